@@ -37,10 +37,16 @@ fn main() {
         return report.close();
     }
     eprintln!("cluster: part 1 of 3, cycles on two cores");
-    report.part("cycle", "lock and unlock on a node of three masters, the servers on another core");
+    report.part(
+        "cycle",
+        "lock and unlock on a node of three masters, the servers on another core",
+    );
     cycles(&mut report, pin_apart);
     eprintln!("cluster: part 2 of 3, cycles on one core");
-    report.part("cycle-one-core", "lock and unlock on a node of three masters, all on one core");
+    report.part(
+        "cycle-one-core",
+        "lock and unlock on a node of three masters, all on one core",
+    );
     cycles(&mut report, pin_together);
     if std::env::args().any(|arg| arg == "cycle") {
         return report.close();
@@ -54,13 +60,29 @@ fn main() {
 /// chance: where their memory lies, and what they share a cache with. So each start measures its
 /// own servers, and the median counts.
 fn cycles(report: &mut Report, pin: fn(&Server) -> bool) {
-    let starts: Vec<Start> = (1..=STARTS).map(|number| Start::measured(number, pin)).collect();
+    let starts: Vec<Start> = (1..=STARTS)
+        .map(|number| Start::measured(number, pin))
+        .collect();
     let of = |figure: fn(&Start) -> f64| median(starts.iter().map(figure).collect());
-    report.say("pinned", if starts.iter().all(|it| it.is_pinned) { "yes" } else { "no" }.to_owned());
-    report.say("a node by hand, x one server by hand", Figure::number(of(|it| it.floor), 3, ""));
+    report.say(
+        "pinned",
+        if starts.iter().all(|it| it.is_pinned) {
+            "yes"
+        } else {
+            "no"
+        }
+        .to_owned(),
+    );
+    report.say(
+        "a node by hand, x one server by hand",
+        Figure::number(of(|it| it.floor), 3, ""),
+    );
     bounded(report, "cluster, x one server", of(|it| it.cycle), 1.03);
     let beyond = of(|it| it.cycle / it.floor);
-    report.say("cluster, beyond what the floor costs", Figure::number(beyond, 3, ""));
+    report.say(
+        "cluster, beyond what the floor costs",
+        Figure::number(beyond, 3, ""),
+    );
 }
 
 /// What one cluster cost beside one server, each newly started.
@@ -74,12 +96,21 @@ struct Start {
 impl Start {
     fn measured(number: usize, pin: fn(&Server) -> bool) -> Start {
         let (cluster, server) = (Cluster::without_replicas(), Server::start());
-        let is_pinned = (0..3).map(|place| cluster.server(place)).chain([&server]).all(pin);
+        let is_pinned = (0..3)
+            .map(|place| cluster.server(place))
+            .chain([&server])
+            .all(pin);
         let key = cluster.key_on(0);
         let managers =
             [&server.url(), &cluster.url()].map(|url| LockManager::connect(url).expect("connects"));
-        let mut by_hand = [&server, cluster.server(0)].map(|of| ByHand::new(of, &format!("lock:{key}")));
-        let names = ["one server", "cluster", "one server, by hand", "cluster, by hand"];
+        let mut by_hand =
+            [&server, cluster.server(0)].map(|of| ByHand::new(of, &format!("lock:{key}")));
+        let names = [
+            "one server",
+            "cluster",
+            "one server, by hand",
+            "cluster, by hand",
+        ];
         let mut rounds = Rounds::new(&names);
         for _ in 0..ROUNDS {
             for (subject, locks) in managers.iter().enumerate() {
@@ -87,11 +118,17 @@ impl Start {
                 rounds.time(subject, CYCLES, || (0..CYCLES).for_each(cycle));
             }
             for (subject, by_hand) in by_hand.iter_mut().enumerate() {
-                rounds.time(2 + subject, CYCLES, || (0..CYCLES).for_each(|_| by_hand.cycle()));
+                rounds.time(2 + subject, CYCLES, || {
+                    (0..CYCLES).for_each(|_| by_hand.cycle());
+                });
             }
         }
         rounds.print(&format!("a cycle, start {number} of {STARTS}"));
-        Start { is_pinned, cycle: rounds.ratio(1), floor: rounds.ratio(3) / rounds.ratio(2) }
+        Start {
+            is_pinned,
+            cycle: rounds.ratio(1),
+            floor: rounds.ratio(3) / rounds.ratio(2),
+        }
     }
 }
 
@@ -104,13 +141,23 @@ struct ByHand {
 
 impl ByHand {
     fn new(server: &Server, key: &str) -> ByHand {
-        let (mut connection, token) = (server.connect(), "host-1-2-00112233445566778899aabbccddeeff");
-        let hash = load(&mut connection, include_str!("../src/store/release.lua"));
+        let (mut connection, token) = (
+            server.connect(),
+            "host-1-2-00112233445566778899aabbccddeeff",
+        );
+        let hash = load(
+            &mut connection,
+            include_str!("../src/client/commands/lua/release.lua"),
+        );
         let mut set = redis::cmd("SET");
         set.arg(key).arg(token).arg("NX").arg("PX").arg(30_000);
         let mut removal = redis::cmd("EVALSHA");
         removal.arg(hash).arg(1).arg(key).arg(token);
-        ByHand { connection, set, removal }
+        ByHand {
+            connection,
+            set,
+            removal,
+        }
     }
 
     fn cycle(&mut self) {
@@ -122,9 +169,15 @@ impl ByHand {
 
 fn renewals(report: &mut Report) {
     eprintln!("cluster: part 3 of 3, renewals");
-    report.part("renewals", "renewing ten thousand holds of three nodes, the servers on another core");
+    report.part(
+        "renewals",
+        "renewing ten thousand holds of three nodes, the servers on another core",
+    );
     let (cluster, server) = (Cluster::without_replicas(), Server::start());
-    let pinned = (0..3).map(|place| cluster.server(place)).chain([&server]).all(pin_apart);
+    let pinned = (0..3)
+        .map(|place| cluster.server(place))
+        .chain([&server])
+        .all(pin_apart);
     report.say("pinned", if pinned { "yes" } else { "no" }.to_owned());
     let nodes = (0..3).map(|place| cluster.server(place)).collect();
     let subjects = [(server.url(), vec![&server]), (cluster.url(), nodes)];
@@ -137,8 +190,14 @@ fn renewals(report: &mut Report) {
         }
     }
     let [one, three] = times.map(median);
-    report.say("10,000 holds on one server", Figure::number(one * 1e3, 1, "ms"));
-    report.say("10,000 holds on three nodes", Figure::number(three * 1e3, 1, "ms"));
+    report.say(
+        "10,000 holds on one server",
+        Figure::number(one * 1e3, 1, "ms"),
+    );
+    report.say(
+        "10,000 holds on three nodes",
+        Figure::number(three * 1e3, 1, "ms"),
+    );
     bounded(report, "three nodes, x one server", three / one, 1.2);
 }
 
@@ -152,19 +211,30 @@ struct Holds {
 
 impl Holds {
     fn take(url: &str, servers: &[&Server]) -> Holds {
-        let locks = LockManager::builder(url).lease(3 * EVERY).renew_every(EVERY).build().expect("connects");
-        let guards = (0..HOLDS).map(|n| locks.lock(format!("held:{n}")).expect("locks")).collect();
+        let locks = LockManager::builder(url)
+            .lease(3 * EVERY)
+            .renew_every(EVERY)
+            .build()
+            .expect("connects");
+        let guards = (0..HOLDS)
+            .map(|n| locks.lock(format!("held:{n}")).expect("locks"))
+            .collect();
         // The first renewals have each key tracked. `extend` would send them one by one.
         while locks.stats().renewed < HOLDS.into() {
             thread::sleep(EVERY / 40);
         }
         let servers = servers.iter().map(|server| {
             let mut connection = server.connect();
-            let key =
-                (0..HOLDS).map(|n| format!("lock:held:{n}")).find(|key| touch(&mut connection, key).is_ok());
+            let key = (0..HOLDS)
+                .map(|n| format!("lock:held:{n}"))
+                .find(|key| touch(&mut connection, key).is_ok());
             (connection, key.expect("each node has some"))
         });
-        Holds { _guards: guards, locks, servers: servers.collect() }
+        Holds {
+            _guards: guards,
+            locks,
+            servers: servers.collect(),
+        }
     }
 
     /// The time to renew all holds. To make them due together, this kills the connections of the
@@ -187,7 +257,10 @@ impl Holds {
         done(before + self.servers.len() as u64);
         let before = renewed();
         for (connection, _) in &mut self.servers {
-            redis::cmd("CLIENT").arg(&["KILL", "TYPE", "PUBSUB"]).exec(connection).expect("kills");
+            redis::cmd("CLIENT")
+                .arg(&["KILL", "TYPE", "PUBSUB"])
+                .exec(connection)
+                .expect("kills");
         }
         let first = done(before + u64::from(BATCH));
         let last = done(before + u64::from(HOLDS));
@@ -197,9 +270,17 @@ impl Holds {
 
 /// Sets the expiry of a key, so that its holder's listener hears of it.
 fn touch(connection: &mut redis::Connection, key: &str) -> Result<(), redis::RedisError> {
-    redis::cmd("EXPIRE").arg(key).arg((3 * EVERY).as_secs()).exec(connection)
+    redis::cmd("EXPIRE")
+        .arg(key)
+        .arg((3 * EVERY).as_secs())
+        .exec(connection)
 }
 
 fn bounded(report: &mut Report, what: &str, ratio: f64, most: f64) {
-    report.must(what, Figure::number(ratio, 3, ""), format!("<= {most:.2}"), ratio <= most);
+    report.must(
+        what,
+        Figure::number(ratio, 3, ""),
+        format!("<= {most:.2}"),
+        ratio <= most,
+    );
 }

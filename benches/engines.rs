@@ -33,29 +33,45 @@ fn main() {
         secured_and_replicated(&mut report);
     }
     eprintln!("engines: part 4 of 5, fence on two cores");
-    report.part("fence", "lock and unlock with a fencing token, the server on a core of its own");
+    report.part(
+        "fence",
+        "lock and unlock with a fencing token, the server on a core of its own",
+    );
     fenced(&mut report, pin_apart, true);
     eprintln!("engines: part 5 of 5, fence on one core");
-    report.part("fence-one-core", "lock and unlock with a fencing token, all on one core");
+    report.part(
+        "fence-one-core",
+        "lock and unlock with a fencing token, all on one core",
+    );
     fenced(&mut report, pin_together, false);
     report.close();
 }
 
 fn secured_and_replicated(report: &mut Report) {
     eprintln!("engines: part 1 of 5, tls on two cores");
-    report.part("tls", "lock and unlock over TLS, the server on a core of its own");
+    report.part(
+        "tls",
+        "lock and unlock over TLS, the server on a core of its own",
+    );
     over_tls(report, pin_apart, true);
     eprintln!("engines: part 2 of 5, tls on one core");
     report.part("tls-one-core", "lock and unlock over TLS, all on one core");
     over_tls(report, pin_together, false);
     eprintln!("engines: part 3 of 5, sentinel");
-    report.part("sentinel", "lock and unlock on a master with a replica and three sentinels");
+    report.part(
+        "sentinel",
+        "lock and unlock on a master with a replica and three sentinels",
+    );
     by_sentinels(report);
 }
 
 fn over_tls(report: &mut Report, pin: fn(&Server) -> bool, is_bounded: bool) {
     let authority = Authority::new();
-    let server = Server::with_tls(&authority.issue(&["localhost", "127.0.0.1"]), &authority, &[]);
+    let server = Server::with_tls(
+        &authority.issue(&["localhost", "127.0.0.1"]),
+        &authority,
+        &[],
+    );
     report.say("pinned", if pin(&server) { "yes" } else { "no" }.to_owned());
     let plain = LockManager::connect(&server.url()).expect("connects");
     let builder = LockManager::builder(&server.tls_url()).tls(Tls::new().roots(authority.pem()));
@@ -68,7 +84,9 @@ fn over_tls(report: &mut Report, pin: fn(&Server) -> bool, is_bounded: bool) {
             rounds.time(subject, CYCLES, || cycles(locks));
         }
         for (subject, floor) in floors.iter_mut().enumerate() {
-            rounds.time(2 + subject, CYCLES, || (0..CYCLES).for_each(|_| floor.cycle(false)));
+            rounds.time(2 + subject, CYCLES, || {
+                (0..CYCLES).for_each(|_| floor.cycle(false));
+            });
         }
     }
     rounds.print("TLS");
@@ -78,14 +96,28 @@ fn over_tls(report: &mut Report, pin: fn(&Server) -> bool, is_bounded: bool) {
         report.say("over TLS, x plain", Figure::number(rounds.ratio(1), 3, ""));
     }
     let floor = rounds.ratio(3) / rounds.ratio(2);
-    report.say("floor over TLS, x plain floor", Figure::number(floor, 3, ""));
-    bounded(report, "over TLS, beyond what the floor costs", rounds.ratio(1) / floor, 1.10);
+    report.say(
+        "floor over TLS, x plain floor",
+        Figure::number(floor, 3, ""),
+    );
+    bounded(
+        report,
+        "over TLS, beyond what the floor costs",
+        rounds.ratio(1) / floor,
+        1.10,
+    );
 }
 
 fn by_sentinels(report: &mut Report) {
-    let sentinels = Sentinels::with(Setup { replicas: 1, ..Setup::default() });
+    let sentinels = Sentinels::with(Setup {
+        replicas: 1,
+        ..Setup::default()
+    });
     let master = sentinels.server(0);
-    for server in (0..2).map(|it| sentinels.server(it)).chain((0..3).map(|it| sentinels.sentinel(it))) {
+    for server in (0..2)
+        .map(|it| sentinels.server(it))
+        .chain((0..3).map(|it| sentinels.sentinel(it)))
+    {
         pin_together(server);
     }
     let acknowledged = LockManager::builder(&master.url())
@@ -99,37 +131,65 @@ fn by_sentinels(report: &mut Report) {
     ];
     let mut floor = Floor::plain(master);
 
-    let names = ["the master's address", "sentinels", "replicas(1)", "floor", "floor with WAIT"];
+    let names = [
+        "the master's address",
+        "sentinels",
+        "replicas(1)",
+        "floor",
+        "floor with WAIT",
+    ];
     let mut rounds = Rounds::new(&names);
     for _ in 0..ROUNDS {
         for (subject, locks) in managers.iter().enumerate() {
             rounds.time(subject, CYCLES, || cycles(locks));
         }
         for (subject, waits) in [(3, false), (4, true)] {
-            rounds.time(subject, CYCLES, || (0..CYCLES).for_each(|_| floor.cycle(waits)));
+            rounds.time(subject, CYCLES, || {
+                (0..CYCLES).for_each(|_| floor.cycle(waits));
+            });
         }
     }
     rounds.print("Sentinel and replicas");
-    bounded(report, "sentinels, x the master's address", rounds.ratio(1), 1.02);
+    bounded(
+        report,
+        "sentinels, x the master's address",
+        rounds.ratio(1),
+        1.02,
+    );
     let wait = rounds.ratio(4) - rounds.ratio(3);
     report.say("a WAIT by hand, x a cycle", Figure::number(wait, 3, ""));
-    bounded(report, "replicas(1), x (a cycle + a WAIT by hand)", rounds.ratio(2) / (1.0 + wait), 1.05);
+    bounded(
+        report,
+        "replicas(1), x (a cycle + a WAIT by hand)",
+        rounds.ratio(2) / (1.0 + wait),
+        1.05,
+    );
 }
 
 fn fenced(report: &mut Report, pin: fn(&Server) -> bool, is_bounded: bool) {
     let server = Server::start();
     report.say("pinned", if pin(&server) { "yes" } else { "no" }.to_owned());
     let plain = LockManager::connect(&server.url()).expect("connects");
-    let fenced = LockManager::builder(&server.url()).fenced(true).build().expect("connects");
+    let fenced = LockManager::builder(&server.url())
+        .fenced(true)
+        .build()
+        .expect("connects");
     let mut floors = [Floor::plain(&server), Floor::by_script(&server)];
 
-    let mut rounds = Rounds::new(&["lock + unlock", "with a fence", "floor", "floor, `SET` in a script"]);
+    let mut rounds = Rounds::new(&[
+        "lock + unlock",
+        "with a fence",
+        "floor",
+        "floor, `SET` in a script",
+    ]);
     for _ in 0..ROUNDS {
         for (subject, locks) in [&plain, &fenced].into_iter().enumerate() {
             rounds.time(subject, CYCLES, || cycles(locks));
         }
         for (subject, floor) in floors.iter_mut().enumerate() {
-            rounds.time(2 + subject, CYCLES, || (0..CYCLES).for_each(|_| floor.cycle(false)));
+            rounds.time(2 + subject, CYCLES, || {
+                (0..CYCLES).for_each(|_| floor.cycle(false));
+            });
         }
     }
     rounds.print("fence");
@@ -140,8 +200,14 @@ fn fenced(report: &mut Report, pin: fn(&Server) -> bool, is_bounded: bool) {
         report.say("with a fence, x plain", Figure::number(ratio, 3, ""));
     }
     let floor = rounds.ratio(3) / rounds.ratio(2);
-    report.say("a lone `SET` in a script, x the floor", Figure::number(floor, 3, ""));
-    report.say("with a fence, beyond what the floor costs", Figure::number(ratio / floor, 3, ""));
+    report.say(
+        "a lone `SET` in a script, x the floor",
+        Figure::number(floor, 3, ""),
+    );
+    report.say(
+        "with a fence, beyond what the floor costs",
+        Figure::number(ratio / floor, 3, ""),
+    );
 }
 
 fn cycles(locks: &LockManager) {
@@ -149,7 +215,12 @@ fn cycles(locks: &LockManager) {
 }
 
 fn bounded(report: &mut Report, what: &str, ratio: f64, most: f64) {
-    report.must(what, Figure::number(ratio, 3, ""), format!("<= {most:.2}"), ratio <= most);
+    report.must(
+        what,
+        Figure::number(ratio, 3, ""),
+        format!("<= {most:.2}"),
+        ratio <= most,
+    );
 }
 
 /// The floor: the two commands of a lock as bytes that were made before, on one connection.
@@ -169,7 +240,9 @@ impl Floor {
 
     fn over_tls(server: &Server, authority: &Authority) -> Floor {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).expect("PEM")).expect("a root");
+        roots
+            .add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).expect("PEM"))
+            .expect("a root");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -178,7 +251,10 @@ impl Floor {
             .with_no_client_auth();
         let name = ServerName::try_from("localhost").expect("a name");
         let client = ClientConnection::new(Arc::new(config), name).expect("a client");
-        Floor::over(Box::new(StreamOwned::new(client, tcp(server.tls_port()))), server)
+        Floor::over(
+            Box::new(StreamOwned::new(client, tcp(server.tls_port()))),
+            server,
+        )
     }
 
     /// No script that takes a lock can be cheaper than one that has a `SET` alone.
@@ -186,13 +262,23 @@ impl Floor {
         let script = "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])";
         let hash = load(&mut server.connect(), script);
         let set = command(&["EVALSHA", &hash, "1", "lock:floor", TOKEN, "30000"]);
-        Floor { set, ..Floor::plain(server) }
+        Floor {
+            set,
+            ..Floor::plain(server)
+        }
     }
 
     fn over(stream: Box<dyn Stream>, server: &Server) -> Floor {
-        let hash = load(&mut server.connect(), include_str!("../src/store/release.lua"));
+        let hash = load(
+            &mut server.connect(),
+            include_str!("../src/client/commands/lua/release.lua"),
+        );
         let set = command(&["SET", "lock:floor", TOKEN, "NX", "PX", "30000"]);
-        Floor { stream, set, removal: command(&["EVALSHA", &hash, "1", "lock:floor", TOKEN]) }
+        Floor {
+            stream,
+            set,
+            removal: command(&["EVALSHA", &hash, "1", "lock:floor", TOKEN]),
+        }
     }
 
     fn cycle(&mut self, waits: bool) {
@@ -220,7 +306,9 @@ fn tcp(port: u16) -> TcpStream {
 }
 
 fn command(parts: &[&str]) -> Vec<u8> {
-    let parts = parts.iter().map(|part| format!("${}\r\n{part}\r\n", part.len()));
+    let parts = parts
+        .iter()
+        .map(|part| format!("${}\r\n{part}\r\n", part.len()));
     let parts: Vec<_> = parts.collect();
     format!("*{}\r\n{}", parts.len(), parts.concat()).into_bytes()
 }

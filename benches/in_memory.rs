@@ -56,7 +56,12 @@ struct Rate {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.2} million a second, undisturbed {:.2}", self.median / 1e6, self.undisturbed / 1e6)
+        write!(
+            f,
+            "{:.2} million a second, undisturbed {:.2}",
+            self.median / 1e6,
+            self.undisturbed / 1e6
+        )
     }
 }
 
@@ -71,7 +76,10 @@ fn per_second(cycle: impl Fn() -> Result<(), Error>) -> Rate {
     }
     took.sort_unstable();
     let rate = |round: usize| f64::from(ROUND) / took[round].as_secs_f64();
-    Rate { median: rate(took.len() / 2), undisturbed: rate(took.len() / 20) }
+    Rate {
+        median: rate(took.len() / 2),
+        undisturbed: rate(took.len() / 20),
+    }
 }
 
 fn own_time() -> Duration {

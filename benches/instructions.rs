@@ -35,14 +35,22 @@ fn main() {
     let args: Vec<_> = env::args().skip(1).filter(|arg| arg != "--bench").collect();
     match args.as_slice() {
         [] if has_valgrind() => compare(),
-        [] => println!("instructions: left out, valgrind is not installed (apt-get install valgrind)"),
+        [] => {
+            println!(
+                "instructions: left out, valgrind is not installed (apt-get install valgrind)"
+            );
+        }
         [subject, url, cycles] => run(subject, url, cycles.parse().expect("a number of cycles")),
         _ => println!("usage: cargo bench --bench instructions (it takes no arguments)"),
     }
 }
 
 fn has_valgrind() -> bool {
-    Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_ok_and(|it| it.success())
+    Command::new("valgrind")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status()
+        .is_ok_and(|it| it.success())
 }
 
 fn compare() {
@@ -50,11 +58,18 @@ fn compare() {
     println!("{:<36}{:>20}{:>8}", "", "instructions/cycle", "ratio");
     let mut floor = None;
     for (subject, name) in SUBJECTS {
-        let url = if subject == "cluster" { cluster.url() } else { server.url() };
+        let url = if subject == "cluster" {
+            cluster.url()
+        } else {
+            server.url()
+        };
         let [fewer, more] = [FEWER, MORE].map(|cycles| count(subject, &url, cycles));
         let cycle = (more - fewer) / (MORE - FEWER);
         let floor = *floor.get_or_insert(cycle);
-        println!("{name:<36}{cycle:>20}{:>8}", format!("{}.{:02}", cycle / floor, cycle * 100 / floor % 100));
+        println!(
+            "{name:<36}{cycle:>20}{:>8}",
+            format!("{}.{:02}", cycle / floor, cycle * 100 / floor % 100)
+        );
     }
 }
 
@@ -63,14 +78,24 @@ fn count(subject: &str, url: &str, cycles: u64) -> u64 {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let counts = dir.path().join("counts");
     let output = Command::new("valgrind")
-        .args(["--tool=callgrind", &format!("--callgrind-out-file={}", counts.display())])
+        .args([
+            "--tool=callgrind",
+            &format!("--callgrind-out-file={}", counts.display()),
+        ])
         .arg(env::current_exe().expect("this program has a path"))
         .args([subject, url, &cycles.to_string()])
         .output()
         .expect("valgrind runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let counts = fs::read_to_string(counts).expect("callgrind writes its counts");
-    let total = counts.lines().find_map(|line| line.strip_prefix("totals: ")).expect("a total");
+    let total = counts
+        .lines()
+        .find_map(|line| line.strip_prefix("totals: "))
+        .expect("a total");
     total.trim().parse().expect("a number")
 }
 

@@ -29,19 +29,27 @@ fn main() {
         .expect("a Redis of our own");
     drop(locks.lock("warm-up").expect("locks"));
     let before = resident_bytes();
-    let guards: Vec<_> = (0..HOLDS).map(|n| locks.lock(format!("held:{n}")).expect("locks")).collect();
+    let guards: Vec<_> = (0..HOLDS)
+        .map(|n| locks.lock(format!("held:{n}")).expect("locks"))
+        .collect();
     // The renewals by hand have other keys: if they changed the keys of the manager's holds, Redis
     // would send it invalidations.
     let mut connection = server.connect();
     for n in 0..HOLDS {
-        let set = redis::cmd("SET").arg(format!("by hand:{n}")).arg(token(n)).query(&mut connection);
+        let set = redis::cmd("SET")
+            .arg(format!("by hand:{n}"))
+            .arg(token(n))
+            .query(&mut connection);
         assert_eq!(set, Ok(redis::Value::Okay));
     }
     while locks.stats().renewed < HOLDS {
         thread::sleep(EVERY / 8);
     }
     if let Some((before, after)) = before.zip(resident_bytes()) {
-        println!("memory per held lock: {} bytes (resident, guard included)", (after - before) / HOLDS);
+        println!(
+            "memory per held lock: {} bytes (resident, guard included)",
+            (after - before) / HOLDS
+        );
     }
 
     let mut by_hand = Vec::new();
@@ -53,8 +61,17 @@ fn main() {
     drop(guards);
     let (floor, keeper) = (median(by_hand), median(by_keeper));
     println!("\nrenewing {HOLDS} holds, median of 3 rounds");
-    println!("{:<36}{:>12.1} ms", "floor: the same scripts by hand", floor * 1e3);
-    println!("{:<36}{:>12.1} ms, {:.2} x floor", "keeper", keeper * 1e3, keeper / floor);
+    println!(
+        "{:<36}{:>12.1} ms",
+        "floor: the same scripts by hand",
+        floor * 1e3
+    );
+    println!(
+        "{:<36}{:>12.1} ms, {:.2} x floor",
+        "keeper",
+        keeper * 1e3,
+        keeper / floor
+    );
 }
 
 /// The time to renew all holds. To make them due together, this kills the listener's connection:
@@ -70,7 +87,10 @@ fn renewed_by_keeper(locks: &LockManager, connection: &mut redis::Connection) ->
         Instant::now()
     };
     let before = renewed();
-    redis::cmd("CLIENT").arg(&["KILL", "TYPE", "PUBSUB"]).exec(connection).expect("kills");
+    redis::cmd("CLIENT")
+        .arg(&["KILL", "TYPE", "PUBSUB"])
+        .exec(connection)
+        .expect("kills");
     let first = done(before + BATCH);
     let last = done(before + HOLDS);
     (last - first) * u32::try_from(HOLDS / BATCH).expect("small")
@@ -82,18 +102,31 @@ fn token(n: u64) -> String {
 }
 
 fn renewed_by_hand(connection: &mut redis::Connection) -> Duration {
-    let script = include_str!("../src/store/renew.lua");
-    let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(connection).expect("loads");
+    let script = include_str!("../src/client/commands/lua/renew.lua");
+    let hash: String = redis::cmd("SCRIPT")
+        .arg("LOAD")
+        .arg(script)
+        .query(connection)
+        .expect("loads");
     // The keys get a lease here, so that each renewal sets a longer lease, as the keeper's renewals
     // do.
     for n in 0..HOLDS {
-        redis::cmd("PEXPIRE").arg(format!("by hand:{n}")).arg(60_000).exec(connection).expect("expires");
+        redis::cmd("PEXPIRE")
+            .arg(format!("by hand:{n}"))
+            .arg(60_000)
+            .exec(connection)
+            .expect("expires");
     }
     let started = Instant::now();
     for batch in 0..HOLDS / BATCH {
         let mut pipe = redis::pipe();
         for n in batch * BATCH..(batch + 1) * BATCH {
-            pipe.cmd("EVALSHA").arg(&hash).arg(1).arg(format!("by hand:{n}")).arg(token(n)).arg(120_000);
+            pipe.cmd("EVALSHA")
+                .arg(&hash)
+                .arg(1)
+                .arg(format!("by hand:{n}"))
+                .arg(token(n))
+                .arg(120_000);
         }
         let renewed: Vec<i64> = pipe.query(connection).expect("renews");
         assert!(renewed.iter().all(|one| *one == 1));

@@ -45,8 +45,12 @@ fn main() {
 /// Each operation by itself, in absolute times.
 fn one_by_one(criterion: &mut Criterion, server: &Server, locks: &LockManager) {
     let mut floor = Floor::new(server);
-    criterion.bench_function("floor: SET + EVALSHA", |b| b.iter(|| floor.cycle("lock:floor")));
-    criterion.bench_function("lock + unlock", |b| b.iter(|| drop(locks.lock("one").expect("locks"))));
+    criterion.bench_function("floor: SET + EVALSHA", |b| {
+        b.iter(|| floor.cycle("lock:floor"));
+    });
+    criterion.bench_function("lock + unlock", |b| {
+        b.iter(|| drop(locks.lock("one").expect("locks")));
+    });
     let _outer = locks.lock("held").expect("locks");
     criterion.bench_function("reentrant lock + unlock, by manager", |b| {
         b.iter(|| drop(black_box(locks.lock("held").expect("held"))));
@@ -67,7 +71,9 @@ fn side_by_side(title: &str, server: &Server, locks: &LockManager) {
     let mut rounds = Rounds::new(&["floor", "lock + unlock"]);
     for _ in 0..ROUNDS {
         rounds.time(0, CYCLES, &mut floor_cycles);
-        rounds.time(1, CYCLES, || (0..CYCLES).for_each(|_| drop(locks.lock("one").expect("locks"))));
+        rounds.time(1, CYCLES, || {
+            (0..CYCLES).for_each(|_| drop(locks.lock("one").expect("locks")));
+        });
     }
     rounds.print(title);
 
@@ -75,7 +81,9 @@ fn side_by_side(title: &str, server: &Server, locks: &LockManager) {
     let mut longest = Duration::ZERO;
     for _ in 0..ROUNDS {
         rounds.time(0, CYCLES, &mut floor_cycles);
-        rounds.time(1, CYCLES, || longest = longest.max(contend(locks, "eight", 8, CYCLES / 8)));
+        rounds.time(1, CYCLES, || {
+            longest = longest.max(contend(locks, "eight", 8, CYCLES / 8));
+        });
     }
     rounds.print("");
     println!("longest wait of 8 threads on one key: {longest:.1?}");
@@ -88,12 +96,23 @@ fn keys_of_their_own(server: &Server) {
     const THREADS: u32 = 64;
     const TURNS: u32 = 25;
 
-    let mut floors: Vec<_> = (0..THREADS).map(|n| (Floor::new(server), format!("lock:floor-{n}"))).collect();
-    let pools = SIZES
-        .map(|size| LockManager::builder(&server.url()).pool_size(size).build().expect("a Redis of our own"));
+    let mut floors: Vec<_> = (0..THREADS)
+        .map(|n| (Floor::new(server), format!("lock:floor-{n}")))
+        .collect();
+    let pools = SIZES.map(|size| {
+        LockManager::builder(&server.url())
+            .pool_size(size)
+            .build()
+            .expect("a Redis of our own")
+    });
     let names = SIZES.map(|size| format!("a pool of {size}"));
-    let mut rounds =
-        Rounds::new(&[&["a connection each"][..], &names.each_ref().map(String::as_str)].concat());
+    let mut rounds = Rounds::new(
+        &[
+            &["a connection each"][..],
+            &names.each_ref().map(String::as_str),
+        ]
+        .concat(),
+    );
     for _ in 0..ROUNDS {
         rounds.time(0, THREADS * TURNS, || {
             thread::scope(|scope| {
@@ -107,7 +126,9 @@ fn keys_of_their_own(server: &Server) {
                 thread::scope(|scope| {
                     for thread in 0..THREADS {
                         let lock = locks.named(format!("own-{thread}"));
-                        scope.spawn(move || (0..TURNS).for_each(|_| drop(lock.lock().expect("locks"))));
+                        scope.spawn(move || {
+                            (0..TURNS).for_each(|_| drop(lock.lock().expect("locks")));
+                        });
                     }
                 });
             });

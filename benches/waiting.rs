@@ -35,25 +35,61 @@ struct Part {
 }
 
 const PARTS: [Part; 11] = [
-    Part { name: "cycle", title: "a lock that is free, and one that the thread has", run: cores::cycle },
-    Part { name: "handoff", title: "from unlock in one process to lock in another", run: handoff },
-    Part { name: "threads", title: "8 threads of a process take turns on one key", run: threads },
+    Part {
+        name: "cycle",
+        title: "a lock that is free, and one that the thread has",
+        run: cores::cycle,
+    },
+    Part {
+        name: "handoff",
+        title: "from unlock in one process to lock in another",
+        run: handoff,
+    },
+    Part {
+        name: "threads",
+        title: "8 threads of a process take turns on one key",
+        run: threads,
+    },
     Part {
         name: "processes",
         title: "4 processes of 2 threads take turns on one key",
         run: crowds::processes,
     },
-    Part { name: "long", title: "3 processes take turns on one key, 20 ms each", run: crowds::long },
-    Part { name: "fifty", title: "50 processes take turns on one key, 1 ms each", run: crowds::fifty },
+    Part {
+        name: "long",
+        title: "3 processes take turns on one key, 20 ms each",
+        run: crowds::long,
+    },
+    Part {
+        name: "fifty",
+        title: "50 processes take turns on one key, 1 ms each",
+        run: crowds::fifty,
+    },
     Part {
         name: "cascade",
         title: "many processes wait for one key, and take it once",
         run: crowds::cascade,
     },
-    Part { name: "idle", title: "100 threads wait for 100 keys that stay held", run: idle },
-    Part { name: "busy", title: "threads take turns while other programs are busy", run: cores::busy },
-    Part { name: "one-core", title: "program and server share one core", run: cores::one_core },
-    Part { name: "alone", title: "a lock that nobody else wants", run: alone },
+    Part {
+        name: "idle",
+        title: "100 threads wait for 100 keys that stay held",
+        run: idle,
+    },
+    Part {
+        name: "busy",
+        title: "threads take turns while other programs are busy",
+        run: cores::busy,
+    },
+    Part {
+        name: "one-core",
+        title: "program and server share one core",
+        run: cores::one_core,
+    },
+    Part {
+        name: "alone",
+        title: "a lock that nobody else wants",
+        run: alone,
+    },
 ];
 
 const HELP: &str = "usage: cargo bench --bench waiting [-- [--table=FILE] [PART]...]
@@ -68,9 +104,13 @@ fn main() {
     }
     let arguments: Vec<String> = env::args().skip(1).collect();
     // `cargo bench` adds a `--bench`.
-    let (flags, names): (Vec<_>, Vec<_>) = arguments.iter().partition(|argument| argument.starts_with("--"));
-    let chosen: Vec<_> =
-        PARTS.iter().filter(|part| names.is_empty() || names.iter().any(|name| *name == part.name)).collect();
+    let (flags, names): (Vec<_>, Vec<_>) = arguments
+        .iter()
+        .partition(|argument| argument.starts_with("--"));
+    let chosen: Vec<_> = PARTS
+        .iter()
+        .filter(|part| names.is_empty() || names.iter().any(|name| *name == part.name))
+        .collect();
     if chosen.is_empty() || flags.iter().any(|flag| *flag == "--help") {
         println!("{HELP}");
         for part in &PARTS {
@@ -79,9 +119,15 @@ fn main() {
         return;
     }
     let table = flags.iter().find_map(|flag| flag.strip_prefix("--table="));
-    let mut report = Report::new(table.map(|path| File::create(path).expect("a file for the table")));
+    let mut report =
+        Report::new(table.map(|path| File::create(path).expect("a file for the table")));
     for (position, part) in chosen.iter().enumerate() {
-        eprintln!("waiting: part {} of {}, {}", position + 1, chosen.len(), part.name);
+        eprintln!(
+            "waiting: part {} of {}, {}",
+            position + 1,
+            chosen.len(),
+            part.name
+        );
         report.part(part.name, part.title);
         (part.run)(&mut report);
     }
@@ -133,15 +179,26 @@ fn handoff(report: &mut Report) {
     report.say("by hand, from its return", &floor_returns);
     report.say("relatch, from the call of unlock", &calls);
     report.say("relatch, from its return", &returns);
-    for (name, ours, floor) in
-        [("p50", calls.p50(), floor_calls.p50()), ("p99", calls.p99(), floor_calls.p99())]
-    {
+    for (name, ours, floor) in [
+        ("p50", calls.p50(), floor_calls.p50()),
+        ("p99", calls.p99(), floor_calls.p99()),
+    ] {
         let times = Figure::number(ours.div_duration_f64(floor), 2, "");
         report.say(&format!("{name} from the call, x by hand"), times);
     }
     for (name, spread) in [("from the call", &calls), ("from the return", &returns)] {
-        report.must_be_within(&format!("p50 {name}"), spread.p50(), pings.p50() * 2, ", 2 x PING p50");
-        report.must_be_within(&format!("p99 {name}"), spread.p99(), pings.p99() * 5, ", 5 x PING p99");
+        report.must_be_within(
+            &format!("p50 {name}"),
+            spread.p50(),
+            pings.p50() * 2,
+            ", 2 x PING p50",
+        );
+        report.must_be_within(
+            &format!("p99 {name}"),
+            spread.p99(),
+            pings.p99() * 5,
+            ", 5 x PING p99",
+        );
     }
 }
 
@@ -159,13 +216,17 @@ fn hand_off(child: &mut Child, release: impl FnOnce()) -> (Duration, Duration) {
 }
 
 fn idle_for_a_while() {
-    thread::sleep(Duration::from_micros(rand::rng().random_range(20_000..=40_000)));
+    thread::sleep(Duration::from_micros(
+        rand::rng().random_range(20_000..=40_000),
+    ));
 }
 
 /// Eight threads that lock and unlock as fast as they can, alternating with the floor.
 fn threads(report: &mut Report) {
     eight_threads(report, "by the scheduler", &Server::start(), 2.0, Some(3.0));
-    pinned(pin_apart, |server| eight_threads(report, "pinned apart", server, 2.0, Some(3.0)));
+    pinned(pin_apart, |server| {
+        eight_threads(report, "pinned apart", server, 2.0, Some(3.0));
+    });
 }
 
 /// Starts a server, and calls `run` in a new thread. `pin` pins the new thread to the server's core
@@ -188,7 +249,13 @@ fn pinned(pin: fn(&Server) -> bool, run: impl FnOnce(&Server) + Send) {
 /// round is the number of threads times the mean time of a turn in the same stretch. In a fair
 /// queue, each wait lasts one round. The bounds: the threads make at least `least` turns in the
 /// time of a floor cycle, and the p99 of the waits is below `p99_below` rounds.
-fn eight_threads(report: &mut Report, placed: &str, server: &Server, least: f64, p99_below: Option<f64>) {
+fn eight_threads(
+    report: &mut Report,
+    placed: &str,
+    server: &Server,
+    least: f64,
+    p99_below: Option<f64>,
+) {
     const THREADS: u32 = 8;
     /// How many turns, or floor cycles, a stretch has.
     const CYCLES: u32 = 800;
@@ -198,12 +265,19 @@ fn eight_threads(report: &mut Report, placed: &str, server: &Server, least: f64,
     let mut rounds = Rounds::new(&["floor", "8 threads, one key"]);
     let (mut waits, mut longest) = (Vec::new(), Duration::ZERO);
     for _ in 0..STRETCHES {
-        rounds.time(0, CYCLES, || (0..CYCLES).for_each(|_| floor.cycle("lock:floor")));
+        rounds.time(0, CYCLES, || {
+            (0..CYCLES).for_each(|_| floor.cycle("lock:floor"));
+        });
         let mut waited = Vec::new();
-        let turn = rounds
-            .time(1, CYCLES, || waited = take_turns(&locks, "eight", THREADS as usize, CYCLES / THREADS));
+        let turn = rounds.time(1, CYCLES, || {
+            waited = take_turns(&locks, "eight", THREADS as usize, CYCLES / THREADS);
+        });
         longest = waited.iter().copied().fold(longest, Duration::max);
-        waits.extend(waited.iter().map(|wait| wait.as_secs_f64() / (turn * THREADS).as_secs_f64()));
+        waits.extend(
+            waited
+                .iter()
+                .map(|wait| wait.as_secs_f64() / (turn * THREADS).as_secs_f64()),
+        );
     }
     waits.sort_by(f64::total_cmp);
     let (p50, p99) = (waits[waits.len() / 2], waits[waits.len() * 99 / 100]);
@@ -212,11 +286,21 @@ fn eight_threads(report: &mut Report, placed: &str, server: &Server, least: f64,
     report.say(&of("floor cycle"), rounds.median(0));
     report.say(&of("a turn"), rounds.median(1));
     let shown = Figure::number(throughput, 2, " x floor");
-    report.must(&of("throughput"), shown, format!(">= {least:.2} x floor"), throughput >= least);
+    report.must(
+        &of("throughput"),
+        shown,
+        format!(">= {least:.2} x floor"),
+        throughput >= least,
+    );
     report.say(&of("wait p50"), Figure::number(p50, 2, " rounds"));
     let shown = Figure::number(p99, 2, " rounds");
     match p99_below {
-        Some(bound) => report.must(&of("wait p99"), shown, format!("< {bound} rounds"), p99 < bound),
+        Some(bound) => report.must(
+            &of("wait p99"),
+            shown,
+            format!("< {bound} rounds"),
+            p99 < bound,
+        ),
         None => report.say(&of("wait p99"), shown),
     }
     let bound = Duration::from_millis(20);
@@ -234,32 +318,54 @@ fn idle(report: &mut Report) {
     let mut child = Child::start("holder", &server.url(), "idle");
     child.tell(KEYS);
     child.expect("held");
-    let wait = |n| locks.lock(format!("idle:{n}")).map(|guard| (now(), drop(guard)).0);
+    let wait = |n| {
+        locks
+            .lock(format!("idle:{n}"))
+            .map(|guard| (now(), drop(guard)).0)
+    };
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..KEYS).map(|n| scope.spawn(move || wait(n))).collect();
         thread::sleep(Duration::from_secs(2));
         let (before, server_before, own_before) = (gauge.commands(), gauge.cpu_time(), cpu_time());
         thread::sleep(SPAN);
-        let (server_cpu, own_cpu) =
-            (gauge.cpu_time().saturating_sub(server_before), cpu_time().saturating_sub(own_before));
+        let (server_cpu, own_cpu) = (
+            gauge.cpu_time().saturating_sub(server_before),
+            cpu_time().saturating_sub(own_before),
+        );
         let commands = gauge.commands().since(&before);
         let listeners = threads_named(LISTENER);
         let released = now();
         child.tell("release");
         let asked = waiting.len();
-        let had: Vec<Duration> = waiting.into_iter().filter_map(|thread| thread.join().ok()?.ok()).collect();
+        let had: Vec<Duration> = waiting
+            .into_iter()
+            .filter_map(|thread| thread.join().ok()?.ok())
+            .collect();
 
         report.say(&format!("commands in {SPAN:?}"), &commands);
         let (polls, allowed) = (commands.count("set"), KEYS * SPAN.as_secs() / 10);
-        report.must("SETs", polls, format!("<= {allowed}, 1 per key in 10 s"), polls <= allowed);
+        report.must(
+            "SETs",
+            polls,
+            format!("<= {allowed}, 1 per key in 10 s"),
+            polls <= allowed,
+        );
         report.say("CPU time of the waiting process", own_cpu);
         report.say("CPU time of the server", server_cpu);
         if let Some(listeners) = listeners {
             report.must("threads that listen", listeners, "1", listeners == 1);
         }
-        report.must("locks taken in the end", had.len(), asked, had.len() == asked);
+        report.must(
+            "locks taken in the end",
+            had.len(),
+            asked,
+            had.len() == asked,
+        );
         let last = had.into_iter().max().unwrap_or(released);
-        report.say("from the order to release to the last", last.saturating_sub(released));
+        report.say(
+            "from the order to release to the last",
+            last.saturating_sub(released),
+        );
     });
 }
 

@@ -28,9 +28,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         return one_shot(&name, &env::args().nth(1).ok_or("no tick")?);
     }
     let redis = support::Redis::start()?;
-    let ticks: u64 =
-        env::args().nth(1).map_or(Ok(3), |arg| arg.parse()).map_err(|_| "usage: cron [ticks]")?;
-    println!("Every {PERIOD} s: three processes, started 60 ms apart, with a job of 5 ms; ticks: {ticks}");
+    let ticks: u64 = env::args()
+        .nth(1)
+        .map_or(Ok(3), |arg| arg.parse())
+        .map_err(|_| "usage: cron [ticks]")?;
+    println!(
+        "Every {PERIOD} s: three processes, started 60 ms apart, with a job of 5 ms; ticks: {ticks}"
+    );
     let first = UNIX_EPOCH.elapsed()?.as_secs() / PERIOD + 1;
     for tick in first..first + ticks {
         sleep_until(tick);
@@ -38,7 +42,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut runs = 0;
         let mut processes = Vec::new();
         for name in ["A", "B", "C"] {
-            processes.push(support::Workers::start(redis.url(), &[name], &[tick.to_string()])?);
+            processes.push(support::Workers::start(
+                redis.url(),
+                &[name],
+                &[tick.to_string()],
+            )?);
             sleep(APART);
         }
         for mut started in processes {
@@ -64,7 +72,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn one_shot(name: &str, tick: &str) -> Result<(), Box<dyn Error>> {
     let locks = LockManager::from_env()?;
     let me = format!("{name} (pid {})", process::id());
-    let lock = locks.named(format!("nightly:{tick}")).keep_at_least(Duration::from_secs(PERIOD) / 2);
+    let lock = locks
+        .named(format!("nightly:{tick}"))
+        .keep_at_least(Duration::from_secs(PERIOD) / 2);
     if let Some(guard) = lock.try_lock()? {
         match job() {
             Ok(()) => guard.unlock()?,     // Kept: nobody else runs this tick's job.
@@ -92,5 +102,10 @@ fn sleep_until(tick: u64) {
 
 fn time_of_day(tick: u64) -> String {
     let seconds = tick * PERIOD;
-    format!("{:02}:{:02}:{:02}", seconds / 3600 % 24, seconds / 60 % 60, seconds % 60)
+    format!(
+        "{:02}:{:02}:{:02}",
+        seconds / 3600 % 24,
+        seconds / 60 % 60,
+        seconds % 60
+    )
 }

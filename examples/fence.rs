@@ -21,10 +21,19 @@ const LEASE: Duration = Duration::from_millis(500);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let redis = support::Redis::start()?;
-    let locks = LockManager::builder(redis.url()).lease(LEASE).fenced(true).build()?;
+    let locks = LockManager::builder(redis.url())
+        .lease(LEASE)
+        .fenced(true)
+        .build()?;
     if let Some(role) = support::role() {
-        let store = Store { folder: std::env::args().nth(1).ok_or("no folder")?.into() };
-        return if role == "holder" { holder(&locks, &store) } else { rival(&locks, &store) };
+        let store = Store {
+            folder: std::env::args().nth(1).ok_or("no folder")?.into(),
+        };
+        return if role == "holder" {
+            holder(&locks, &store)
+        } else {
+            rival(&locks, &store)
+        };
     }
     let start = Instant::now();
     let say = |what: &str| println!("{:>5} ms  {what}", start.elapsed().as_millis());
@@ -32,7 +41,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args = [folder.path().display().to_string()];
 
     let mut holder = support::Workers::start(redis.url(), &["holder"], &args)?;
-    let pid = holder.lines.next().ok_or("the holder did not get the lock")??;
+    let pid = holder
+        .lines
+        .next()
+        .ok_or("the holder did not get the lock")??;
     say(&holder.lines.next().ok_or("the holder has no fence")??);
     signal("-STOP", &pid)?;
     say("the holder is stopped, as by a long pause of its machine: nobody renews");
@@ -46,16 +58,29 @@ fn main() -> Result<(), Box<dyn Error>> {
         say(&format!("  {}", line?));
     }
     holder.finish()?;
-    let (fence, text) = Store { folder: folder.path().into() }.read()?;
-    say(&format!("the store has {text:?}, written with the fence {fence}"));
+    let (fence, text) = Store {
+        folder: folder.path().into(),
+    }
+    .read()?;
+    say(&format!(
+        "the store has {text:?}, written with the fence {fence}"
+    ));
     println!("\nWithout the fence, the late write would have replaced the rival's.");
-    if text == "the rival's report" { Ok(()) } else { Err("the late write was accepted".into()) }
+    if text == "the rival's report" {
+        Ok(())
+    } else {
+        Err("the late write was accepted".into())
+    }
 }
 
 fn holder(locks: &LockManager, store: &Store) -> Result<(), Box<dyn Error>> {
     let guard = locks.lock("report")?;
     let fence = guard.fence().ok_or("not fenced")?;
-    println!("{}\nholder {} has the lock with the fence {fence}", process::id(), process::id());
+    println!(
+        "{}\nholder {} has the lock with the fence {fence}",
+        process::id(),
+        process::id()
+    );
     sleep(2 * LEASE); // The process is stopped here, and cannot notice that.
     match store.write(fence, "the holder's report") {
         Ok(()) => println!("accepted"),
@@ -69,7 +94,10 @@ fn rival(locks: &LockManager, store: &Store) -> Result<(), Box<dyn Error>> {
     let guard = locks.named("report").wait(Duration::from_secs(10)).lock()?;
     let fence = guard.fence().ok_or("not fenced")?;
     store.write(fence, "the rival's report")?;
-    println!("rival {} has the lock, and writes with the fence {fence}", process::id());
+    println!(
+        "rival {} has the lock, and writes with the fence {fence}",
+        process::id()
+    );
     Ok(())
 }
 
@@ -85,21 +113,32 @@ impl Store {
     fn write(&self, fence: u64, text: &str) -> io::Result<()> {
         let newest = newest(&self.folder)?;
         if newest > fence {
-            return Err(io::Error::other(format!("refused: {fence} is older than {newest}")));
+            return Err(io::Error::other(format!(
+                "refused: {fence} is older than {newest}"
+            )));
         }
         fs::write(self.folder.join(fence.to_string()), text)
     }
 
     fn read(&self) -> io::Result<(u64, String)> {
         let newest = newest(&self.folder)?;
-        Ok((newest, fs::read_to_string(self.folder.join(newest.to_string()))?))
+        Ok((
+            newest,
+            fs::read_to_string(self.folder.join(newest.to_string()))?,
+        ))
     }
 }
 
 fn newest(folder: &Path) -> io::Result<u64> {
     let mut newest = 0;
     for file in fs::read_dir(folder)? {
-        newest = newest.max(file?.file_name().to_string_lossy().parse().map_err(io::Error::other)?);
+        newest = newest.max(
+            file?
+                .file_name()
+                .to_string_lossy()
+                .parse()
+                .map_err(io::Error::other)?,
+        );
     }
     Ok(newest)
 }

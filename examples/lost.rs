@@ -20,26 +20,41 @@ fn main() -> Result<(), Box<dyn Error>> {
     let redis = support::Redis::start()?;
     let locks = LockManager::builder(redis.url()).lease(LEASE).build()?;
     if let Some(role) = support::role() {
-        return if role == "holder" { holder(&locks) } else { rival(&locks) };
+        return if role == "holder" {
+            holder(&locks)
+        } else {
+            rival(&locks)
+        };
     }
     let start = Instant::now();
     let say = |what: &str| println!("{:>5} ms  {what}", start.elapsed().as_millis());
 
     let mut holder = support::Workers::start(redis.url(), &["holder"], &[])?;
-    let pid = holder.lines.next().ok_or("the holder did not get the lock")??;
-    say(&format!("holder {pid} has the lock, its lease of {LEASE:?} is renewed, and it prepares a payment"));
+    let pid = holder
+        .lines
+        .next()
+        .ok_or("the holder did not get the lock")??;
+    say(&format!(
+        "holder {pid} has the lock, its lease of {LEASE:?} is renewed, and it prepares a payment"
+    ));
     signal("-STOP", &pid)?;
     say("the holder is stopped, as by a long pause of its machine: nobody renews");
 
     let mut rival = support::Workers::start(redis.url(), &["rival"], &[])?;
-    say(&rival.lines.next().ok_or("the rival did not get the lock")??);
+    say(&rival
+        .lines
+        .next()
+        .ok_or("the rival did not get the lock")??);
     signal("-CONT", &pid)?;
     say("the holder goes on, and does not know yet:");
     for line in &mut holder.lines {
         say(&format!("  {}", line?));
     }
     holder.finish()?;
-    let owner = locks.named("payment").holder()?.ok_or("the rival's lock is gone")?;
+    let owner = locks
+        .named("payment")
+        .holder()?
+        .ok_or("the rival's lock is gone")?;
     say(&format!("none of that touched the rival's lock: {owner}"));
     rival.finish()?;
     println!("\nWithout `confirm`, the card would have been charged twice.");
@@ -51,11 +66,27 @@ fn holder(locks: &LockManager) -> Result<(), Box<dyn Error>> {
     let watch = guard.watch();
     println!("{}", process::id());
     // The work would be here. The process is stopped in the middle of it, and cannot notice that.
-    let cause = watch.wait_lost(Duration::from_secs(30)).ok_or("nothing happened")?;
+    let cause = watch
+        .wait_lost(Duration::from_secs(30))
+        .ok_or("nothing happened")?;
     println!("is_valid() is {}: {cause}", guard.is_valid());
-    println!("confirm(100ms): {}", charge_card(&guard).err().ok_or("charged without the lock")?);
-    println!("lock() again:   {}", locks.lock("payment").err().ok_or("a lost lock was entered again")?);
-    println!("guard.unlock(): {}", guard.unlock().err().ok_or("a lost lock was released")?);
+    println!(
+        "confirm(100ms): {}",
+        charge_card(&guard)
+            .err()
+            .ok_or("charged without the lock")?
+    );
+    println!(
+        "lock() again:   {}",
+        locks
+            .lock("payment")
+            .err()
+            .ok_or("a lost lock was entered again")?
+    );
+    println!(
+        "guard.unlock(): {}",
+        guard.unlock().err().ok_or("a lost lock was released")?
+    );
     Ok(())
 }
 
@@ -65,9 +96,16 @@ fn charge_card(guard: &LockGuard) -> Result<(), relatch::Error> {
 
 /// Waits for the lock, charges the card, and keeps the lock until its standard input is closed.
 fn rival(locks: &LockManager) -> Result<(), Box<dyn Error>> {
-    let guard = locks.named("payment").wait(Duration::from_secs(10)).lock()?;
+    let guard = locks
+        .named("payment")
+        .wait(Duration::from_secs(10))
+        .lock()?;
     charge_card(&guard)?;
-    println!("rival {} has the lock now, and charges the card: {}", process::id(), guard.owner());
+    println!(
+        "rival {} has the lock now, and charges the card: {}",
+        process::id(),
+        guard.owner()
+    );
     io::stdin().read_line(&mut String::new())?;
     guard.unlock()?;
     Ok(())

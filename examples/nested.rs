@@ -14,7 +14,10 @@ mod support;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let redis = support::Redis::start()?;
     let balances = RefCell::new(BTreeMap::from([("alice", 100), ("bob", 20)]));
-    let bank = Bank { locks: LockManager::connect(redis.url())?, balances };
+    let bank = Bank {
+        locks: LockManager::connect(redis.url())?,
+        balances,
+    };
     println!("A transfer locks both accounts; withdraw and deposit lock theirs again:");
     bank.transfer("bob", "alice", 5)?;
     println!("\nThe end of the month locks every account, and calls transfer:");
@@ -54,15 +57,21 @@ impl Bank {
             self.change("  withdraw", from, -amount)?;
             self.change("  deposit", to, amount)
         };
-        self.locks.with_lock_result(from.min(to), |_| self.locks.with_lock_result(from.max(to), both))
+        self.locks.with_lock_result(from.min(to), |_| {
+            self.locks.with_lock_result(from.max(to), both)
+        })
     }
 
     fn change(&self, what: &str, name: &str, amount: i64) -> Result<(), BankError> {
         let _guard = self.lock(what, name)?;
         let mut balances = self.balances.borrow_mut();
-        let Some(balance) = balances.get_mut(name) else { return Ok(()) };
+        let Some(balance) = balances.get_mut(name) else {
+            return Ok(());
+        };
         if *balance + amount < 0 {
-            return Err(BankError::TooLittle { missing: -(*balance + amount) });
+            return Err(BankError::TooLittle {
+                missing: -(*balance + amount),
+            });
         }
         *balance += amount;
         Ok(())

@@ -24,7 +24,9 @@ type Step = fn(&LockManager, &LockGuard) -> Result<(), relatch::Error>;
 
 const STEPS: [(&str, Step); 2] = [
     // Code that takes the lock by itself re-enters the hold, in whatever thread it runs.
-    ("reserve", |locks, _| locks.with_lock("order:42", || say("reserves, and has re-entered the lock"))),
+    ("reserve", |locks, _| {
+        locks.with_lock("order:42", || say("reserves, and has re-entered the lock"))
+    }),
     ("charge", |_, guard| {
         guard.confirm(std::time::Duration::from_secs(5))?;
         say("charges the card");
@@ -52,13 +54,19 @@ fn sell() -> Result<(), Box<dyn Error>> {
         let thread = order.done % pool.len();
         pool[thread].send(order)?;
         order = finished.recv()??;
-        println!("  between two steps, try_lock gets {:?}", locks.try_lock("order:42")?);
+        println!(
+            "  between two steps, try_lock gets {:?}",
+            locks.try_lock("order:42")?
+        );
     }
     // The last step is another program's. It gets the lock through its standard input.
     let parcel = order.hold.attach()?.hand_over()?;
     println!("  the parcel: {parcel:?}");
     let mut command = role::command("shipper", &[]);
-    command.env_remove("RELATCH_URL").env("REDIS_URL", redis.url()).stdout(Stdio::inherit());
+    command
+        .env_remove("RELATCH_URL")
+        .env("REDIS_URL", redis.url())
+        .stdout(Stdio::inherit());
     let mut shipper = Process::start(&mut command)?;
     shipper.send(&parcel.to_string())?;
     if !shipper.wait()?.success() {
@@ -80,7 +88,10 @@ fn worker(number: usize, locks: &LockManager, results: Sender<Outcome>) -> Sende
             }
         }
     };
-    thread::Builder::new().name(format!("worker {number}")).spawn(run).expect("a thread can be started");
+    thread::Builder::new()
+        .name(format!("worker {number}"))
+        .spawn(run)
+        .expect("a thread can be started");
     orders
 }
 
@@ -90,7 +101,10 @@ fn step(locks: &LockManager, order: Order) -> Outcome {
     let (name, work) = STEPS[done];
     println!("{name}:");
     work(locks, &guard)?;
-    Ok(Order { hold: guard.detach()?, done: done + 1 })
+    Ok(Order {
+        hold: guard.detach()?,
+        done: done + 1,
+    })
 }
 
 /// The other program.
@@ -104,5 +118,8 @@ fn ship() -> Result<(), Box<dyn Error>> {
 }
 
 fn say(what: &str) {
-    println!("  {} {what}", thread::current().name().unwrap_or("a thread"));
+    println!(
+        "  {} {what}",
+        thread::current().name().unwrap_or("a thread")
+    );
 }

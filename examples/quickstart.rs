@@ -33,7 +33,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     if holds.windows(2).any(|pair| pair[1].0 < pair[0].1) {
         return Err("two processes held the lock at the same time".into());
     }
-    println!("\n{} holds by three processes, and no two of them at the same time.", holds.len());
+    println!(
+        "\n{} holds by three processes, and no two of them at the same time.",
+        holds.len()
+    );
     Ok(())
 }
 
@@ -60,21 +63,41 @@ fn show_token(locks: &LockManager) -> Result<(), Box<dyn Error>> {
     let _guard = locks.lock("till")?;
     let holder = locks.named("till").holder()?.ok_or("the lock is gone")?;
     let owner = holder.owner().ok_or("not a token of this crate")?;
-    println!("A lock that is held is one string in Redis:\n\n  lock:till = {}\n", holder.raw());
-    println!("Host {}, process {}, thread {}, and a nonce.", owner.host(), owner.pid(), owner.thread());
+    println!(
+        "A lock that is held is one string in Redis:\n\n  lock:till = {}\n",
+        holder.raw()
+    );
+    println!(
+        "Host {}, process {}, thread {}, and a nonce.",
+        owner.host(),
+        owner.pid(),
+        owner.thread()
+    );
     Ok(())
 }
 
 fn parse(line: &str) -> Option<(u64, u64, String)> {
     let mut words = line.splitn(3, ' ');
-    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?, words.next()?.to_owned()))
+    Some((
+        words.next()?.parse().ok()?,
+        words.next()?.parse().ok()?,
+        words.next()?.to_owned(),
+    ))
 }
 
 fn draw(holds: &[(u64, u64, String)]) {
-    let (Some((start, ..)), Some((_, end, _))) = (holds.first(), holds.last()) else { return };
+    let (Some((start, ..)), Some((_, end, _))) = (holds.first(), holds.last()) else {
+        return;
+    };
     for (from, to, who) in holds {
         let held = |column| (*from..*to).contains(&(start + column * (end - start) / WIDTH));
-        let bar: String = (0..WIDTH).map(|column| if held(column) { '█' } else { '·' }).collect();
-        println!("{:>5} - {:>4} ms  {who:<14} {bar}", (from - start) / 1000, (to - start) / 1000);
+        let bar: String = (0..WIDTH)
+            .map(|column| if held(column) { '█' } else { '·' })
+            .collect();
+        println!(
+            "{:>5} - {:>4} ms  {who:<14} {bar}",
+            (from - start) / 1000,
+            (to - start) / 1000
+        );
     }
 }

@@ -60,20 +60,32 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
         let failover = failover.ok_or("the processes ended too early")?;
-        failover.join().map_err(|_| Box::<dyn Error>::from("the failover went wrong"))
+        failover
+            .join()
+            .map_err(|_| Box::<dyn Error>::from("the failover went wrong"))
     })?;
     workers.finish()?;
     spans.sort();
     let end = spans.last().map_or(start, |span| span.1);
-    println!("\nWho held the lock, and who was the master; a column is {} ms:\n", COLUMN / 1000);
-    for (who, what) in [("A", &spans), ("B", &spans), (&*masters[0].2, &masters), (&*masters[1].2, &masters)]
-    {
+    println!(
+        "\nWho held the lock, and who was the master; a column is {} ms:\n",
+        COLUMN / 1000
+    );
+    for (who, what) in [
+        ("A", &spans),
+        ("B", &spans),
+        (&*masters[0].2, &masters),
+        (&*masters[1].2, &masters),
+    ] {
         draw(start..end, who, what);
     }
     if spans.windows(2).any(|pair| pair[1].0 < pair[0].1) {
         return Err("two processes held the lock at the same time".into());
     }
-    println!("\n{} turns of two processes, and no two at the same time.", spans.len());
+    println!(
+        "\n{} turns of two processes, and no two at the same time.",
+        spans.len()
+    );
     Ok(())
 }
 
@@ -82,7 +94,9 @@ fn worker(name: &str) -> Result<(), Box<dyn Error>> {
     // One replica of two has to acknowledge a lock, so that a server may be down. With
     // `Replicas::all()` a failover could lose no lock, but each lock would need every server.
     let replicas = Replicas::at_least(1);
-    let locks = LockManager::builder(redis.url()).replicas(replicas, Duration::from_millis(200)).build()?;
+    let locks = LockManager::builder(redis.url())
+        .replicas(replicas, Duration::from_millis(200))
+        .build()?;
     let mut turns = 0;
     while turns < TURNS {
         let guard = match locks.lock("till") {
@@ -128,13 +142,23 @@ fn now() -> u128 {
 
 fn parse(line: &str) -> Option<Span> {
     let mut words = line.split(' ');
-    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?, words.next()?.to_owned()))
+    Some((
+        words.next()?.parse().ok()?,
+        words.next()?.parse().ok()?,
+        words.next()?.to_owned(),
+    ))
 }
 
 /// Draws the line of `who` in the chart.
 fn draw(time: Range<u128>, who: &str, spans: &[Span]) {
-    let is_there = |at| spans.iter().any(|(from, to, it)| it == who && (*from..*to).contains(&at));
+    let is_there = |at| {
+        spans
+            .iter()
+            .any(|(from, to, it)| it == who && (*from..*to).contains(&at))
+    };
     let columns = time.step_by(COLUMN);
-    let bar: String = columns.map(|at| if is_there(at) { '█' } else { '·' }).collect();
+    let bar: String = columns
+        .map(|at| if is_there(at) { '█' } else { '·' })
+        .collect();
     println!("{who:<16} {bar}");
 }

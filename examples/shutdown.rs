@@ -29,10 +29,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     for role in ["tidy worker", "hasty worker"] {
         println!("\nA {role}:");
         let mut worker = support::Workers::start(redis.url(), &[role], &[])?;
-        let pid = worker.lines.next().ok_or("the worker does not hold the lock")??;
+        let pid = worker
+            .lines
+            .next()
+            .ok_or("the worker does not hold the lock")??;
         let start = Instant::now();
         let say = |what: &str| println!("{:>5} ms  {what}", start.elapsed().as_millis());
-        say(&format!("process {pid} has a lock with a lease of {LEASE:?}; another of its threads waits"));
+        say(&format!(
+            "process {pid} has a lock with a lease of {LEASE:?}; another of its threads waits"
+        ));
         signal(pid.parse()?, Sig::Term);
         say("it gets SIGTERM");
         let url = redis.url().to_owned();
@@ -57,7 +62,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn worker(is_tidy: bool) -> Result<(), Box<dyn Error>> {
-    let locks = LockManager::builder(&std::env::var("REDIS_URL")?).lease(LEASE).build()?;
+    let locks = LockManager::builder(&std::env::var("REDIS_URL")?)
+        .lease(LEASE)
+        .build()?;
     // From here on, the signals do not end the process. A thread of its own receives them.
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     thread::spawn({
@@ -78,7 +85,10 @@ fn job(locks: &LockManager) {
         thread::spawn({
             let locks = locks.clone();
             move || {
-                let stopped = locks.lock("nightly").map(drop).expect_err("it is shut down");
+                let stopped = locks
+                    .lock("nightly")
+                    .map(drop)
+                    .expect_err("it is shut down");
                 println!("the thread that waits: {stopped}");
             }
         });

@@ -30,8 +30,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let authority = Authority::new();
     let client = authority.issue(&["a client"]);
-    let server =
-        Server::with_tls(&authority.issue(&["localhost"]), &authority, &["--tls-auth-clients", "yes"]);
+    let server = Server::with_tls(
+        &authority.issue(&["localhost"]),
+        &authority,
+        &["--tls-auth-clients", "yes"],
+    );
     let url = format!("rediss://localhost:{}/", server.tls_port());
     println!("{url} asks for a certificate of our authority.");
     take_turns(&url, &authority, &client)?;
@@ -42,13 +45,19 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// What a program sets: whom it trusts, and what it shows to the server. Both are PEM, here from
 /// memory, and otherwise from files. Without `roots`, the system says whom to trust.
 fn tls(authority: &Authority, client: &Identity) -> Tls {
-    Tls::new().roots(authority.pem()).client_certificate(client.certificate.as_str(), client.key.as_str())
+    Tls::new()
+        .roots(authority.pem())
+        .client_certificate(client.certificate.as_str(), client.key.as_str())
 }
 
 /// Two managers, as if in two processes: each line of the chart is one turn.
 fn take_turns(url: &str, authority: &Authority, client: &Identity) -> Result<(), Box<dyn Error>> {
     println!("\nA and B take turns with the lock `till`:\n");
-    let connect = || LockManager::builder(url).tls(tls(authority, client)).build();
+    let connect = || {
+        LockManager::builder(url)
+            .tls(tls(authority, client))
+            .build()
+    };
     let managers = [("A", connect()?), ("B", connect()?)];
     let start = Instant::now();
     let turns = |name: &str, locks: LockManager| {
@@ -71,18 +80,42 @@ fn take_turns(url: &str, authority: &Authority, client: &Identity) -> Result<(),
 }
 
 /// What a program sees if the two ends do not fit.
-fn show_refusals(server: &Server, authority: &Authority, client: &Identity) -> Result<(), Box<dyn Error>> {
+fn show_refusals(
+    server: &Server,
+    authority: &Authority,
+    client: &Identity,
+) -> Result<(), Box<dyn Error>> {
     println!("\nConnections that are refused, at once and without a wait:\n");
     let (good, stranger) = (format!("localhost:{}", server.tls_port()), Authority::new());
     for (what, address, tls) in [
-        ("another name", format!("127.0.0.1:{}", server.tls_port()), tls(authority, client)),
+        (
+            "another name",
+            format!("127.0.0.1:{}", server.tls_port()),
+            tls(authority, client),
+        ),
         ("an unknown issuer", good.clone(), tls(&stranger, client)),
-        ("no client certificate", good.clone(), Tls::new().roots(authority.pem())),
-        ("another's certificate", good, tls(authority, &stranger.issue(&["a client"]))),
-        ("a port without TLS", format!("localhost:{}", server.port()), tls(authority, client)),
+        (
+            "no client certificate",
+            good.clone(),
+            Tls::new().roots(authority.pem()),
+        ),
+        (
+            "another's certificate",
+            good,
+            tls(authority, &stranger.issue(&["a client"])),
+        ),
+        (
+            "a port without TLS",
+            format!("localhost:{}", server.port()),
+            tls(authority, client),
+        ),
     ] {
-        let built = LockManager::builder(&format!("rediss://{address}/")).tls(tls).build();
-        let error = built.err().ok_or("a connection that should be refused was not")?;
+        let built = LockManager::builder(&format!("rediss://{address}/"))
+            .tls(tls)
+            .build();
+        let error = built
+            .err()
+            .ok_or("a connection that should be refused was not")?;
         println!("{what:>22}: {error}");
         let mut source = error.source();
         while let Some(error) = source {
@@ -94,18 +127,32 @@ fn show_refusals(server: &Server, authority: &Authority, client: &Identity) -> R
 }
 
 /// The server is killed under a held lock, and comes back empty: the holder learns of that.
-fn kill(server: &Server, url: &str, authority: &Authority, client: &Identity) -> Result<(), Box<dyn Error>> {
-    let locks = LockManager::builder(url).tls(tls(authority, client)).lease(LEASE).build()?;
+fn kill(
+    server: &Server,
+    url: &str,
+    authority: &Authority,
+    client: &Identity,
+) -> Result<(), Box<dyn Error>> {
+    let locks = LockManager::builder(url)
+        .tls(tls(authority, client))
+        .lease(LEASE)
+        .build()?;
     let start = Instant::now();
     let say = |what: &str| println!("{:>5} ms  {what}", start.elapsed().as_millis());
     println!("\nThe server dies under a lock:\n");
     let guard = locks.lock("till")?;
     say("the lock is held");
     server.kill();
-    say(&format!("the server is killed; is_valid() is {}: the lease has not ended", guard.is_valid()));
+    say(&format!(
+        "the server is killed; is_valid() is {}: the lease has not ended",
+        guard.is_valid()
+    ));
     server.restart();
     say("the server is back, without its keys");
-    let cause = guard.watch().wait_lost(10 * LEASE).ok_or("the loss was not noticed")?;
+    let cause = guard
+        .watch()
+        .wait_lost(10 * LEASE)
+        .ok_or("the loss was not noticed")?;
     say(&format!("is_valid() is {}: {cause}", guard.is_valid()));
     let lost = guard.unlock().err().ok_or("a lost lock was released")?;
     say(&format!("unlock(): {lost}"));

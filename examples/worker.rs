@@ -49,7 +49,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("{USAGE}");
             return Ok(());
         }
-        Some(port) => port.parse().map_err(|error| format!("port {port:?}: {error}\n\n{USAGE}"))?,
+        Some(port) => port
+            .parse()
+            .map_err(|error| format!("port {port:?}: {error}\n\n{USAGE}"))?,
         None => 0,
     };
     log::set_logger(&SlowLog).map_err(|error| error.to_string())?;
@@ -78,8 +80,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port)));
         outcome
     })?;
-    println!("\n{THREADS} threads did {before} jobs before the outage, and {} after it.", after - before);
-    if after == before { Err("no thread got a lock after the outage".into()) } else { Ok(()) }
+    println!(
+        "\n{THREADS} threads did {before} jobs before the outage, and {} after it.",
+        after - before
+    );
+    if after == before {
+        Err("no thread got a lock after the outage".into())
+    } else {
+        Ok(())
+    }
 }
 
 /// One thread's jobs. A job that fails is done again later: it is the next of its kind.
@@ -98,10 +107,18 @@ fn run_jobs(locks: &LockManager, work: &Work, thread: usize) {
 
 /// Kills Redis and starts it again, and prints a line every half second. Returns how many locks had
 /// been taken when Redis came back and at the end, as the metrics say.
-fn watch(server: &Server, locks: &LockManager, work: &Work, port: u16) -> Result<(u64, u64), io::Error> {
+fn watch(
+    server: &Server,
+    locks: &LockManager,
+    work: &Work,
+    port: u16,
+) -> Result<(u64, u64), io::Error> {
     let start = Instant::now();
     let (mut killed, mut before) = (false, None);
-    println!("{:>6} {:>6} {:>6} {:>7} {:>4} {:>11}", "s", "done", "failed", "waiting", "held", "unavailable");
+    println!(
+        "{:>6} {:>6} {:>6} {:>7} {:>4} {:>11}",
+        "s", "done", "failed", "waiting", "held", "unavailable"
+    );
     while start.elapsed() < ENDS_AFTER {
         sleep(Duration::from_millis(500));
         if !killed && start.elapsed() >= KILLED_AFTER {
@@ -122,7 +139,9 @@ fn watch(server: &Server, locks: &LockManager, work: &Work, port: u16) -> Result
     let text = fetch(port)?;
     println!("\nA part of /metrics after the outage:\n");
     let is_shown = |line: &&str| !line.starts_with('#') && !line.contains("_bucket");
-    text.lines().filter(is_shown).for_each(|line| println!("  {line}"));
+    text.lines()
+        .filter(is_shown)
+        .for_each(|line| println!("  {line}"));
     Ok((before.unwrap_or_default(), acquired(&text)?))
 }
 
@@ -140,7 +159,11 @@ fn serve(listener: &TcpListener, locks: &LockManager, work: &Work) {
 fn answer(mut client: TcpStream, text: &str) -> io::Result<()> {
     client.set_read_timeout(Some(Duration::from_secs(1)))?;
     let mut head = BufReader::new(client.try_clone()?.take(8192)).lines();
-    while head.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
+    while head
+        .next()
+        .transpose()?
+        .is_some_and(|line| !line.is_empty())
+    {}
     let length = text.len();
     write!(
         client,
@@ -156,14 +179,20 @@ fn fetch(port: u16) -> io::Result<String> {
     client.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
     let mut answer = String::new();
     client.read_to_string(&mut answer)?;
-    let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
+    let body = answer
+        .split_once("\r\n\r\n")
+        .map(|(_, body)| body.to_owned());
     body.ok_or_else(|| io::Error::other("an answer without a body"))
 }
 
 /// How many locks were taken, in the text for Prometheus.
 fn acquired(text: &str) -> io::Result<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix("relatch_acquired_total "));
-    value.and_then(|value| value.parse().ok()).ok_or_else(|| io::Error::other("the metric is missing"))
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix("relatch_acquired_total "));
+    value
+        .and_then(|value| value.parse().ok())
+        .ok_or_else(|| io::Error::other("the metric is missing"))
 }
 
 impl Log for SlowLog {

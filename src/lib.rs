@@ -190,37 +190,35 @@
 // The rooms and files in the order of the layers: each uses only those below it.
 #[cfg(test)]
 mod simulation;
-mod installed;
-mod builder;
 mod manager;
 mod lock;
-mod request;
 mod guard;
 mod session;
-mod release;
 mod acquire;
 mod keeping;
 mod waiting;
+mod wakeups;
 mod hold;
 mod store;
+mod client;
 mod base;
 
 pub use crate::base::error::{BlockedThread, Error, LostCause, TlsCause};
-pub use crate::base::holder::Holder;
 pub use crate::base::options::Replicas;
 pub use crate::base::owner::Owner;
+pub use crate::base::owner::holder::Holder;
 pub use crate::base::stats::{Histogram, Stats};
 pub use crate::base::stop::Stop;
-pub use crate::builder::Builder;
 pub use crate::guard::{DetachedHold, LockGuard, LockWatch, MultiLockGuard};
 pub use crate::hold::{HeldLock, Parcel, Unlocked};
-pub use crate::installed::{
-    Restore, assert_held, current, install, install_for_test, installed, lock, lock_all, named, try_lock,
-    try_lock_for, try_lock_until, try_with_lock, with_lock, with_lock_result, with_locks,
-};
 pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;
 pub use crate::manager::LockManager;
+pub use crate::manager::builder::Builder;
+pub use crate::manager::installed::{
+    Restore, assert_held, current, install, install_for_test, installed, lock, lock_all, named,
+    try_lock, try_lock_for, try_lock_until, try_with_lock, with_lock, with_lock_result, with_locks,
+};
 pub use crate::session::Memory;
 #[cfg(feature = "tls-no-provider")]
 pub use crate::store::Tls;

@@ -25,13 +25,20 @@ impl Child {
     }
 
     /// Starts `count` children, a few at a time, and waits until each has given this first answer.
-    pub(crate) fn start_all(count: usize, role: &str, url: &str, key: &str, answer: &str) -> Vec<Child> {
+    pub(crate) fn start_all(
+        count: usize,
+        role: &str,
+        url: &str,
+        key: &str,
+        answer: &str,
+    ) -> Vec<Child> {
         const AT_ONCE: usize = 20;
 
         let mut children: Vec<Child> = Vec::new();
         while children.len() < count {
             let ready = children.len();
-            children.extend((ready..count.min(ready + AT_ONCE)).map(|_| Child::start(role, url, key)));
+            children
+                .extend((ready..count.min(ready + AT_ONCE)).map(|_| Child::start(role, url, key)));
             for child in &mut children[ready..] {
                 child.expect(answer);
             }
@@ -51,7 +58,8 @@ impl Child {
 
     /// Waits for an answer of `N` numbers.
     pub(crate) fn numbers<const N: usize>(&mut self) -> [u64; N] {
-        self.try_numbers().unwrap_or_else(|line| panic!("{N} numbers, not {line:?}"))
+        self.try_numbers()
+            .unwrap_or_else(|line| panic!("{N} numbers, not {line:?}"))
     }
 
     /// Waits for an answer of `N` numbers. If the answer is something else, returns it as the
@@ -70,12 +78,23 @@ impl Child {
     /// The result of the child's turns. A child that has ended counts as one turn that failed.
     pub(crate) fn tally(&mut self, span: Duration) -> Tally {
         let numbers = self.try_numbers::<6>().unwrap_or_else(|line| {
-            eprintln!("waiting: process {} said {line:?} in place of what it did", self.0.pid());
+            eprintln!(
+                "waiting: process {} said {line:?} in place of what it did",
+                self.0.pid()
+            );
             [0, 0, 0, 0, 1, 0]
         });
         let [turns, waited, longest, cpu, failed, overlapped] = numbers;
         let [waited, longest, cpu] = [waited, longest, cpu].map(Duration::from_nanos);
-        Tally { turns, span, waited, longest, cpu, failed, overlapped }
+        Tally {
+            turns,
+            span,
+            waited,
+            longest,
+            cpu,
+            failed,
+            overlapped,
+        }
     }
 
     /// The next answer. Empty if the child has ended.
@@ -86,7 +105,9 @@ impl Child {
 
 /// Plays the role of this process. False if it has none.
 pub(crate) fn play() -> bool {
-    let Some(role) = role::name() else { return false };
+    let Some(role) = role::name() else {
+        return false;
+    };
     let (url, key) = (&*role::arg("url"), &*role::arg("key"));
     thread::spawn(|| {
         thread::sleep(LIFETIME);
@@ -127,19 +148,38 @@ fn waiter(locks: &LockManager, key: &str) {
 /// connection and sends its `SET` on another.
 fn by_hand(url: &str, key: &str) {
     let client = redis::Client::open(url).expect("a URL");
-    let [mut listener, mut connection] = [(); 2].map(|()| client.get_connection().expect("connects"));
-    let id: u64 = redis::cmd("CLIENT").arg("ID").query(&mut listener).expect("answers");
+    let [mut listener, mut connection] =
+        [(); 2].map(|()| client.get_connection().expect("connects"));
+    let id: u64 = redis::cmd("CLIENT")
+        .arg("ID")
+        .query(&mut listener)
+        .expect("answers");
     let mut listener = listener.as_pubsub();
-    listener.subscribe("__redis__:invalidate").expect("subscribes");
+    listener
+        .subscribe("__redis__:invalidate")
+        .expect("subscribes");
     let mut send = |args: &[&str]| -> redis::Value {
-        redis::cmd(args[0]).arg(&args[1..]).query(&mut connection).expect("answers")
+        redis::cmd(args[0])
+            .arg(&args[1..])
+            .query(&mut connection)
+            .expect("answers")
     };
-    send(&["CLIENT", "TRACKING", "ON", "REDIRECT", &id.to_string(), "NOLOOP"]);
+    send(&[
+        "CLIENT",
+        "TRACKING",
+        "ON",
+        "REDIRECT",
+        &id.to_string(),
+        "NOLOOP",
+    ]);
     while role::next_line().is_some() {
         send(&["GET", key]);
         role::report("waiting");
         listener.get_message().expect("an invalidation");
-        assert_eq!(send(&["SET", key, "token", "NX", "PX", "30000"]), redis::Value::Okay);
+        assert_eq!(
+            send(&["SET", key, "token", "NX", "PX", "30000"]),
+            redis::Value::Okay
+        );
         role::report(nanos(now()));
         send(&["DEL", key]);
         role::report("given back");
@@ -152,9 +192,15 @@ fn turns<T: Taker>(open: impl Fn() -> T) {
     role::report("ready");
     while let Some(order) = role::next_line() {
         let numbers: Vec<u64> = order.split(' ').flat_map(str::parse).collect();
-        let [threads, span, hold] = numbers[..] else { panic!("no order: {order:?}") };
+        let [threads, span, hold] = numbers[..] else {
+            panic!("no order: {order:?}")
+        };
         takers.resize_with(usize::try_from(threads).expect("a few threads"), &open);
-        let tally = take_turns_for(&mut takers, Duration::from_nanos(span), Duration::from_nanos(hold));
+        let tally = take_turns_for(
+            &mut takers,
+            Duration::from_nanos(span),
+            Duration::from_nanos(hold),
+        );
         let [waited, longest, cpu] = [tally.waited, tally.longest, tally.cpu].map(nanos);
         role::report(format!(
             "{} {waited} {longest} {cpu} {} {}",
@@ -177,9 +223,14 @@ fn busy() {
 
 /// Holds as many keys as the first order says, until the next order. Nothing is renewed meanwhile.
 fn holder(locks: &LockManager, keys: &str) {
-    let count: u32 = role::next_line().and_then(|order| order.parse().ok()).expect("a number");
+    let count: u32 = role::next_line()
+        .and_then(|order| order.parse().ok())
+        .expect("a number");
     let hold = |n| {
-        let lock = locks.named(format!("{keys}:{n}")).lease(Duration::from_secs(60)).renew(false);
+        let lock = locks
+            .named(format!("{keys}:{n}"))
+            .lease(Duration::from_secs(60))
+            .renew(false);
         lock.lock().expect("locks")
     };
     let guards: Vec<_> = (0..count).map(hold).collect();

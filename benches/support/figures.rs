@@ -23,7 +23,9 @@ pub(crate) fn threads_named(name: &str) -> Option<u64> {
     let name = &name[..name.len().min(KEPT)];
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
     // A thread that has ended meanwhile is skipped: its name can no longer be read.
-    let names = tasks.flatten().flat_map(|task| std::fs::read_to_string(task.path().join("comm")));
+    let names = tasks
+        .flatten()
+        .flat_map(|task| std::fs::read_to_string(task.path().join("comm")));
     u64::try_from(names.filter(|found| found.trim_end() == name).count()).ok()
 }
 
@@ -58,7 +60,13 @@ impl Spread {
 
 impl Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "p50 {:.1?}, p99 {:.1?}, max {:.1?}", self.p50(), self.p99(), self.max())
+        write!(
+            f,
+            "p50 {:.1?}, p99 {:.1?}, max {:.1?}",
+            self.p50(),
+            self.p99(),
+            self.max()
+        )
     }
 }
 
@@ -70,7 +78,9 @@ pub(crate) struct Gauge {
 
 impl Gauge {
     pub(crate) fn new(server: &Server) -> Gauge {
-        Gauge { connection: server.connect() }
+        Gauge {
+            connection: server.connect(),
+        }
     }
 
     /// The commands that the server has executed so far. Includes commands inside scripts, but not
@@ -89,8 +99,9 @@ impl Gauge {
     pub(crate) fn cpu_time(&mut self) -> Duration {
         let text = self.info("cpu");
         let seconds = text.lines().filter_map(|line| {
-            let figure =
-                line.strip_prefix("used_cpu_sys:").or_else(|| line.strip_prefix("used_cpu_user:"))?;
+            let figure = line
+                .strip_prefix("used_cpu_sys:")
+                .or_else(|| line.strip_prefix("used_cpu_user:"))?;
             figure.trim().parse::<f64>().ok()
         });
         Duration::from_secs_f64(seconds.sum())
@@ -99,12 +110,19 @@ impl Gauge {
     /// How many connections have tracking on.
     pub(crate) fn tracking(&mut self) -> u64 {
         let text = self.info("clients");
-        let figure = text.lines().find_map(|line| line.strip_prefix("tracking_clients:"));
-        figure.and_then(|figure| figure.trim().parse().ok()).unwrap_or_default()
+        let figure = text
+            .lines()
+            .find_map(|line| line.strip_prefix("tracking_clients:"));
+        figure
+            .and_then(|figure| figure.trim().parse().ok())
+            .unwrap_or_default()
     }
 
     fn info(&mut self, section: &str) -> String {
-        redis::cmd("INFO").arg(section).query(&mut self.connection).expect("the server answers")
+        redis::cmd("INFO")
+            .arg(section)
+            .query(&mut self.connection)
+            .expect("the server answers")
     }
 }
 
@@ -113,7 +131,10 @@ pub(crate) struct Commands(BTreeMap<String, u64>);
 
 impl Commands {
     pub(crate) fn since(&self, before: &Commands) -> Commands {
-        let more = self.0.iter().map(|(name, calls)| (name.clone(), calls - before.count(name)));
+        let more = self
+            .0
+            .iter()
+            .map(|(name, calls)| (name.clone(), calls - before.count(name)));
         Commands(more.filter(|(_, calls)| *calls > 0).collect())
     }
 
@@ -124,7 +145,11 @@ impl Commands {
     /// How often a command or one of its subcommands was executed.
     pub(crate) fn family(&self, name: &str) -> u64 {
         let related = |found: &str| found.split('|').next() == Some(name);
-        self.0.iter().filter(|(found, _)| related(found)).map(|(_, calls)| calls).sum()
+        self.0
+            .iter()
+            .filter(|(found, _)| related(found))
+            .map(|(_, calls)| calls)
+            .sum()
     }
 
     pub(crate) fn total(&self) -> u64 {
@@ -135,7 +160,9 @@ impl Commands {
 impl FromIterator<String> for Commands {
     fn from_iter<I: IntoIterator<Item = String>>(names: I) -> Commands {
         let mut calls = BTreeMap::new();
-        names.into_iter().for_each(|name| *calls.entry(name).or_default() += 1);
+        names
+            .into_iter()
+            .for_each(|name| *calls.entry(name).or_default() += 1);
         Commands(calls)
     }
 }
@@ -144,7 +171,11 @@ impl Display for Commands {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.total())?;
         for (position, (name, calls)) in self.0.iter().enumerate() {
-            write!(f, "{}{name} {calls}", if position == 0 { ": " } else { ", " })?;
+            write!(
+                f,
+                "{}{name} {calls}",
+                if position == 0 { ": " } else { ", " }
+            )?;
         }
         Ok(())
     }
@@ -159,7 +190,10 @@ pub(crate) struct Figure {
 impl Figure {
     /// A number with so many decimals, and its unit.
     pub(crate) fn number(value: f64, decimals: usize, unit: &str) -> Figure {
-        Figure { shown: format!("{value:.decimals$}{unit}"), value: Some(value) }
+        Figure {
+            shown: format!("{value:.decimals$}{unit}"),
+            value: Some(value),
+        }
     }
 }
 
@@ -177,25 +211,37 @@ impl From<usize> for Figure {
 
 impl From<u64> for Figure {
     fn from(count: u64) -> Figure {
-        Figure { shown: count.to_string(), value: Some(ratio(count, 1)) }
+        Figure {
+            shown: count.to_string(),
+            value: Some(ratio(count, 1)),
+        }
     }
 }
 
 impl From<Duration> for Figure {
     fn from(time: Duration) -> Figure {
-        Figure { shown: format!("{time:.1?}"), value: Some(time.as_secs_f64()) }
+        Figure {
+            shown: format!("{time:.1?}"),
+            value: Some(time.as_secs_f64()),
+        }
     }
 }
 
 impl From<&Spread> for Figure {
     fn from(spread: &Spread) -> Figure {
-        Figure { shown: spread.to_string(), value: Some(spread.p50().as_secs_f64()) }
+        Figure {
+            shown: spread.to_string(),
+            value: Some(spread.p50().as_secs_f64()),
+        }
     }
 }
 
 impl From<&Commands> for Figure {
     fn from(commands: &Commands) -> Figure {
-        Figure { shown: commands.to_string(), value: Some(ratio(commands.total(), 1)) }
+        Figure {
+            shown: commands.to_string(),
+            value: Some(ratio(commands.total(), 1)),
+        }
     }
 }
 
@@ -211,7 +257,10 @@ pub(crate) struct Report {
 
 impl Report {
     pub(crate) fn new(table: Option<File>) -> Report {
-        Report { table, ..Report::default() }
+        Report {
+            table,
+            ..Report::default()
+        }
     }
 
     pub(crate) fn part(&mut self, name: &str, title: &str) {
@@ -227,10 +276,19 @@ impl Report {
     }
 
     /// Prints a figure next to its bound.
-    pub(crate) fn must(&mut self, what: &str, figure: impl Into<Figure>, bound: impl Display, holds: bool) {
+    pub(crate) fn must(
+        &mut self,
+        what: &str,
+        figure: impl Into<Figure>,
+        bound: impl Display,
+        holds: bool,
+    ) {
         let (figure, bound) = (figure.into(), bound.to_string());
         let verdict = if holds { "ok" } else { "MISSED" };
-        println!("  {what:<42} {:<14} must hold: {bound:<26} {verdict}", figure.shown);
+        println!(
+            "  {what:<42} {:<14} must hold: {bound:<26} {verdict}",
+            figure.shown
+        );
         self.note(what, &figure, &bound, verdict);
         if !holds {
             self.missed.push(format!("{}: {what}", self.part));
@@ -238,7 +296,13 @@ impl Report {
     }
 
     /// Prints a time that must not exceed its bound.
-    pub(crate) fn must_be_within(&mut self, what: &str, time: Duration, bound: Duration, why: &str) {
+    pub(crate) fn must_be_within(
+        &mut self,
+        what: &str,
+        time: Duration,
+        bound: Duration,
+        why: &str,
+    ) {
         self.must(what, time, format!("<= {bound:.1?}{why}"), time <= bound);
     }
 
@@ -249,7 +313,8 @@ impl Report {
 
     fn note(&self, what: &str, figure: &Figure, bound: &str, verdict: &str) {
         if let (Some(mut table), Some(value)) = (self.table.as_ref(), figure.value) {
-            writeln!(table, "{}\t{what}\t{value}\t{bound}\t{verdict}", self.part).expect("the table grows");
+            writeln!(table, "{}\t{what}\t{value}\t{bound}\t{verdict}", self.part)
+                .expect("the table grows");
         }
     }
 
@@ -257,7 +322,11 @@ impl Report {
     pub(crate) fn close(&self) {
         match self.missed.as_slice() {
             [] => println!("\nAll bounds hold."),
-            missed => println!("\nMISSED, {} in all:\n  {}", missed.len(), missed.join("\n  ")),
+            missed => println!(
+                "\nMISSED, {} in all:\n  {}",
+                missed.len(),
+                missed.join("\n  ")
+            ),
         }
     }
 }

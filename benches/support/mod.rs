@@ -29,7 +29,8 @@ pub(crate) fn pin_together(server: &Server) -> bool {
 }
 
 /// How many cores this program may use. Counted before the first pin: a pinned thread counts one.
-static CORES: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
+static CORES: LazyLock<usize> =
+    LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
 
 fn pin(server: &Server, core: usize) -> bool {
     if core >= *CORES {
@@ -44,7 +45,9 @@ fn pin(server: &Server, core: usize) -> bool {
             set.set(core);
             set
         };
-        let server = i32::try_from(server.pid()).ok().and_then(rustix::process::Pid::from_raw);
+        let server = i32::try_from(server.pid())
+            .ok()
+            .and_then(rustix::process::Pid::from_raw);
         sched_setaffinity(server, &only(core)).is_ok() && sched_setaffinity(None, &only(0)).is_ok()
     }
     #[cfg(not(target_os = "linux"))]
@@ -55,12 +58,15 @@ fn pin(server: &Server, core: usize) -> bool {
 }
 
 /// The release script that locks in other programs usually have.
-pub(crate) const COMPARE_AND_DELETE: &str =
-    "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
+pub(crate) const COMPARE_AND_DELETE: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
 /// Loads a script into Redis, and returns its hash.
 pub(crate) fn load(connection: &mut redis::Connection, script: &str) -> String {
-    redis::cmd("SCRIPT").arg("LOAD").arg(script).query(connection).expect("loads")
+    redis::cmd("SCRIPT")
+        .arg("LOAD")
+        .arg(script)
+        .query(connection)
+        .expect("loads")
 }
 
 pub(crate) const TOKEN: &str = "host-1-2-00112233445566778899aabbccddeeff";
@@ -77,8 +83,13 @@ impl Floor {
     }
 
     pub(crate) fn open(url: &str) -> Floor {
-        let mut connection = redis::Client::open(url).and_then(|it| it.get_connection()).expect("connects");
-        let hash = load(&mut connection, include_str!("../../src/store/release.lua"));
+        let mut connection = redis::Client::open(url)
+            .and_then(|it| it.get_connection())
+            .expect("connects");
+        let hash = load(
+            &mut connection,
+            include_str!("../../src/client/commands/lua/release.lua"),
+        );
         Floor { connection, hash }
     }
 
@@ -113,11 +124,19 @@ impl Floor {
 
 /// Lets threads take turns on one key. Returns the longest wait of all.
 pub(crate) fn contend(locks: &LockManager, key: &str, threads: usize, turns: u32) -> Duration {
-    take_turns(locks, key, threads, turns).into_iter().max().unwrap_or_default()
+    take_turns(locks, key, threads, turns)
+        .into_iter()
+        .max()
+        .unwrap_or_default()
 }
 
 /// Lets threads take turns on one key. Returns the wait for each turn.
-pub(crate) fn take_turns(locks: &LockManager, key: &str, threads: usize, turns: u32) -> Vec<Duration> {
+pub(crate) fn take_turns(
+    locks: &LockManager,
+    key: &str,
+    threads: usize,
+    turns: u32,
+) -> Vec<Duration> {
     let start = Barrier::new(threads);
     thread::scope(|scope| {
         let waits: Vec<_> = (0..threads)
@@ -135,7 +154,10 @@ pub(crate) fn take_turns(locks: &LockManager, key: &str, threads: usize, turns: 
                 })
             })
             .collect();
-        waits.into_iter().flat_map(|wait| wait.join().expect("no panic")).collect()
+        waits
+            .into_iter()
+            .flat_map(|wait| wait.join().expect("no panic"))
+            .collect()
     })
 }
 
@@ -164,27 +186,47 @@ impl Rounds {
 
     /// The median of a subject's times.
     pub(crate) fn median(&self, subject: usize) -> Duration {
-        Duration::from_secs_f64(median(self.times[subject].iter().map(Duration::as_secs_f64).collect()))
+        Duration::from_secs_f64(median(
+            self.times[subject]
+                .iter()
+                .map(Duration::as_secs_f64)
+                .collect(),
+        ))
     }
 
     /// The shortest of a subject's times.
     pub(crate) fn quietest(&self, subject: usize) -> Duration {
-        self.times[subject].iter().copied().min().unwrap_or_default()
+        self.times[subject]
+            .iter()
+            .copied()
+            .min()
+            .unwrap_or_default()
     }
 
     /// A subject's time, divided by the first subject's time in the same round: the median of all
     /// rounds.
     pub(crate) fn ratio(&self, subject: usize) -> f64 {
         let pairs = self.times[subject].iter().zip(&self.times[0]);
-        median(pairs.map(|(time, floor)| time.as_secs_f64() / floor.as_secs_f64()).collect())
+        median(
+            pairs
+                .map(|(time, floor)| time.as_secs_f64() / floor.as_secs_f64())
+                .collect(),
+        )
     }
 
     /// Prints a line per subject: its median time, and its ratio to the first subject.
     pub(crate) fn print(&self, title: &str) {
-        println!("\n{title:<36}{:>12}{:>14}{:>16}", "time", "x floor", "x throughput");
+        println!(
+            "\n{title:<36}{:>12}{:>14}{:>16}",
+            "time", "x floor", "x throughput"
+        );
         for (subject, name) in self.names.iter().enumerate() {
             let (time, ratio) = (self.median(subject), self.ratio(subject));
-            println!("{name:<36}{:>12}{ratio:>14.2}{:>16.2}", format!("{time:.2?}"), 1.0 / ratio);
+            println!(
+                "{name:<36}{:>12}{ratio:>14.2}{:>16.2}",
+                format!("{time:.2?}"),
+                1.0 / ratio
+            );
         }
     }
 }
@@ -192,8 +234,14 @@ impl Rounds {
 /// The memory that this process takes. `None` if the system does not tell.
 pub(crate) fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib * 1024)
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse::<u64>()
+        .ok()
+        .map(|kib| kib * 1024)
 }
 
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {

@@ -22,7 +22,10 @@ pub(crate) struct Relatch<'a> {
 
 impl Taker for Relatch<'_> {
     fn turn(&mut self, inside: &mut dyn FnMut()) -> Result<(), String> {
-        let guard = self.locks.lock(self.key).map_err(|error| error.to_string())?;
+        let guard = self
+            .locks
+            .lock(self.key)
+            .map_err(|error| error.to_string())?;
         inside();
         guard.unlock().map(drop).map_err(|error| error.to_string())
     }
@@ -57,7 +60,13 @@ impl Polling {
         let mut connection = client.get_connection().expect("connects");
         let release = load(&mut connection, COMPARE_AND_DELETE);
         let token = format!("{:032x}", rand::random::<u128>());
-        Polling { connection, kind, release, key: key.to_owned(), token }
+        Polling {
+            connection,
+            kind,
+            release,
+            key: key.to_owned(),
+            token,
+        }
     }
 
     fn lend(&mut self) -> redis::RedisResult<&mut redis::Connection> {
@@ -69,7 +78,11 @@ impl Polling {
 
     fn take(&mut self) -> redis::RedisResult<()> {
         let mut set = redis::cmd("SET");
-        set.arg(&self.key).arg(&self.token).arg("NX").arg("PX").arg(Self::LEASE_MS);
+        set.arg(&self.key)
+            .arg(&self.token)
+            .arg("NX")
+            .arg("PX")
+            .arg(Self::LEASE_MS);
         let connection = self.lend()?;
         while set.query::<Option<String>>(connection)?.is_none() {
             thread::sleep(Self::PAUSE);
@@ -79,7 +92,11 @@ impl Polling {
 
     fn give_back(&mut self) -> redis::RedisResult<u64> {
         let mut release = redis::cmd("EVALSHA");
-        release.arg(&self.release).arg(1).arg(&self.key).arg(&self.token);
+        release
+            .arg(&self.release)
+            .arg(1)
+            .arg(&self.key)
+            .arg(&self.token);
         release.query(self.lend()?)
     }
 }

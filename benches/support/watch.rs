@@ -30,19 +30,34 @@ impl Watch {
 
         let connection = server.connect();
         let mut stream = TcpStream::connect(server.address()).expect("connects");
-        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .expect("a time");
         stream.write_all(b"MONITOR\r\n").expect("is sent");
         let mut answer = [0; OK.len()];
         stream.read_exact(&mut answer).expect("an answer");
         assert_eq!(answer, OK);
-        Watch { connection, reader: thread::spawn(move || read_to_the_end(stream)) }
+        Watch {
+            connection,
+            reader: thread::spawn(move || read_to_the_end(stream)),
+        }
     }
 
     /// Ends the watch, and returns the commands that clients have sent since its start.
     pub(crate) fn end(mut self) -> Commands {
-        let () = redis::cmd("ECHO").arg(END).query(&mut self.connection).expect("answers");
-        let seen = self.reader.join().expect("no panic").expect("MONITOR goes on");
-        String::from_utf8_lossy(&seen).lines().filter_map(sent_by_client).collect()
+        let () = redis::cmd("ECHO")
+            .arg(END)
+            .query(&mut self.connection)
+            .expect("answers");
+        let seen = self
+            .reader
+            .join()
+            .expect("no panic")
+            .expect("MONITOR goes on");
+        String::from_utf8_lossy(&seen)
+            .lines()
+            .filter_map(sent_by_client)
+            .collect()
     }
 }
 

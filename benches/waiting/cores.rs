@@ -21,7 +21,9 @@ pub(crate) fn cycle(report: &mut Report) {
     const ROUNDS: usize = 201;
 
     uncontended(report, "by the scheduler", &Server::start(), None);
-    pinned(pin_apart, |server| uncontended(report, "pinned apart", server, None));
+    pinned(pin_apart, |server| {
+        uncontended(report, "pinned apart", server, None);
+    });
     let server = Server::start();
     let locks = connect(&server);
     let _held = locks.lock("held").expect("locks");
@@ -42,8 +44,12 @@ fn uncontended(report: &mut Report, placed: &str, server: &Server, most: Option<
     let (locks, mut floor) = (connect(server), Floor::new(server));
     let mut rounds = Rounds::new(&["floor", "lock + unlock"]);
     for _ in 0..ROUNDS {
-        rounds.time(0, CYCLES, || (0..CYCLES).for_each(|_| floor.cycle("lock:floor")));
-        rounds.time(1, CYCLES, || (0..CYCLES).for_each(|_| drop(locks.lock("one").expect("locks"))));
+        rounds.time(0, CYCLES, || {
+            (0..CYCLES).for_each(|_| floor.cycle("lock:floor"));
+        });
+        rounds.time(1, CYCLES, || {
+            (0..CYCLES).for_each(|_| drop(locks.lock("one").expect("locks")));
+        });
     }
     report.say(&format!("floor cycle, {placed}"), rounds.median(0));
     report.say(&format!("lock + unlock, {placed}"), rounds.median(1));
@@ -70,7 +76,12 @@ pub(crate) fn busy(report: &mut Report) {
             report.say(&what, Figure::number(side.per_second(), 0, ""));
         }
         let share = ours.per_second() / by_hand.per_second();
-        report.must(&of("turns, x by hand"), Figure::number(share, 2, ""), ">= 0.50", share >= 0.5);
+        report.must(
+            &of("turns, x by hand"),
+            Figure::number(share, 2, ""),
+            ">= 0.50",
+            share >= 0.5,
+        );
         let share = ours.per_second() / bare.per_second();
         report.say(&of("turns, x by hand, bare"), Figure::number(share, 2, ""));
         report.say(&of("longest wait, by hand"), by_hand.longest);
@@ -91,7 +102,10 @@ pub(crate) fn one_core(report: &mut Report) {
         let sides = side_by_side(server, THREADS, Duration::from_secs(1));
         for (name, side) in NAMES.into_iter().zip(&sides) {
             let of = |what: &str| format!("{what}, {name}");
-            report.say(&of("turns per second"), Figure::number(side.tally.per_second(), 0, ""));
+            report.say(
+                &of("turns per second"),
+                Figure::number(side.tally.per_second(), 0, ""),
+            );
             report.say(&of("longest wait"), side.tally.longest);
             report.say(&of("CPU a turn, server"), side.tally.each(side.server));
             let (what, own) = (of("CPU a turn, program"), side.tally.each(side.tally.cpu));
@@ -101,12 +115,18 @@ pub(crate) fn one_core(report: &mut Report) {
                 report.say(&what, own);
             }
         }
-        report.must_be_none("failed or overlapped", trouble(&sides.map(|side| side.tally)));
+        report.must_be_none(
+            "failed or overlapped",
+            trouble(&sides.map(|side| side.tally)),
+        );
     });
 }
 
 fn trouble(tallies: &[Tally; 3]) -> u64 {
-    tallies.iter().map(|tally| tally.failed + tally.overlapped).sum()
+    tallies
+        .iter()
+        .map(|tally| tally.failed + tally.overlapped)
+        .sum()
 }
 
 /// The locks that are compared side by side.
@@ -127,10 +147,18 @@ fn side_by_side(server: &Server, threads: usize, span: Duration) -> [Side; 3] {
 
     let mut gauge = Gauge::new(server);
     let locks = &connect(server);
-    let by_hand =
-        |kind| -> Vec<_> { (0..threads).map(|_| Polling::open(&server.url(), "by hand", kind)).collect() };
+    let by_hand = |kind| -> Vec<_> {
+        (0..threads)
+            .map(|_| Polling::open(&server.url(), "by hand", kind))
+            .collect()
+    };
     let (mut pooled, mut bare) = (by_hand(Kind::Pooled), by_hand(Kind::Bare));
-    let mut ours: Vec<_> = (0..threads).map(|_| Relatch { locks, key: "relatch" }).collect();
+    let mut ours: Vec<_> = (0..threads)
+        .map(|_| Relatch {
+            locks,
+            key: "relatch",
+        })
+        .collect();
     let mut run = |who: usize, span| match who {
         0 => take_turns_for(&mut pooled, span, Duration::ZERO),
         1 => take_turns_for(&mut bare, span, Duration::ZERO),

@@ -24,7 +24,9 @@ pub(crate) fn processes(report: &mut Report) {
     let mut rounds = Rounds::new(&["floor"]);
     let mut measure_floor = || {
         for _ in 0..10 {
-            rounds.time(0, CYCLES, || (0..CYCLES).for_each(|_| floor.cycle("lock:floor")));
+            rounds.time(0, CYCLES, || {
+                (0..CYCLES).for_each(|_| floor.cycle("lock:floor"));
+            });
         }
     };
     let mut crowd = Crowd::start(&server, "relatch", 4);
@@ -36,7 +38,10 @@ pub(crate) fn processes(report: &mut Report) {
     say_shares(report, &tallies, 15.0, 35.0);
     report.must_be_within("longest wait", all.longest, Duration::from_millis(100), "");
     let of_floor = all.per_second() * rounds.median(0).as_secs_f64();
-    report.say("turns per second", Figure::number(all.per_second(), 0, &format!(", {of_floor:.2} x floor")));
+    report.say(
+        "turns per second",
+        Figure::number(all.per_second(), 0, &format!(", {of_floor:.2} x floor")),
+    );
     report.must_be_none("turns that failed", all.failed);
 }
 
@@ -61,8 +66,17 @@ fn say_shares(report: &mut Report, tallies: &[Tally], least: f64, most: f64) {
     for (number, tally) in tallies.iter().enumerate() {
         let share = ratio(tally.turns, total.max(1)) * 100.0;
         let what = format!("share of turns, process {}", number + 1);
-        let bound = if most < 100.0 { format!("{least} % to {most} %") } else { format!(">= {least} %") };
-        report.must(&what, Figure::number(share, 1, " %"), bound, (least..=most).contains(&share));
+        let bound = if most < 100.0 {
+            format!("{least} % to {most} %")
+        } else {
+            format!(">= {least} %")
+        };
+        report.must(
+            &what,
+            Figure::number(share, 1, " %"),
+            bound,
+            (least..=most).contains(&share),
+        );
     }
 }
 
@@ -90,7 +104,10 @@ pub(crate) fn fifty(report: &mut Report) {
         let before = gauge.cpu_time();
         let more = crowds[who].take_turns(1, span, HOLD);
         server_cpu[who] += gauge.cpu_time().saturating_sub(before);
-        tallies[who].iter_mut().zip(more).for_each(|(tally, more)| tally.then(more));
+        tallies[who]
+            .iter_mut()
+            .zip(more)
+            .for_each(|(tally, more)| tally.then(more));
     }
 
     let all = tallies.each_ref().map(|tallies| together(tallies));
@@ -98,9 +115,18 @@ pub(crate) fn fifty(report: &mut Report) {
         let of = |what: &str| format!("{what}, {name}");
         let all = &all[who];
         let turns = tallies[who].iter().map(|tally| tally.turns);
-        report.say(&of("turns per second"), Figure::number(all.per_second(), 0, ""));
-        report.say(&of("fewest turns of a process"), turns.clone().min().unwrap_or_default());
-        report.say(&of("most turns of a process"), turns.max().unwrap_or_default());
+        report.say(
+            &of("turns per second"),
+            Figure::number(all.per_second(), 0, ""),
+        );
+        report.say(
+            &of("fewest turns of a process"),
+            turns.clone().min().unwrap_or_default(),
+        );
+        report.say(
+            &of("most turns of a process"),
+            turns.max().unwrap_or_default(),
+        );
         report.say(&of("mean wait"), all.mean_wait());
         report.say(&of("longest wait"), all.longest);
         report.say(&of("CPU a turn, programs"), all.each(all.cpu));
@@ -109,16 +135,32 @@ pub(crate) fn fifty(report: &mut Report) {
         let watched = together(&crowds[who].take_turns(1, WATCHED, HOLD));
         let commands = watch.end();
         let per_turn = ratio(commands.total(), watched.turns.max(1));
-        report.say(&of("commands sent a turn"), Figure::number(per_turn, 1, &format!("; {commands}")));
+        report.say(
+            &of("commands sent a turn"),
+            Figure::number(per_turn, 1, &format!("; {commands}")),
+        );
     }
     let [by_hand, bare, ours] = all;
     let share = ours.per_second() / by_hand.per_second();
-    report.must("turns, x by hand", Figure::number(share, 2, ""), ">= 0.80", share >= 0.8);
+    report.must(
+        "turns, x by hand",
+        Figure::number(share, 2, ""),
+        ">= 0.80",
+        share >= 0.8,
+    );
     let share = ours.per_second() / bare.per_second();
     report.say("turns, x by hand, bare", Figure::number(share, 2, ""));
     let waits = ours.longest.div_duration_f64(ours.mean_wait());
-    report.must("longest wait, x mean wait", Figure::number(waits, 1, ""), "<= 10", waits <= 10.0);
-    report.must_be_none("turns that failed", all.iter().map(|tally| tally.failed).sum());
+    report.must(
+        "longest wait, x mean wait",
+        Figure::number(waits, 1, ""),
+        "<= 10",
+        waits <= 10.0,
+    );
+    report.must_be_none(
+        "turns that failed",
+        all.iter().map(|tally| tally.failed).sum(),
+    );
 }
 
 /// Processes that take turns each time they get an order.
@@ -127,11 +169,19 @@ struct Crowd(Vec<Child>);
 impl Crowd {
     fn start(server: &Server, who: &str, processes: usize) -> Crowd {
         let role = &format!("{who} turns");
-        Crowd(Child::start_all(processes, role, &server.url(), role, "ready"))
+        Crowd(Child::start_all(
+            processes,
+            role,
+            &server.url(),
+            role,
+            "ready",
+        ))
     }
 
     fn take_turns(&mut self, threads: usize, span: Duration, hold: Duration) -> Vec<Tally> {
-        self.0.iter_mut().for_each(|child| child.begin_turns(threads, span, hold));
+        self.0
+            .iter_mut()
+            .for_each(|child| child.begin_turns(threads, span, hold));
         self.0.iter_mut().map(|child| child.tally(span)).collect()
     }
 }
@@ -153,23 +203,42 @@ pub(crate) fn cascade(report: &mut Report) {
         let counted = Cascade::of_relatch(processes, true);
         let polling = Cascade::by_hand(processes);
 
-        report.must_be_within(&of("all of them"), timed.took, Duration::from_millis(bound), "");
+        report.must_be_within(
+            &of("all of them"),
+            timed.took,
+            Duration::from_millis(bound),
+            "",
+        );
         report.say(&of("all of them, by hand"), polling.took);
-        report.say(&of("p50 from a release to the next holder"), timed.gaps.p50());
+        report.say(
+            &of("p50 from a release to the next holder"),
+            timed.gaps.p50(),
+        );
         report.say(&of("p50 of that, by hand"), polling.gaps.p50());
         report.say(&of("the longest of those"), timed.gaps.max());
         let sent = counted.sent.as_ref().map_or(0, Commands::total);
         let per_release = ratio(sent, processes as u64);
         let shown = Figure::number(per_release, 1, "");
-        report.must(&of("commands sent a release"), shown, format!("<= {commands}"), per_release <= commands);
+        report.must(
+            &of("commands sent a release"),
+            shown,
+            format!("<= {commands}"),
+            per_release <= commands,
+        );
         if let Some(sent) = &counted.sent {
             report.say(&of("commands sent"), sent);
         }
         report.say(&of("commands executed, in scripts too"), &timed.executed);
         report.say(&of("all of them, watched"), counted.took);
         let all = [&timed, &counted, &polling];
-        report.must_be_none(&of("holds that overlapped"), all.iter().map(|run| run.overlaps).sum());
-        report.must_be_none(&of("locks that failed"), all.iter().map(|run| run.failed).sum());
+        report.must_be_none(
+            &of("holds that overlapped"),
+            all.iter().map(|run| run.overlaps).sum(),
+        );
+        report.must_be_none(
+            &of("locks that failed"),
+            all.iter().map(|run| run.failed).sum(),
+        );
     }
 }
 
@@ -188,7 +257,10 @@ impl Cascade {
     fn of_relatch(processes: usize, watched: bool) -> Cascade {
         let server = Server::start();
         let locks = connect(&server);
-        let first = Relatch { locks: &locks, key: "cascade" };
+        let first = Relatch {
+            locks: &locks,
+            key: "cascade",
+        };
         Cascade::run(&server, first, "relatch once", processes, watched)
     }
 
@@ -198,7 +270,13 @@ impl Cascade {
         Cascade::run(&server, first, "by hand once", processes, false)
     }
 
-    fn run(server: &Server, mut first: impl Taker, role: &str, processes: usize, watched: bool) -> Cascade {
+    fn run(
+        server: &Server,
+        mut first: impl Taker,
+        role: &str,
+        processes: usize,
+        watched: bool,
+    ) -> Cascade {
         let mut gauge = Gauge::new(server);
         let mut children = Vec::new();
         let (mut watch, mut before, mut released) = (None, None, 0);
@@ -215,14 +293,19 @@ impl Cascade {
         };
         first.turn(start).expect("holds and releases");
         let answers: Vec<_> = children.iter_mut().map(Child::try_numbers::<2>).collect();
-        let executed = gauge.commands().since(&before.expect("the first hold is over"));
+        let executed = gauge
+            .commands()
+            .since(&before.expect("the first hold is over"));
         let sent = watch.map(Watch::end);
 
         let begun = released;
         let (mut gaps, mut overlaps) = (Vec::new(), 0);
         let (mut turns, failures): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
         if let Some(Err(line)) = failures.first() {
-            eprintln!("waiting: {} processes failed, the first of them with {line:?}", failures.len());
+            eprintln!(
+                "waiting: {} processes failed, the first of them with {line:?}",
+                failures.len()
+            );
         }
         turns.sort_unstable();
         for [had, gave_back] in turns.into_iter().flatten() {
@@ -232,7 +315,14 @@ impl Cascade {
         }
         let took = Duration::from_nanos(released.saturating_sub(begun));
         let failed = failures.len() as u64;
-        Cascade { took, gaps: Spread::of(gaps), overlaps, failed, executed, sent }
+        Cascade {
+            took,
+            gaps: Spread::of(gaps),
+            overlaps,
+            failed,
+            executed,
+            sent,
+        }
     }
 }
 
@@ -242,7 +332,10 @@ fn until_all_are_told(gauge: &mut Gauge, processes: usize) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while gauge.tracking() < processes as u64 {
         if Instant::now() > deadline {
-            eprintln!("waiting: {} of {processes} processes have tracking on", gauge.tracking());
+            eprintln!(
+                "waiting: {} of {processes} processes have tracking on",
+                gauge.tracking()
+            );
             return;
         }
         thread::sleep(Duration::from_millis(20));

@@ -21,7 +21,10 @@ impl Redis {
         check_installed()?;
         // The server writes nothing to disk, so that a Ctrl-C leaves no files behind.
         let server = Server::without_files();
-        Ok(Redis { url: server.bare_url(), _server: Some(server) })
+        Ok(Redis {
+            url: server.bare_url(),
+            _server: Some(server),
+        })
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -54,10 +57,17 @@ pub(crate) struct Workers {
 impl Workers {
     pub(crate) fn start(url: &str, roles: &[&str], args: &[String]) -> io::Result<Workers> {
         let (reader, writer) = io::pipe()?;
-        let mut workers = Workers { processes: Vec::new(), lines: BufReader::new(reader).lines() };
+        let mut workers = Workers {
+            processes: Vec::new(),
+            lines: BufReader::new(reader).lines(),
+        };
         for role in roles {
             let mut command = role::command(role, &[]);
-            command.args(args).env_remove("RELATCH_URL").env("REDIS_URL", url).stdout(writer.try_clone()?);
+            command
+                .args(args)
+                .env_remove("RELATCH_URL")
+                .env("REDIS_URL", url)
+                .stdout(writer.try_clone()?);
             workers.processes.push(Process::start(&mut command)?);
         }
         Ok(workers)

@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use crate::acquire::claim::Taken;
 use crate::base::backoff::Backoff;
-use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, warn};
+use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Key;
 use crate::base::sync::thread;
@@ -56,7 +56,11 @@ impl Adoption<'_> {
             let name = self.key.name();
             debug!(target: "relatch::acquire", "adopting lock {name:?}: {failure:?}");
             let is_lost = matches!(failure.fate(), Fate::Unknown { .. });
-            let pause = if is_lost && !maybe_done { Duration::ZERO } else { backoff.pause() };
+            let pause = if is_lost && !maybe_done {
+                Duration::ZERO
+            } else {
+                backoff.pause()
+            };
             maybe_done |= is_lost;
             if failure.can_pass() && Moment::now().after(pause) < self.deadline {
                 drop(connection);
@@ -64,7 +68,9 @@ impl Adoption<'_> {
                 thread::sleep(pause);
                 continue;
             }
-            if let (Fate::Unknown { link_stands: true }, Some(connection)) = (failure.fate(), connection) {
+            if let (Fate::Unknown { link_stands: true }, Some(connection)) =
+                (failure.fate(), connection)
+            {
                 connection.abandon(self.key.in_redis(), &self.claim.token);
             }
             if maybe_done {
@@ -80,18 +86,34 @@ impl Adoption<'_> {
     }
 
     /// One try. Leaves its connection in `used`, so that a deletion can be written behind the try.
-    fn ask<'a>(&'a self, used: &mut Option<Connection<'a>>) -> Result<(AdoptReply, AcquiredAt), Failure> {
+    fn ask<'a>(
+        &'a self,
+        used: &mut Option<Connection<'a>>,
+    ) -> Result<(AdoptReply, AcquiredAt), Failure> {
         let key = self.key.in_redis();
         let connection = used.insert(self.store.checkout(key, self.deadline)?);
         let sent = Moment::now();
-        let reply = connection.adopt(self.old, self.least, self.claim.wanted(key), self.deadline)?;
-        Ok((reply, AcquiredAt { sent, answered: Moment::now() }))
+        let reply =
+            connection.adopt(self.old, self.least, self.claim.wanted(key), self.deadline)?;
+        Ok((
+            reply,
+            AcquiredAt {
+                sent,
+                answered: Moment::now(),
+            },
+        ))
     }
 
     fn judge(&self, reply: &AdoptReply, at: AcquiredAt) -> Result<Taken, Error> {
         match reply {
-            AdoptReply::Adopted { fence } if at.answered < self.claim.lease.valid_until(at.sent) => {
-                Ok(Taken { token: self.claim.token.clone(), fence: *fence, at })
+            AdoptReply::Adopted { fence }
+                if at.answered < self.claim.lease.valid_until(at.sent) =>
+            {
+                Ok(Taken {
+                    token: self.claim.token.clone(),
+                    fence: *fence,
+                    at,
+                })
             }
             AdoptReply::Adopted { .. } => {
                 let name = self.key.name();
@@ -103,7 +125,8 @@ impl Adoption<'_> {
                 Err(self.lost(LostCause::Expired))
             }
             AdoptReply::Absent => {
-                let (key, redis_key) = (self.key.name().to_string(), self.key.in_redis().to_owned());
+                let (key, redis_key) =
+                    (self.key.name().to_string(), self.key.in_redis().to_owned());
                 Err(Error::NothingToAdopt { key, redis_key })
             }
             AdoptReply::NotOurs => Err(self.lost(LostCause::Taken)),
@@ -111,7 +134,11 @@ impl Adoption<'_> {
     }
 
     fn lost(&self, cause: LostCause) -> Error {
-        Error::Lost { key: self.key.name().to_string(), cause, made: Made::now() }
+        Error::Lost {
+            key: self.key.name().to_string(),
+            cause,
+            made: Made::now(),
+        }
     }
 
     /// Redis may hold the new token now or later, and no thread will use it.
@@ -138,17 +165,39 @@ mod tests {
     fn a_lock_whose_adoption_was_answered_too_late_is_deleted() {
         let (keeper, key) = (keeper_without_redis(), Key::new("lock:", "a").unwrap());
         let second = Duration::from_secs(1);
-        let claim = Claim { token: "new".to_owned(), lease: Lease::new(second), counter: None };
+        let claim = Claim {
+            token: "new".to_owned(),
+            lease: Lease::new(second),
+            counter: None,
+        };
         let (store, deadline) = (&*keeper.store, Moment::NEVER);
-        let adoption = Adoption { store, keeper: &keeper, key: &key, old: "old", least: 0, claim, deadline };
+        let adoption = Adoption {
+            store,
+            keeper: &keeper,
+            key: &key,
+            old: "old",
+            least: 0,
+            claim,
+            deadline,
+        };
         let answered = Moment::now();
-        let judge =
-            |sent| adoption.judge(&AdoptReply::Adopted { fence: None }, AcquiredAt { sent, answered });
+        let judge = |sent| {
+            adoption.judge(
+                &AdoptReply::Adopted { fence: None },
+                AcquiredAt { sent, answered },
+            )
+        };
         let next_orphan = || keeper.work.lock().leases.orphans.next();
         assert!(judge(answered).is_ok());
         assert_eq!(next_orphan(), Moment::NEVER);
         let late = judge(answered.before(second));
-        assert!(matches!(late, Err(Error::Lost { cause: LostCause::Expired, .. })));
+        assert!(matches!(
+            late,
+            Err(Error::Lost {
+                cause: LostCause::Expired,
+                ..
+            })
+        ));
         assert!(next_orphan() < Moment::NEVER, "nobody deletes it");
     }
 }

@@ -21,19 +21,19 @@ use std::time::Duration;
 
 use crate::acquire::step::Ask;
 use crate::base::clock::Moment;
-use crate::base::counters::Counters;
 use crate::base::emit::warn;
-use crate::base::holder::Holder;
 use crate::base::key::Key;
 use crate::base::options::Lease;
+use crate::base::owner::holder::Holder;
 use crate::base::owner::{Owner, fresh_token};
+use crate::base::stats::counters::Counters;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::shared::Keeper;
 use crate::store::{ClaimReply, Connection, Failure, Fate, Seen, Store, Tracking, Wanted};
 use crate::waiting::deadlocks::IsVain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::listeners::Listeners;
+use crate::wakeups::listeners::Listeners;
 
 /// Which lock to take, for which owner, and by what means.
 pub(crate) struct AcquireContext<'a> {
@@ -114,8 +114,14 @@ impl<'a> PendingClaim<'a> {
         deadline: Moment,
     ) -> PendingClaim<'a> {
         let Claim { token, counter, .. } = claim;
-        let mut pending =
-            PendingClaim { context, token: Some(token), given_up: None, counter, tracks, deadline };
+        let mut pending = PendingClaim {
+            context,
+            token: Some(token),
+            given_up: None,
+            counter,
+            tracks,
+            deadline,
+        };
         match handed {
             HandoffOutcome::NotTaken => {}
             // The thread in front tells the keeper to delete the token.
@@ -138,15 +144,27 @@ impl<'a> PendingClaim<'a> {
             Ask::Claim => self.claim(false, &mut since),
             Ask::ClaimOrLook => self.claim(true, &mut since),
         };
-        Attempt { since, answer, has_given_up: self.has_given_up() }
+        Attempt {
+            since,
+            answer,
+            has_given_up: self.has_given_up(),
+        }
     }
 
     /// Asks for the lock. With `look`, the answer says who has it.
     fn claim(&mut self, look: bool, since: &mut Moment) -> Result<Answer, Failure> {
-        let AcquireContext { store, listeners, key, lease, .. } = *self.context;
+        let AcquireContext {
+            store,
+            listeners,
+            key,
+            lease,
+            ..
+        } = *self.context;
         let token = match self.token.take() {
             Some(token) => token,
-            None => fresh_token(self.context.owner, self.context.machine).map_err(Failure::not_sent)?,
+            None => {
+                fresh_token(self.context.owner, self.context.machine).map_err(Failure::not_sent)?
+            }
         };
         let token = self.token.insert(token);
         let mut connection = store.checkout(key.in_redis(), self.deadline)?;
@@ -155,7 +173,10 @@ impl<'a> PendingClaim<'a> {
         if (self.context.is_vain)(None, false).is_err() {
             return Err(Failure::OutOfTime("the wait was stopped".into()));
         }
-        let listener = connection.node().filter(|_| self.tracks).and_then(|node| listeners.of(node));
+        let listener = connection
+            .node()
+            .filter(|_| self.tracks)
+            .and_then(|node| listeners.of(node));
         let number = listener.as_ref().and_then(|listener| listener.client_id());
         let sent = Moment::now();
         if connection.answered_since(*since) {
@@ -163,11 +184,18 @@ impl<'a> PendingClaim<'a> {
         }
         let (redis_key, deadline) = (key.in_redis(), self.deadline);
         let counter = self.counter.as_deref();
-        let wanted = Wanted { key: redis_key, token, lease: lease.millis(), counter };
+        let wanted = Wanted {
+            key: redis_key,
+            token,
+            lease: lease.millis(),
+            counter,
+        };
         let mut answer = if look {
             connection.claim_or_look(wanted, number, deadline)
         } else {
-            connection.claim(wanted, deadline).map(|reply| (reply, Tracking::Off))
+            connection
+                .claim(wanted, deadline)
+                .map(|reply| (reply, Tracking::Off))
         };
         if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
             && holder.raw() == given_up
@@ -183,7 +211,9 @@ impl<'a> PendingClaim<'a> {
             Ok((ClaimReply::Busy(holder), tracking)) => {
                 let tracked = match (listener.zip(number), tracking) {
                     (_, Tracking::Direct) => true,
-                    (Some((listener, number)), tracking) => listener.will_wake(redis_key, number, tracking),
+                    (Some((listener, number)), tracking) => {
+                        listener.will_wake(redis_key, number, tracking)
+                    }
                     (None, _) => false,
                 };
                 Ok(Answer::Busy { holder, tracked })
@@ -201,11 +231,17 @@ impl<'a> PendingClaim<'a> {
         let key = self.context.key.in_redis();
         let mut connection = self.context.store.checkout(key, self.deadline)?;
         Ok(match connection.look(key, None, self.deadline)? {
-            Seen::Nothing => Answer::Busy { holder: None, tracked: false },
+            Seen::Nothing => Answer::Busy {
+                holder: None,
+                tracked: false,
+            },
             Seen::Somebody(holder) if self.token.as_deref() == Some(holder.raw()) => {
                 return Err(self.refused_and_stored());
             }
-            Seen::Somebody(holder) => Answer::Busy { holder: Some(holder), tracked: false },
+            Seen::Somebody(holder) => Answer::Busy {
+                holder: Some(holder),
+                tracked: false,
+            },
             Seen::NotAString => Answer::NotAString,
         })
     }
@@ -233,7 +269,11 @@ impl<'a> PendingClaim<'a> {
             );
             return Err(self.too_late(connection));
         };
-        Ok(Answer::Taken(Taken { token, fence, at: AcquiredAt { sent, answered } }))
+        Ok(Answer::Taken(Taken {
+            token,
+            fence,
+            at: AcquiredAt { sent, answered },
+        }))
     }
 
     /// Removes a token whose `SET` was answered after the lease was over. Even if the removal has
@@ -260,7 +300,9 @@ impl<'a> PendingClaim<'a> {
 
     /// Never uses the token again. Redis may hold it now or later, so the keeper has to delete it.
     fn give_up(&mut self) {
-        let AcquireContext { keeper, key, lease, .. } = *self.context;
+        let AcquireContext {
+            keeper, key, lease, ..
+        } = *self.context;
         if let Some(token) = self.token.take() {
             self.given_up = Some(token.clone());
             let gone_by = lease.gone_by(Moment::now());
@@ -275,5 +317,8 @@ impl<'a> PendingClaim<'a> {
 }
 
 fn unanswered(cause: &'static str) -> Failure {
-    Failure::Unanswered { link_stands: true, cause: cause.into() }
+    Failure::Unanswered {
+        link_stands: true,
+        cause: cause.into(),
+    }
 }

@@ -13,19 +13,19 @@ use std::time::Duration;
 
 use crate::acquire::claim::PendingClaim;
 use crate::acquire::step::{End, Progress, Step};
-use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, info};
 use crate::base::error::Error;
-use crate::base::holder::Holder;
+use crate::base::error::body::Made;
 use crate::base::key::{Key, NOT_A_STRING};
-use crate::base::machine;
+use crate::base::owner::holder::Holder;
+use crate::base::owner::machine;
 use crate::hold::AcquiredAt;
 use crate::store::{Cause, Compared, Failure};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::{Kind, Patience};
 use crate::waiting::queues::Joined;
-use crate::waiting::wakeups::Registration;
+use crate::wakeups::table::Registration;
 
 pub(crate) use crate::acquire::adopt::Adoption;
 pub(crate) use crate::acquire::claim::{AcquireContext, Answer, Attempt, Taken};
@@ -39,7 +39,12 @@ const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
 /// The error of a wait that ends while the lock is busy. `cause` says why the last attempt failed,
 /// or why no holder is known.
-pub(crate) fn busy(key: &Key, patience: &Patience, holder: Option<Holder>, cause: Option<Cause>) -> Error {
+pub(crate) fn busy(
+    key: &Key,
+    patience: &Patience,
+    holder: Option<Holder>,
+    cause: Option<Cause>,
+) -> Error {
     let waited = Moment::now().since(patience.began);
     Error::Timeout {
         key: key.name().to_string(),
@@ -60,15 +65,25 @@ pub(crate) fn acquire(
     claim: Claim,
 ) -> Result<Taken, Error> {
     let handed = joined.start.handed;
-    if let HandoffOutcome::Taken { sent, answered, fence } = handed
+    if let HandoffOutcome::Taken {
+        sent,
+        answered,
+        fence,
+    } = handed
         && Moment::now() < claim.lease.valid_until(sent)
     {
         context.counters.handed_off.add(1);
-        return Ok(Taken { token: claim.token, fence, at: AcquiredAt { sent, answered } });
+        return Ok(Taken {
+            token: claim.token,
+            fence,
+            at: AcquiredAt { sent, answered },
+        });
     }
     let mut pending = PendingClaim::new(context, claim, handed, !patience.once, patience.deadline);
     let has_given_up = pending.has_given_up();
-    ask_until_taken(context, patience, joined, has_given_up, |ask| pending.ask(ask))
+    ask_until_taken(context, patience, joined, has_given_up, |ask| {
+        pending.ask(ask)
+    })
 }
 
 /// Calls `attempt` until the lock is taken, or until the wait ends without it.
@@ -84,7 +99,13 @@ pub(crate) fn ask_until_taken(
 ) -> Result<Taken, Error> {
     let (lease, attempts) = (context.lease.time(), joined.start.attempts.clone());
     let progress = Progress::new(patience, lease, context.poll_every, attempts);
-    let acquisition = Acquisition { context, patience, joined, progress, registration: None };
+    let acquisition = Acquisition {
+        context,
+        patience,
+        joined,
+        progress,
+        registration: None,
+    };
     acquisition.run(has_given_up, attempt)
 }
 
@@ -136,7 +157,11 @@ impl Acquisition<'_> {
             self.nap(self.joined.start.nap);
         }
         let is_busy = expects_busy(self.patience, self.joined, has_given_up);
-        if is_busy { self.progress.expects_busy() } else { Step::Ask }
+        if is_busy {
+            self.progress.expects_busy()
+        } else {
+            Step::Ask
+        }
     }
 
     /// What an attempt has brought: the lock, or the next step.
@@ -150,7 +175,9 @@ impl Acquisition<'_> {
             Ok(Answer::Busy { holder, tracked }) => self.busy(holder, tracked, tried.since),
             Ok(Answer::NotAString) => {
                 self.joined.turn.answered();
-                Step::GiveUp(End::NotALock { found: NOT_A_STRING.to_owned() })
+                Step::GiveUp(End::NotALock {
+                    found: NOT_A_STRING.to_owned(),
+                })
             }
             Err(failure) => self.failed(failure, tried.since),
         })
@@ -172,7 +199,11 @@ impl Acquisition<'_> {
                 (self.context.sleeps)();
                 self.sleep(until);
             }
-            Step::Wait { until, tracked, long } => self.wait(until, tracked, long),
+            Step::Wait {
+                until,
+                tracked,
+                long,
+            } => self.wait(until, tracked, long),
             Step::GiveUp(end) => return Some(end),
         }
         self.progress.slept(Moment::now())
@@ -180,14 +211,18 @@ impl Acquisition<'_> {
 
     fn register(&mut self) {
         let AcquireContext { listeners, key, .. } = *self.context;
-        self.registration.get_or_insert_with(|| listeners.wakeups.register(key.in_redis()));
+        self.registration
+            .get_or_insert_with(|| listeners.wakeups.register(key.in_redis()));
     }
 
     /// Sleeps until `until`, whatever happens to the key. Only a stop ends this sleep.
     fn sleep(&mut self, until: Moment) {
         self.register();
         while (self.context.is_vain)(None, false).is_ok()
-            && self.registration.as_ref().is_some_and(|registration| registration.wait(until))
+            && self
+                .registration
+                .as_ref()
+                .is_some_and(|registration| registration.wait(until))
         {
             self.forget_wake_ups();
         }
@@ -205,7 +240,11 @@ impl Acquisition<'_> {
         let woken = self.sleeps_until_woken(until);
         if long && !woken && until <= Moment::now() {
             let AcquireContext { listeners, key, .. } = *self.context;
-            self.progress.not_woken(listeners.of_key(key.in_redis()).and_then(|it| it.client_id()));
+            self.progress.not_woken(
+                listeners
+                    .of_key(key.in_redis())
+                    .and_then(|it| it.client_id()),
+            );
         }
         if tracked {
             self.nap(self.joined.turn.nap());
@@ -223,9 +262,13 @@ impl Acquisition<'_> {
                 Moment::NEVER
             };
             let registration = self.registration.as_ref();
-            let woken =
-                registration.is_some_and(|registration| registration.wait(until.min(check).min(speaks)));
-            let is_dead = || self.progress.holder().is_some_and(|holder| self.is_dead(holder));
+            let woken = registration
+                .is_some_and(|registration| registration.wait(until.min(check).min(speaks)));
+            let is_dead = || {
+                self.progress
+                    .holder()
+                    .is_some_and(|holder| self.is_dead(holder))
+            };
             if woken || until <= Moment::now() || is_dead() {
                 return woken;
             }
@@ -253,11 +296,19 @@ impl Acquisition<'_> {
         }
         self.report_missed_change(holder.as_ref(), self.patience.deadline);
         if !self.patience.once {
-            let AcquireContext { store, listeners, counters, key, .. } = *self.context;
+            let AcquireContext {
+                store,
+                listeners,
+                counters,
+                key,
+                ..
+            } = *self.context;
             if let Some(node) = store.node_of(key.in_redis()) {
                 listeners.start(&node);
             }
-            counters.waited.add(u64::from(self.progress.is_first_busy() && !self.joined.waited));
+            counters.waited.add(u64::from(
+                self.progress.is_first_busy() && !self.joined.waited,
+            ));
         }
         self.progress.busy(holder, tracked, Moment::now())
     }
@@ -271,7 +322,9 @@ impl Acquisition<'_> {
         let end = self.progress.examine(holder, now);
         if end.is_none() {
             let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == pid);
-            self.joined.turn.saw(holder, now.since(since), of_this_process);
+            self.joined
+                .turn
+                .saw(holder, now.since(since), of_this_process);
         }
         end
     }
@@ -279,7 +332,12 @@ impl Acquisition<'_> {
     /// True if the holder has certainly died, and the options allow this thread to take its lock
     /// over.
     fn is_dead(&self, holder: &Holder) -> bool {
-        let AcquireContext { owner, machine, reclaim_dead, .. } = *self.context;
+        let AcquireContext {
+            owner,
+            machine,
+            reclaim_dead,
+            ..
+        } = *self.context;
         reclaim_dead && machine::is_dead(holder.raw(), owner.host(), machine)
     }
 
@@ -287,7 +345,12 @@ impl Acquisition<'_> {
     /// says that it has done so. A lost answer does no harm: the next attempt finds out whether the
     /// key is gone.
     fn reclaim(&self, holder: &Holder) -> bool {
-        let AcquireContext { store, counters, key, .. } = *self.context;
+        let AcquireContext {
+            store,
+            counters,
+            key,
+            ..
+        } = *self.context;
         let deadline = self.patience.deadline;
         let removed = store
             .checkout(key.in_redis(), deadline)
@@ -314,7 +377,10 @@ impl Acquisition<'_> {
         let comes_by = Moment::now().after(ON_ITS_WAY);
         if let Some(number) = self.progress.missed_change(holder)
             && comes_by <= limit.min(self.patience.deadline)
-            && !self.registration.as_ref().is_some_and(|registration| registration.wait(comes_by))
+            && !self
+                .registration
+                .as_ref()
+                .is_some_and(|registration| registration.wait(comes_by))
             && let Some(listener) = listeners.of_key(key.in_redis())
         {
             listener.give_up(number, &"Redis sent no invalidation of a key that changed");
@@ -347,7 +413,10 @@ impl Acquisition<'_> {
                 }
                 busy(key, self.patience, holder, failure.map(Failure::into_cause))
             }
-            End::Unavailable { failure, final_answer } => {
+            End::Unavailable {
+                failure,
+                final_answer,
+            } => {
                 if final_answer {
                     self.joined.turn.answered();
                 }
@@ -387,7 +456,12 @@ mod tests {
         fn new() -> Rig {
             let owner = Owner::new("host".into(), std::process::id(), 1);
             let key = Key::new("lock:", "a").unwrap();
-            Rig { keeper: keeper_without_redis(), key, owner, reclaim_dead: false }
+            Rig {
+                keeper: keeper_without_redis(),
+                key,
+                owner,
+                reclaim_dead: false,
+            }
         }
 
         fn context(&self) -> AcquireContext<'_> {
@@ -416,15 +490,30 @@ mod tests {
         ) -> (Result<Taken, Error>, Vec<Ask>) {
             let (mut asked, mut answers) = (Vec::new(), answers.into_iter());
             let no_claim = || unreachable!("nobody is in the queue");
-            let turn =
-                self.keeper.queues.join(self.key.name(), patience, |_, _| Ok(()), |_| true, || (), no_claim);
+            let turn = self.keeper.queues.join(
+                self.key.name(),
+                patience,
+                |_, _| Ok(()),
+                |_| true,
+                || (),
+                no_claim,
+            );
             let turn = turn.expect("nobody is in the queue");
             let taken = ask_until_taken(&self.context(), patience, &turn, false, |ask| {
                 asked.push(ask);
-                let answer = answers.next().expect("there are more attempts than answers");
-                Attempt { since: Moment::now(), answer, has_given_up: false }
+                let answer = answers
+                    .next()
+                    .expect("there are more attempts than answers");
+                Attempt {
+                    since: Moment::now(),
+                    answer,
+                    has_given_up: false,
+                }
             });
-            assert!(self.keeper.listeners.wakeups.is_empty(), "the thread is still registered");
+            assert!(
+                self.keeper.listeners.wakeups.is_empty(),
+                "the thread is still registered"
+            );
             (taken, asked)
         }
     }
@@ -434,21 +523,37 @@ mod tests {
     }
 
     fn busy_by(value: &str, left: Option<Duration>, tracked: bool) -> Answer {
-        Answer::Busy { holder: Some(Holder::new(value.as_bytes(), left)), tracked }
+        Answer::Busy {
+            holder: Some(Holder::new(value.as_bytes(), left)),
+            tracked,
+        }
     }
 
     fn busy_by_nobody() -> Answer {
-        Answer::Busy { holder: None, tracked: false }
+        Answer::Busy {
+            holder: None,
+            tracked: false,
+        }
     }
 
     fn taken() -> Answer {
         let now = Moment::now();
-        let at = AcquiredAt { sent: now, answered: now };
-        Answer::Taken(Taken { token: "ours".to_owned(), fence: None, at })
+        let at = AcquiredAt {
+            sent: now,
+            answered: now,
+        };
+        Answer::Taken(Taken {
+            token: "ours".to_owned(),
+            fence: None,
+            at,
+        })
     }
 
     fn lost_answer() -> Failure {
-        Failure::Unanswered { link_stands: true, cause: "no answer".into() }
+        Failure::Unanswered {
+            link_stands: true,
+            cause: "no answer".into(),
+        }
     }
 
     #[test]
@@ -463,19 +568,39 @@ mod tests {
         ];
         let (taken, asked) = rig.take(&soon(), answers);
         assert_eq!(taken.unwrap().token, "ours");
-        assert_eq!(asked, [Ask::Claim, Ask::ClaimOrLook, Ask::ClaimOrLook, Ask::ClaimOrLook]);
+        assert_eq!(
+            asked,
+            [
+                Ask::Claim,
+                Ask::ClaimOrLook,
+                Ask::ClaimOrLook,
+                Ask::ClaimOrLook
+            ]
+        );
         assert_eq!(rig.keeper.counters.read().waited, 1, "counted once");
     }
 
     #[test]
     fn a_single_try_ends_with_the_holder_and_has_not_waited() {
         let rig = Rig::new();
-        let once = Patience { once: true, ..soon() };
-        let (error, asked) =
-            rig.take(&once, [Ok(busy_by_nobody()), Ok(busy_by("theirs", Some(LEASE), false))]);
+        let once = Patience {
+            once: true,
+            ..soon()
+        };
+        let (error, asked) = rig.take(
+            &once,
+            [
+                Ok(busy_by_nobody()),
+                Ok(busy_by("theirs", Some(LEASE), false)),
+            ],
+        );
         assert_eq!(asked, [Ask::Claim, Ask::Look]);
         match error.unwrap_err() {
-            Error::Timeout { holder: Some(holder), source: None, .. } => assert_eq!(holder.raw(), "theirs"),
+            Error::Timeout {
+                holder: Some(holder),
+                source: None,
+                ..
+            } => assert_eq!(holder.raw(), "theirs"),
             other => panic!("{other:?}"),
         }
         assert_eq!(rig.keeper.counters.read().waited, 0);
@@ -487,11 +612,25 @@ mod tests {
         let began = Moment::now();
         let deadline = began.after(Duration::from_millis(8));
         let answers = std::iter::repeat_with(|| Ok(busy_by("theirs", Some(LEASE), true)));
-        let (error, asked) = rig.take(&Patience { began, ..until(deadline) }, answers);
-        assert!(asked.len() <= 3, "one at first, one after registering, and one before the deadline");
+        let (error, asked) = rig.take(
+            &Patience {
+                began,
+                ..until(deadline)
+            },
+            answers,
+        );
+        assert!(
+            asked.len() <= 3,
+            "one at first, one after registering, and one before the deadline"
+        );
         assert!(deadline <= Moment::now());
         match error.unwrap_err() {
-            Error::Timeout { waited, holder: Some(_), source: None, .. } => {
+            Error::Timeout {
+                waited,
+                holder: Some(_),
+                source: None,
+                ..
+            } => {
                 assert!(waited >= Duration::from_millis(8));
             }
             other => panic!("{other:?}"),
@@ -510,20 +649,38 @@ mod tests {
             let waker = scope.spawn(move || {
                 asked.recv().unwrap();
                 asked.recv().unwrap();
-                rig.keeper.listeners.wakeups.wake(rig.key.in_redis().as_bytes());
+                rig.keeper
+                    .listeners
+                    .wakeups
+                    .wake(rig.key.in_redis().as_bytes());
             });
-            let answers = [Ok(busy_by_nobody()), Ok(busy_by("theirs", Some(LEASE), true)), Ok(taken())];
+            let answers = [
+                Ok(busy_by_nobody()),
+                Ok(busy_by("theirs", Some(LEASE), true)),
+                Ok(taken()),
+            ];
             let answers = answers.into_iter().inspect(|_| _ = asks.send(()));
-            rig.take(&until(Moment::now().after(Duration::from_secs(60))), answers).0.unwrap();
+            rig.take(
+                &until(Moment::now().after(Duration::from_secs(60))),
+                answers,
+            )
+            .0
+            .unwrap();
             waker.join().unwrap();
         });
-        assert!(asleep.elapsed() < Duration::from_secs(10), "the wake-up did not end the sleep");
+        assert!(
+            asleep.elapsed() < Duration::from_secs(10),
+            "the wake-up did not end the sleep"
+        );
     }
 
     #[test]
     fn lost_answers_are_asked_again_and_a_proper_one_ends_the_silence() {
         let rig = Rig::new();
-        let (taken, asked) = rig.take(&soon(), [Err(lost_answer()), Err(lost_answer()), Ok(taken())]);
+        let (taken, asked) = rig.take(
+            &soon(),
+            [Err(lost_answer()), Err(lost_answer()), Ok(taken())],
+        );
         assert_eq!(taken.unwrap().token, "ours");
         assert_eq!(asked, [Ask::Claim, Ask::ClaimOrLook, Ask::ClaimOrLook]);
     }
@@ -533,12 +690,21 @@ mod tests {
         let rig = Rig::new();
         let wrong_type = rig.take(&soon(), [Ok(Answer::NotAString)]).0;
         assert!(matches!(wrong_type, Err(Error::NotALock { found, .. }) if found == NOT_A_STRING));
-        let refusal = || crate::store::Refusal { code: "NOPERM".into(), message: "NOPERM no".into() };
+        let refusal = || crate::store::Refusal {
+            code: "NOPERM".into(),
+            message: "NOPERM no".into(),
+        };
         let refused = rig.take(&soon(), [Err(Failure::Refused(refusal()))]).0;
         assert!(matches!(refused, Err(Error::Refused { code, .. }) if code == "NOPERM"));
-        let once = Patience { once: true, ..soon() };
+        let once = Patience {
+            once: true,
+            ..soon()
+        };
         let silent = rig.take(&once, [Err(lost_answer()), Err(lost_answer())]).0;
-        assert!(matches!(silent, Err(Error::Unavailable { .. })), "{silent:?}");
+        assert!(
+            matches!(silent, Err(Error::Unavailable { .. })),
+            "{silent:?}"
+        );
     }
 
     /// Takes the lock with a start that is changed. Returns what the attempts asked at which
@@ -550,15 +716,31 @@ mod tests {
         change: impl FnOnce(&mut Joined),
     ) -> Vec<(Ask, Moment)> {
         let queues = &rig.keeper.queues;
-        let mut joined =
-            queues.join(rig.key.name(), patience, |_, _| Ok(()), |_| true, || (), || unreachable!()).unwrap();
+        let mut joined = queues
+            .join(
+                rig.key.name(),
+                patience,
+                |_, _| Ok(()),
+                |_| true,
+                || (),
+                || unreachable!(),
+            )
+            .unwrap();
         change(&mut joined);
         let mut asked = Vec::new();
         let result = ask_until_taken(&rig.context(), patience, &joined, given_up, |ask| {
             let now = Moment::now();
             asked.push((ask, now));
-            let answer = if asked.len() == 1 { busy_by_nobody() } else { taken() };
-            Attempt { since: now, answer: Ok(answer), has_given_up: false }
+            let answer = if asked.len() == 1 {
+                busy_by_nobody()
+            } else {
+                taken()
+            };
+            Attempt {
+                since: now,
+                answer: Ok(answer),
+                has_given_up: false,
+            }
         });
         assert!(result.is_ok() || patience.once, "{result:?}");
         asked
@@ -568,17 +750,28 @@ mod tests {
     fn a_wait_that_was_stopped_before_its_first_attempt_asks_nothing() {
         let rig = Rig::new();
         let joined = rig.keeper.queues.join_free(rig.key.name());
-        let context = AcquireContext { is_vain: &|_, _| Err(Vain::Stopped), ..rig.context() };
-        let taken = ask_until_taken(&context, &soon(), &joined, false, |_| panic!("it was stopped"));
+        let context = AcquireContext {
+            is_vain: &|_, _| Err(Vain::Stopped),
+            ..rig.context()
+        };
+        let taken = ask_until_taken(&context, &soon(), &joined, false, |_| {
+            panic!("it was stopped")
+        });
         assert!(matches!(taken, Err(Error::Stopped { .. })), "{taken:?}");
     }
 
     #[test]
     fn the_first_attempt_asks_who_has_a_lock_that_is_probably_busy() {
         let rig = Rig::new();
-        let once = Patience { once: true, ..soon() };
+        let once = Patience {
+            once: true,
+            ..soon()
+        };
         let first = |patience: &Patience, given_up, crowded| {
-            starts(&rig, patience, given_up, |joined| joined.start.crowded = crowded)[0].0
+            starts(&rig, patience, given_up, |joined| {
+                joined.start.crowded = crowded;
+            })[0]
+                .0
         };
         assert_eq!(first(&soon(), false, false), Ask::Claim);
         assert_eq!(first(&soon(), false, true), Ask::ClaimOrLook);
@@ -593,10 +786,17 @@ mod tests {
         let nap = Duration::from_millis(30);
         let asked_after = |patience: &Patience| {
             let began = Moment::now();
-            starts(&rig, patience, false, |joined| joined.start.nap = nap)[0].1.since(began)
+            starts(&rig, patience, false, |joined| joined.start.nap = nap)[0]
+                .1
+                .since(began)
         };
         assert!(asked_after(&soon()) >= nap);
-        assert!(asked_after(&Patience { once: true, ..soon() }) < nap);
+        assert!(
+            asked_after(&Patience {
+                once: true,
+                ..soon()
+            }) < nap
+        );
     }
 
     #[test]
@@ -610,13 +810,27 @@ mod tests {
             scope.spawn(|| {
                 stopped.store(true, std::sync::atomic::Ordering::Release);
                 while is_stopped() {
-                    rig.keeper.listeners.wakeups.wake(rig.key.in_redis().as_bytes());
+                    rig.keeper
+                        .listeners
+                        .wakeups
+                        .wake(rig.key.in_redis().as_bytes());
                 }
             });
-            let is_vain = |_: Option<&Holder>, _| if is_stopped() { Err(Vain::Stopped) } else { Ok(()) };
-            let context = AcquireContext { is_vain: &is_vain, ..rig.context() };
+            let is_vain = |_: Option<&Holder>, _| {
+                if is_stopped() {
+                    Err(Vain::Stopped)
+                } else {
+                    Ok(())
+                }
+            };
+            let context = AcquireContext {
+                is_vain: &is_vain,
+                ..rig.context()
+            };
             let long = until(Moment::now().after(Duration::from_secs(300)));
-            let taken = ask_until_taken(&context, &long, &joined, false, |_| panic!("it was stopped"));
+            let taken = ask_until_taken(&context, &long, &joined, false, |_| {
+                panic!("it was stopped")
+            });
             assert!(matches!(taken, Err(Error::Stopped { .. })), "{taken:?}");
             stopped.store(false, std::sync::atomic::Ordering::Release);
         });
@@ -631,14 +845,35 @@ mod tests {
         let result = ask_until_taken(&rig.context(), &soon(), &joined, false, |_| {
             attempts += 1;
             let (began, outage) = (Moment::now(), Duration::from_millis(20));
-            let patience =
-                Patience { began, tolerate_outage: outage, an_attempt: outage, ..until(Moment::NEVER) };
+            let patience = Patience {
+                began,
+                tolerate_outage: outage,
+                an_attempt: outage,
+                ..until(Moment::NEVER)
+            };
             let is_over = || Moment::now().since(began) > Duration::from_secs(5);
-            let is_vain = |_: Option<&Holder>, _| if is_over() { Err(Vain::Stopped) } else { Ok(()) };
+            let is_vain = |_: Option<&Holder>, _| {
+                if is_over() {
+                    Err(Vain::Stopped)
+                } else {
+                    Ok(())
+                }
+            };
             let told = queues.join(rig.key.name(), &patience, is_vain, |_| false, || (), claim);
-            assert!(matches!(told, Err(NoTurn::Outage(None))), "attempt {attempts}: {told:?}");
-            let answer = if attempts == 1 { busy_by_nobody() } else { taken() };
-            Attempt { since: began, answer: Ok(answer), has_given_up: false }
+            assert!(
+                matches!(told, Err(NoTurn::Outage(None))),
+                "attempt {attempts}: {told:?}"
+            );
+            let answer = if attempts == 1 {
+                busy_by_nobody()
+            } else {
+                taken()
+            };
+            Attempt {
+                since: began,
+                answer: Ok(answer),
+                has_given_up: false,
+            }
         });
         assert!(result.is_ok() && attempts == 2, "{result:?}");
     }
@@ -646,26 +881,53 @@ mod tests {
     #[test]
     fn a_holder_for_which_a_wait_would_never_end_ends_it() {
         let rig = Rig::new();
-        let (error, _) = rig.take(&soon(), [Ok(busy_by_nobody()), Ok(busy_by("mine", Some(LEASE), false))]);
+        let (error, _) = rig.take(
+            &soon(),
+            [
+                Ok(busy_by_nobody()),
+                Ok(busy_by("mine", Some(LEASE), false)),
+            ],
+        );
         assert!(matches!(error, Err(Error::WouldDeadlock { key, .. }) if key == "a"));
     }
 
     #[test]
     fn a_lock_that_was_handed_off_is_taken_without_a_command_unless_its_lease_is_over() {
         let rig = Rig::new();
-        let patience = Patience { once: true, ..until(Moment::now().after(Duration::from_millis(20))) };
+        let patience = Patience {
+            once: true,
+            ..until(Moment::now().after(Duration::from_millis(20)))
+        };
         for (sent, is_taken) in [(Moment::now(), true), (Moment::PAST, false)] {
             let mut joined = rig
                 .keeper
                 .queues
-                .join(rig.key.name(), &patience, |_, _| Ok(()), |_| true, || (), || unreachable!())
+                .join(
+                    rig.key.name(),
+                    &patience,
+                    |_, _| Ok(()),
+                    |_| true,
+                    || (),
+                    || unreachable!(),
+                )
                 .unwrap();
-            joined.start.handed = HandoffOutcome::Taken { sent, answered: sent, fence: None };
-            let claim = Claim { token: "handed".to_owned(), lease: Lease::new(LEASE), counter: None };
+            joined.start.handed = HandoffOutcome::Taken {
+                sent,
+                answered: sent,
+                fence: None,
+            };
+            let claim = Claim {
+                token: "handed".to_owned(),
+                lease: Lease::new(LEASE),
+                counter: None,
+            };
             let taken = acquire(&rig.context(), &patience, &joined, claim);
             assert_eq!(taken.is_ok(), is_taken, "{taken:?}");
             let orphan = rig.keeper.work.lock().leases.orphans.next() < Moment::NEVER;
-            assert_eq!(orphan, !is_taken, "the keeper deletes a token whose lease is over");
+            assert_eq!(
+                orphan, !is_taken,
+                "the keeper deletes a token whose lease is over"
+            );
         }
         assert_eq!(rig.keeper.counters.read().handed_off, 1);
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::base::backoff::{Backoff, safety_poll};
 use crate::base::clock::Moment;
-use crate::base::holder::Holder;
+use crate::base::owner::holder::Holder;
 use crate::store::Failure;
 use crate::waiting::deadlocks::Vain;
 use crate::waiting::patience::{Attempts, Kind, Patience, Silence, Verdict, WithoutExpiry};
@@ -43,7 +43,11 @@ pub(super) enum Step {
     /// Sleep until a wake-up. `tracked`: Redis will report a change of the key. `long`: the sleep
     /// ends before the holder's lease. So if the key changes meanwhile and no wake-up comes, the
     /// listener has missed the change.
-    Wait { until: Moment, tracked: bool, long: bool },
+    Wait {
+        until: Moment,
+        tracked: bool,
+        long: bool,
+    },
     /// There is no next attempt.
     GiveUp(End),
 }
@@ -52,9 +56,15 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) enum End {
     /// The lock is busy. If there is a failure, the time was over before Redis could answer.
-    Busy { holder: Option<Holder>, failure: Option<Failure> },
+    Busy {
+        holder: Option<Holder>,
+        failure: Option<Failure>,
+    },
     /// Redis does not answer as it should, and waiting does not help or has lasted too long.
-    Unavailable { failure: Failure, final_answer: bool },
+    Unavailable {
+        failure: Failure,
+        final_answer: bool,
+    },
     /// The thread must not go on waiting.
     Vain(Vain),
     /// The key is no lock: it is not a string, or it will not expire and no holder is going to
@@ -155,10 +165,16 @@ impl<'a> Progress<'a> {
     /// The answer at `now` names a holder. Returns the end if a wait for this holder would never
     /// end.
     pub(super) fn examine(&mut self, holder: &Holder, now: Moment) -> Option<End> {
-        let lease = if self.patience.once { Duration::ZERO } else { self.lease };
+        let lease = if self.patience.once {
+            Duration::ZERO
+        } else {
+            self.lease
+        };
         self.without_expiry.saw(holder, lease, now);
         let no_lock = self.without_expiry.left(now) == Some(Duration::ZERO);
-        no_lock.then(|| End::NotALock { found: holder.to_string() })
+        no_lock.then(|| End::NotALock {
+            found: holder.to_string(),
+        })
     }
 
     /// Notes that the key of a dead holder was deleted. True the first time: the thread asks again
@@ -188,14 +204,18 @@ impl<'a> Progress<'a> {
     pub(super) fn busy(&mut self, holder: Option<Holder>, tracked: bool, now: Moment) -> Step {
         let asked = mem::replace(&mut self.ask, Ask::ClaimOrLook);
         self.was_busy = true;
-        let lease_left = holder.as_ref().map(|holder| holder.time_left().or(self.without_expiry.left(now)));
+        let lease_left = holder
+            .as_ref()
+            .map(|holder| holder.time_left().or(self.without_expiry.left(now)));
         self.holder = holder.or_else(|| self.holder.take());
         if self.patience.once {
             return match self.without_expiry.left(now) {
                 _ if asked == Ask::Claim && self.holder.is_none() => Step::Ask,
                 // The key has no expiry. Its holder has the time `left` to give it one. Then the
                 // thread looks again.
-                Some(left) => Step::Sleep { until: now.after(left).min(self.patience.deadline) },
+                Some(left) => Step::Sleep {
+                    until: now.after(left).min(self.patience.deadline),
+                },
                 None => Step::GiveUp(self.end_busy()),
             };
         }
@@ -219,7 +239,11 @@ impl<'a> Progress<'a> {
         let lease_left = lease_left.unwrap_or(Duration::MAX);
         let long = tracked && pause < lease_left;
         let pause = pause.min(lease_left).max(SHORTEST_PAUSE);
-        Step::Wait { until: now.after(pause).min(self.patience.deadline), tracked, long }
+        Step::Wait {
+            until: now.after(pause).min(self.patience.deadline),
+            tracked,
+            long,
+        }
     }
 
     /// The longest sleep that leaves time for one look shortly before the deadline. That look is
@@ -293,15 +317,24 @@ impl<'a> Progress<'a> {
         if self.attempts.failed == 1 {
             return Step::Ask;
         }
-        Step::Sleep { until: now.after(self.after_failure.pause()).min(self.patience.deadline) }
+        Step::Sleep {
+            until: now
+                .after(self.after_failure.pause())
+                .min(self.patience.deadline),
+        }
     }
 
     /// Gives the failure back if another attempt may help. Otherwise returns the end.
     fn judge(&mut self, failure: Failure, kind: Kind, now: Moment) -> Result<Failure, End> {
-        let Attempts { silence, failed, .. } = &self.attempts;
+        let Attempts {
+            silence, failed, ..
+        } = &self.attempts;
         match self.patience.judge(now, kind, silence.as_ref(), *failed) {
             Verdict::TryAgain => Ok(failure),
-            Verdict::Busy => Err(End::Busy { holder: self.holder.take(), failure: Some(failure) }),
+            Verdict::Busy => Err(End::Busy {
+                holder: self.holder.take(),
+                failure: Some(failure),
+            }),
             Verdict::GiveUp => Err(End::Unavailable {
                 failure: self.attempts.cause(failure),
                 final_answer: kind == Kind::Final,
@@ -310,7 +343,10 @@ impl<'a> Progress<'a> {
     }
 
     fn end_busy(&mut self) -> End {
-        End::Busy { holder: self.holder.take(), failure: None }
+        End::Busy {
+            holder: self.holder.take(),
+            failure: None,
+        }
     }
 }
 
@@ -342,11 +378,17 @@ mod tests {
     }
 
     fn no_limit() -> Patience {
-        Patience { deadline: Moment::NEVER, ..limit(0) }
+        Patience {
+            deadline: Moment::NEVER,
+            ..limit(0)
+        }
     }
 
     fn once() -> Patience {
-        Patience { once: true, ..limit(2000) }
+        Patience {
+            once: true,
+            ..limit(2000)
+        }
     }
 
     fn progress(patience: &Patience) -> Progress<'_> {
@@ -362,11 +404,17 @@ mod tests {
     }
 
     fn lost_answer() -> Failure {
-        Failure::Unanswered { link_stands: true, cause: "no answer".into() }
+        Failure::Unanswered {
+            link_stands: true,
+            cause: "no answer".into(),
+        }
     }
 
     fn refused(code: &str) -> Failure {
-        Failure::Refused(Refusal { code: code.into(), message: code.into() })
+        Failure::Refused(Refusal {
+            code: code.into(),
+            message: code.into(),
+        })
     }
 
     /// Does what the loop does with a proper answer that names a holder.
@@ -387,7 +435,10 @@ mod tests {
     /// A waiter that has registered, and whose next answer names the holder.
     fn waiter(patience: &Patience) -> Progress<'_> {
         let mut progress = progress(patience);
-        assert!(matches!(progress.busy(None, false, at(1000)), Step::Register));
+        assert!(matches!(
+            progress.busy(None, false, at(1000)),
+            Step::Register
+        ));
         progress
     }
 
@@ -405,10 +456,21 @@ mod tests {
         let mut progress = progress(&patience);
         assert_eq!(progress.ask(false), Ask::Claim);
         assert!(matches!(progress.busy(None, false, at(1001)), Step::Ask));
-        assert_eq!(progress.ask(false), Ask::Look, "it does not ask for the lock again");
-        assert_eq!(progress.ask(true), Ask::ClaimOrLook, "its own lost token may be in the way");
+        assert_eq!(
+            progress.ask(false),
+            Ask::Look,
+            "it does not ask for the lock again"
+        );
+        assert_eq!(
+            progress.ask(true),
+            Ask::ClaimOrLook,
+            "its own lost token may be in the way"
+        );
         match sees(&mut progress, theirs(), false, at(1002)) {
-            Step::GiveUp(End::Busy { holder: Some(holder), failure: None }) => assert_eq!(holder, theirs()),
+            Step::GiveUp(End::Busy {
+                holder: Some(holder),
+                failure: None,
+            }) => assert_eq!(holder, theirs()),
             other => panic!("{other:?}"),
         }
     }
@@ -419,7 +481,16 @@ mod tests {
         let mut progress = progress(&patience);
         progress.busy(None, false, at(1001));
         let step = progress.busy(None, false, at(1002));
-        assert!(matches!(step, Step::GiveUp(End::Busy { holder: None, failure: None })), "{step:?}");
+        assert!(
+            matches!(
+                step,
+                Step::GiveUp(End::Busy {
+                    holder: None,
+                    failure: None
+                })
+            ),
+            "{step:?}"
+        );
     }
 
     #[test]
@@ -428,15 +499,24 @@ mod tests {
         let mut progress = progress(&patience);
         assert_eq!(progress.ask(false), Ask::Claim);
         assert!(progress.is_first_busy());
-        assert!(matches!(progress.busy(None, false, at(1001)), Step::Register));
+        assert!(matches!(
+            progress.busy(None, false, at(1001)),
+            Step::Register
+        ));
         assert!(!progress.is_first_busy());
         assert_eq!(progress.ask(false), Ask::ClaimOrLook);
         // After a failure, the first busy answer names a holder, and the thread has not registered
         // yet.
         let mut after_failure = self::progress(&patience);
         fails(&mut after_failure, lost_answer(), at(1000), at(1001));
-        assert!(matches!(sees(&mut after_failure, theirs(), false, at(1002)), Step::Register));
-        assert!(matches!(sees(&mut after_failure, theirs(), false, at(1003)), Step::Wait { .. }));
+        assert!(matches!(
+            sees(&mut after_failure, theirs(), false, at(1002)),
+            Step::Register
+        ));
+        assert!(matches!(
+            sees(&mut after_failure, theirs(), false, at(1003)),
+            Step::Wait { .. }
+        ));
     }
 
     #[test]
@@ -445,7 +525,10 @@ mod tests {
         let mut progress = progress(&patience);
         assert!(matches!(progress.expects_busy(), Step::Register));
         assert_eq!(progress.ask(false), Ask::ClaimOrLook);
-        assert!(matches!(sees(&mut progress, theirs(), true, at(1001)), Step::Wait { .. }));
+        assert!(matches!(
+            sees(&mut progress, theirs(), true, at(1001)),
+            Step::Wait { .. }
+        ));
     }
 
     #[test]
@@ -455,7 +538,10 @@ mod tests {
         for _ in 0..20 {
             let step = sees(&mut progress, theirs(), true, at(1001));
             let (pause, long) = wait_of(&step, at(1001));
-            assert!((millis(10_000)..=millis(15_000)).contains(&pause) && long, "{pause:?}");
+            assert!(
+                (millis(10_000)..=millis(15_000)).contains(&pause) && long,
+                "{pause:?}"
+            );
         }
     }
 
@@ -467,7 +553,10 @@ mod tests {
         for _ in 0..10 {
             let step = sees(&mut progress, theirs(), false, at(1001));
             let (pause, long) = wait_of(&step, at(1001));
-            assert!((longest / 2..=longest).contains(&pause) && !long, "{pause:?} of {longest:?}");
+            assert!(
+                (longest / 2..=longest).contains(&pause) && !long,
+                "{pause:?} of {longest:?}"
+            );
             longest = (longest * 2).min(POLL_EVERY);
         }
     }
@@ -476,9 +565,16 @@ mod tests {
     fn no_sleep_outlasts_the_lease_of_the_holder() {
         let patience = no_limit();
         let mut progress = waiter(&patience);
-        for (left, sleep) in [(millis(3000), millis(3000)), (Duration::ZERO, SHORTEST_PAUSE)] {
+        for (left, sleep) in [
+            (millis(3000), millis(3000)),
+            (Duration::ZERO, SHORTEST_PAUSE),
+        ] {
             let step = sees(&mut progress, holder("theirs", Some(left)), true, at(1001));
-            assert_eq!(wait_of(&step, at(1001)), (sleep, false), "no wake-up is due when a lease ends");
+            assert_eq!(
+                wait_of(&step, at(1001)),
+                (sleep, false),
+                "no wake-up is due when a lease ends"
+            );
         }
     }
 
@@ -490,10 +586,23 @@ mod tests {
         assert_eq!(wait_of(&step, at(1000)).0, millis(4500));
         assert!(progress.slept(at(5500)).is_none());
         let step = sees(&mut progress, theirs(), true, at(5500));
-        assert_eq!(wait_of(&step, at(5500)).0, millis(500), "the last sleep ends at the deadline");
+        assert_eq!(
+            wait_of(&step, at(5500)).0,
+            millis(500),
+            "the last sleep ends at the deadline"
+        );
         assert!(progress.slept(at(5999)).is_none());
         let end = progress.slept(at(6000));
-        assert!(matches!(end, Some(End::Busy { holder: Some(_), failure: None })), "{end:?}");
+        assert!(
+            matches!(
+                end,
+                Some(End::Busy {
+                    holder: Some(_),
+                    failure: None
+                })
+            ),
+            "{end:?}"
+        );
     }
 
     #[test]
@@ -534,8 +643,15 @@ mod tests {
         let patience = no_limit();
         let mut progress = waiter(&patience);
         let step = sees(&mut progress, holder(&token, None), false, at(1000));
-        assert!(wait_of(&step, at(1000)).0 <= millis(1), "a waiter asks for it as often as for any lock");
-        assert!(progress.examine(&holder(&token, None), at(15_999)).is_none());
+        assert!(
+            wait_of(&step, at(1000)).0 <= millis(1),
+            "a waiter asks for it as often as for any lock"
+        );
+        assert!(
+            progress
+                .examine(&holder(&token, None), at(15_999))
+                .is_none()
+        );
         let end = progress.examine(&holder(&token, None), at(16_000));
         assert!(matches!(end, Some(End::NotALock { .. })), "{end:?}");
 
@@ -547,7 +663,10 @@ mod tests {
             other => panic!("{other:?}"),
         }
         let step = sees(&mut progress, holder(&token, None), false, at(1250));
-        assert!(matches!(step, Step::GiveUp(End::NotALock { .. })), "{step:?}");
+        assert!(
+            matches!(step, Step::GiveUp(End::NotALock { .. })),
+            "{step:?}"
+        );
     }
 
     #[test]
@@ -556,9 +675,15 @@ mod tests {
         let mut progress = waiter(&patience);
         sees(&mut progress, theirs(), true, at(1000));
         assert!(progress.reclaimed());
-        assert!(progress.holder().is_none() && progress.is_first_busy(), "the wait begins anew");
+        assert!(
+            progress.holder().is_none() && progress.is_first_busy(),
+            "the wait begins anew"
+        );
         assert_eq!(progress.ask(false), Ask::ClaimOrLook);
-        assert!(!progress.reclaimed(), "dead processes may follow each other for ever");
+        assert!(
+            !progress.reclaimed(),
+            "dead processes may follow each other for ever"
+        );
     }
 
     #[test]
@@ -575,13 +700,21 @@ mod tests {
         let patience = no_limit();
         let another = holder("another", Some(LEASE));
         // Who has the lock after a long sleep, and whether the listener missed a change.
-        for (holder, missed) in [(Some(&another), true), (None, true), (Some(&theirs()), false)] {
+        for (holder, missed) in [
+            (Some(&another), true),
+            (None, true),
+            (Some(&theirs()), false),
+        ] {
             let mut progress = waiter(&patience);
             sees(&mut progress, theirs(), true, at(1000));
             progress.not_woken(Some(7));
             let number = progress.missed_change(holder);
             assert_eq!(number, missed.then_some(7), "{holder:?}");
-            assert_eq!(progress.missed_change(Some(&another)), None, "reported once");
+            assert_eq!(
+                progress.missed_change(Some(&another)),
+                None,
+                "reported once"
+            );
         }
         let mut progress = waiter(&patience);
         sees(&mut progress, theirs(), true, at(1000));
@@ -589,7 +722,11 @@ mod tests {
         progress.woken();
         assert_eq!(progress.missed_change(None), None, "the wake-up came late");
         progress.not_woken(None);
-        assert_eq!(progress.missed_change(None), None, "there is no listener any more");
+        assert_eq!(
+            progress.missed_change(None),
+            None,
+            "there is no listener any more"
+        );
     }
 
     #[test]
@@ -597,8 +734,15 @@ mod tests {
         let patience = limit(5000);
         let mut progress = progress(&patience);
         let shortest = millis(5);
-        assert!(matches!(fails(&mut progress, lost_answer(), at(1000), at(1001)), Step::Ask));
-        assert_eq!(progress.ask(false), Ask::ClaimOrLook, "it may find its own lost token");
+        assert!(matches!(
+            fails(&mut progress, lost_answer(), at(1000), at(1001)),
+            Step::Ask
+        ));
+        assert_eq!(
+            progress.ask(false),
+            Ask::ClaimOrLook,
+            "it may find its own lost token"
+        );
         let pause = |step| match step {
             Step::Sleep { until } => until.since(at(1002)),
             other => panic!("no pause: {other:?}"),
@@ -606,11 +750,20 @@ mod tests {
         let first = pause(fails(&mut progress, lost_answer(), at(1001), at(1002)));
         assert!((shortest..=2 * shortest).contains(&first), "{first:?}");
         let second = pause(fails(&mut progress, lost_answer(), at(1001), at(1002)));
-        assert!((2 * shortest..=4 * shortest).contains(&second), "{second:?}");
+        assert!(
+            (2 * shortest..=4 * shortest).contains(&second),
+            "{second:?}"
+        );
         progress.answered();
-        assert!(matches!(fails(&mut progress, lost_answer(), at(1003), at(1004)), Step::Ask));
+        assert!(matches!(
+            fails(&mut progress, lost_answer(), at(1003), at(1004)),
+            Step::Ask
+        ));
         let again = pause(fails(&mut progress, lost_answer(), at(1001), at(1002)));
-        assert!(again <= 2 * shortest, "the pauses begin anew after an answer: {again:?}");
+        assert!(
+            again <= 2 * shortest,
+            "the pauses begin anew after an answer: {again:?}"
+        );
     }
 
     #[test]
@@ -620,8 +773,13 @@ mod tests {
             let mut progress = progress(&patience);
             let step = fails(&mut progress, lost_answer(), at(1000), at(1000 + length));
             let outage = match step {
-                Step::GiveUp(End::Busy { failure: Some(_), .. }) => false,
-                Step::GiveUp(End::Unavailable { final_answer: false, .. }) => true,
+                Step::GiveUp(End::Busy {
+                    failure: Some(_), ..
+                }) => false,
+                Step::GiveUp(End::Unavailable {
+                    final_answer: false,
+                    ..
+                }) => true,
                 other => panic!("{other:?}"),
             };
             assert_eq!(outage, is_outage, "{length} ms");
@@ -635,10 +793,22 @@ mod tests {
         sees(&mut progress, theirs(), false, at(1000));
         fails(&mut progress, lost_answer(), at(1000), at(1001));
         let step = fails(&mut progress, lost_answer(), at(1001), at(1011));
-        assert!(matches!(step, Step::Sleep { until } if until == at(1012)), "{step:?}");
+        assert!(
+            matches!(step, Step::Sleep { until } if until == at(1012)),
+            "{step:?}"
+        );
         assert!(progress.slept(at(1011)).is_none());
         let end = progress.slept(at(1012));
-        assert!(matches!(end, Some(End::Busy { holder: Some(_), failure: Some(_) })), "{end:?}");
+        assert!(
+            matches!(
+                end,
+                Some(End::Busy {
+                    holder: Some(_),
+                    failure: Some(_)
+                })
+            ),
+            "{end:?}"
+        );
     }
 
     #[test]
@@ -648,18 +818,30 @@ mod tests {
         fails(&mut progress, lost_answer(), at(1000), at(1001));
         let step = fails(&mut progress, lost_answer(), at(10_000), at(10_999));
         assert!(matches!(step, Step::Sleep { .. }), "{step:?}");
-        assert!(progress.slept(at(11_500)).is_none(), "one more attempt is made");
+        assert!(
+            progress.slept(at(11_500)).is_none(),
+            "one more attempt is made"
+        );
         let step = fails(&mut progress, lost_answer(), at(10_999), at(11_000));
-        assert!(matches!(step, Step::GiveUp(End::Unavailable { .. })), "{step:?}");
+        assert!(
+            matches!(step, Step::GiveUp(End::Unavailable { .. })),
+            "{step:?}"
+        );
     }
 
     #[test]
     fn a_single_try_is_repeated_once_after_a_failure() {
         let patience = once();
         let mut progress = progress(&patience);
-        assert!(matches!(fails(&mut progress, lost_answer(), at(1000), at(1001)), Step::Ask));
+        assert!(matches!(
+            fails(&mut progress, lost_answer(), at(1000), at(1001)),
+            Step::Ask
+        ));
         let step = fails(&mut progress, lost_answer(), at(1001), at(1002));
-        assert!(matches!(step, Step::GiveUp(End::Unavailable { .. })), "{step:?}");
+        assert!(
+            matches!(step, Step::GiveUp(End::Unavailable { .. })),
+            "{step:?}"
+        );
     }
 
     #[test]
@@ -667,9 +849,21 @@ mod tests {
         let patience = no_limit();
         let mut progress = progress(&patience);
         let step = fails(&mut progress, refused("NOPERM"), at(1000), at(1001));
-        assert!(matches!(step, Step::GiveUp(End::Unavailable { final_answer: true, .. })), "{step:?}");
+        assert!(
+            matches!(
+                step,
+                Step::GiveUp(End::Unavailable {
+                    final_answer: true,
+                    ..
+                })
+            ),
+            "{step:?}"
+        );
         let mut loading = self::progress(&patience);
-        assert!(matches!(fails(&mut loading, refused("LOADING"), at(1000), at(1001)), Step::Ask));
+        assert!(matches!(
+            fails(&mut loading, refused("LOADING"), at(1000), at(1001)),
+            Step::Ask
+        ));
     }
 
     #[test]
@@ -678,7 +872,10 @@ mod tests {
         let mut progress = progress(&patience);
         fails(&mut progress, refused("LOADING"), at(1000), at(1001));
         match fails(&mut progress, lost_answer(), at(1002), at(1050)) {
-            Step::GiveUp(End::Unavailable { failure: Failure::Refused(refusal), .. }) => {
+            Step::GiveUp(End::Unavailable {
+                failure: Failure::Refused(refusal),
+                ..
+            }) => {
                 assert_eq!(refusal.code, "LOADING");
             }
             other => panic!("{other:?}"),
@@ -692,7 +889,10 @@ mod tests {
         fails(&mut progress, lost_answer(), at(1000), at(1001));
         assert!(progress.silence().is_some());
         let no_connection = Failure::OutOfTime("no connection was free".into());
-        assert_eq!(progress.failed(&no_connection, at(1002), at(1002), |_| true), Kind::OutOfTime);
+        assert_eq!(
+            progress.failed(&no_connection, at(1002), at(1002), |_| true),
+            Kind::OutOfTime
+        );
         assert!(progress.silence().is_none());
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::process::Workers;
+use crate::base::owner::process::Workers;
 use crate::base::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use crate::base::sync::thread::{self, JoinHandle};
 use crate::base::sync::{Condvar, Mutex};
@@ -67,7 +67,11 @@ impl Background {
 
     /// True if no thread is running.
     pub(crate) fn has_ended(&self) -> bool {
-        self.state.lock().thread.as_ref().is_none_or(JoinHandle::is_finished)
+        self.state
+            .lock()
+            .thread
+            .as_ref()
+            .is_none_or(JoinHandle::is_finished)
     }
 
     /// The thread calls this first.

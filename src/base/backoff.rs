@@ -38,7 +38,11 @@ impl Backoff {
     }
 
     fn new(first: Duration, longest: Duration) -> Backoff {
-        Backoff { first, step: first, longest }
+        Backoff {
+            first,
+            step: first,
+            longest,
+        }
     }
 
     pub(crate) fn pause(&mut self) -> Duration {

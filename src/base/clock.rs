@@ -50,7 +50,11 @@ impl Moment {
     /// stays.
     pub(crate) fn before(self, span: Duration) -> Moment {
         let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-        if self == Moment::NEVER { self } else { Moment(self.0.saturating_sub(nanos).max(1)) }
+        if self == Moment::NEVER {
+            self
+        } else {
+            Moment(self.0.saturating_sub(nanos).max(1))
+        }
     }
 
     /// The time from `earlier` to this moment. Zero if `earlier` is later.
@@ -65,7 +69,11 @@ impl Moment {
     /// With one long wait, the thread would come too late by the whole time of the suspension.
     pub(crate) fn one_wait_from(self, now: Moment) -> Duration {
         let wait = self.since(now);
-        if self == Moment::NEVER { wait } else { wait.min(LONGEST_WAIT) }
+        if self == Moment::NEVER {
+            wait
+        } else {
+            wait.min(LONGEST_WAIT)
+        }
     }
 }
 
@@ -99,7 +107,7 @@ fn read() -> u64 {
 impl Moment {
     /// In a run of the scheduler, the scheduler's clock; otherwise the real one.
     pub(crate) fn now() -> Moment {
-        Moment(crate::base::scheduler::time().unwrap_or_else(read))
+        Moment(crate::base::sync::scheduler::time().unwrap_or_else(read))
     }
 }
 
@@ -112,7 +120,10 @@ mod tests {
         let at = |nanos: u64| Moment::from_nanos(nanos);
         assert_eq!(at(500).one_wait_from(at(200)), Duration::from_nanos(300));
         assert_eq!(at(200).one_wait_from(at(500)), Duration::ZERO);
-        assert_eq!(at(10_000_000_000).one_wait_from(at(0)), Duration::from_secs(1));
+        assert_eq!(
+            at(10_000_000_000).one_wait_from(at(0)),
+            Duration::from_secs(1)
+        );
         assert!(Moment::NEVER.one_wait_from(at(0)) > Duration::from_secs(1_000_000));
     }
 
@@ -121,7 +132,10 @@ mod tests {
         let first = Moment::now();
         let second = Moment::now();
         assert!(second >= first);
-        assert_eq!(first.since(second.after(Duration::from_secs(1))), Duration::ZERO);
+        assert_eq!(
+            first.since(second.after(Duration::from_secs(1))),
+            Duration::ZERO
+        );
     }
 
     #[test]

@@ -45,10 +45,12 @@ pub(crate) fn contain(call: impl FnOnce()) {
 mod with_recorder {
     use std::time::Duration;
 
-    use ::metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+    use ::metrics::{
+        counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    };
 
     use super::contain;
-    use crate::base::metrics::{COUNTERS, GAUGES, HISTOGRAMS, Metric};
+    use crate::base::stats::metrics::{COUNTERS, GAUGES, HISTOGRAMS, Metric};
 
     pub(crate) fn count(metric: &Metric, more: u64) {
         if more > 0 {
@@ -82,7 +84,7 @@ mod with_recorder {
 mod without_recorder {
     use std::time::Duration;
 
-    use crate::base::metrics::Metric;
+    use crate::base::stats::metrics::Metric;
 
     #[inline]
     pub(crate) fn count(_: &Metric, _: u64) {}

@@ -48,7 +48,10 @@ pub(crate) struct UncheckedKey(Key);
 
 impl UncheckedKey {
     pub(crate) fn new(prefix: &str, name: &str) -> UncheckedKey {
-        UncheckedKey(Key { in_redis: [prefix, name].concat().into(), name: name.into() })
+        UncheckedKey(Key {
+            in_redis: [prefix, name].concat().into(),
+            name: name.into(),
+        })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -60,12 +63,18 @@ impl Key {
     pub(crate) fn new<'a>(prefix: &str, name: impl Into<Name<'a>>) -> Result<Key, Error> {
         let given = name.into();
         match given.as_str().len() {
-            0 => Err(Error::InvalidKey { length: 0, reason: "it is empty" }),
+            0 => Err(Error::InvalidKey {
+                length: 0,
+                reason: "it is empty",
+            }),
             1..=MAX_BYTES => Ok(match given {
                 Name::Given(name) => UncheckedKey::new(prefix, name).0,
                 Name::Of(UncheckedKey(key)) => key.clone(),
             }),
-            length => Err(Error::InvalidKey { length, reason: "it is longer than 64 KiB" }),
+            length => Err(Error::InvalidKey {
+                length,
+                reason: "it is longer than 64 KiB",
+            }),
         }
     }
 
@@ -96,7 +105,10 @@ impl Key {
         }
         let reason = "Redis Cluster could not keep its counter in the place of its key, because of the \
                       braces in key or prefix";
-        Err(Error::NoFence { key: self.name.to_string(), reason })
+        Err(Error::NoFence {
+            key: self.name.to_string(),
+            reason,
+        })
     }
 
     pub(crate) fn not_a_lock(&self, found: &str) -> Error {
@@ -125,7 +137,13 @@ mod tests {
 
     #[test]
     fn names_are_kept_exactly() {
-        for name in ["a", "with\nnewline", "with\0nul", "\u{1f512}", &"k".repeat(MAX_BYTES)] {
+        for name in [
+            "a",
+            "with\nnewline",
+            "with\0nul",
+            "\u{1f512}",
+            &"k".repeat(MAX_BYTES),
+        ] {
             let key = Key::new("lock:", name).unwrap();
             assert_eq!(&**key.name(), name);
             assert_eq!(key.in_redis(), format!("lock:{name}"));
@@ -134,7 +152,10 @@ mod tests {
 
     #[test]
     fn empty_and_overlong_names_are_refused() {
-        assert!(matches!(Key::new("lock:", ""), Err(Error::InvalidKey { length: 0, .. })));
+        assert!(matches!(
+            Key::new("lock:", ""),
+            Err(Error::InvalidKey { length: 0, .. })
+        ));
         let long = "k".repeat(MAX_BYTES + 1);
         assert!(
             matches!(Key::new("", long.as_str()), Err(Error::InvalidKey { length, .. }) if length == MAX_BYTES + 1)
@@ -166,9 +187,14 @@ mod tests {
 
     #[test]
     fn a_key_whose_counter_would_be_elsewhere_has_none() {
-        for (prefix, name) in
-            [("lock:", "a}b"), ("lock:", "{}x"), ("lock:", "{}{x}"), ("", "}"), ("a{b", "x"), ("a{b", "x}")]
-        {
+        for (prefix, name) in [
+            ("lock:", "a}b"),
+            ("lock:", "{}x"),
+            ("lock:", "{}{x}"),
+            ("", "}"),
+            ("a{b", "x"),
+            ("a{b", "x}"),
+        ] {
             assert_eq!(counter(prefix, name), None, "{prefix} and {name}");
         }
     }

@@ -3,27 +3,16 @@
 //!
 //! The lowest room. Its files may use each other, but nothing else of the crate.
 
-pub(crate) mod counters;
-pub(crate) mod emit;
-pub(crate) mod metrics;
 pub(crate) mod stats;
+pub(crate) mod emit;
 pub(crate) mod stop;
 pub(crate) mod options;
 pub(crate) mod key;
 pub(crate) mod error;
-pub(crate) mod body;
-mod questions;
-mod wording;
-pub(crate) mod cause;
-pub(crate) mod holder;
-pub(crate) mod machine;
 pub(crate) mod owner;
 pub(crate) mod background;
 pub(crate) mod backoff;
 pub(crate) mod random;
-pub(crate) mod process;
 pub(crate) mod clock;
 pub(crate) mod seeded_bugs;
 pub(crate) mod sync;
-#[cfg(test)]
-pub(crate) mod scheduler;

@@ -45,7 +45,13 @@ pub(crate) struct InvalidOption {
 }
 
 impl From<InvalidOption> for Error {
-    fn from(InvalidOption { name, value, reason }: InvalidOption) -> Error {
+    fn from(
+        InvalidOption {
+            name,
+            value,
+            reason,
+        }: InvalidOption,
+    ) -> Error {
         invalid_option(name, value, reason)
     }
 }
@@ -55,7 +61,11 @@ impl Default for Options {
         Options {
             lease: Duration::from_secs(30),
             wait: None,
-            renewal: Renewal { on: true, every: None, max_hold: None },
+            renewal: Renewal {
+                on: true,
+                every: None,
+                max_hold: None,
+            },
             reclaim_dead: false,
             fenced: false,
             reentrant: true,
@@ -95,23 +105,39 @@ impl Options {
         if let Some(value) = self.renewal.every
             && (value < MIN_PERIOD || value > self.lease / 2)
         {
-            let reason = "it has to be between 1 ms and half the lease, so that a renewal can fail once";
-            return Err(InvalidOption { name: "renew_every", value, reason });
+            let reason =
+                "it has to be between 1 ms and half the lease, so that a renewal can fail once";
+            return Err(InvalidOption {
+                name: "renew_every",
+                value,
+                reason,
+            });
         }
         if self.keep_at_least > max_lease {
             let reason = "it is longer than `max_lease` (24 h unless raised)";
-            return Err(InvalidOption { name: "keep_at_least", value: self.keep_at_least, reason });
+            return Err(InvalidOption {
+                name: "keep_at_least",
+                value: self.keep_at_least,
+                reason,
+            });
         }
         if !self.keep_at_least.is_zero() && self.reclaim_dead {
-            let reason =
-                "with `reclaim_dead`, a waiter would take the lock as soon as this process has ended";
-            return Err(InvalidOption { name: "keep_at_least", value: self.keep_at_least, reason });
+            let reason = "with `reclaim_dead`, a waiter would take the lock as soon as this process has ended";
+            return Err(InvalidOption {
+                name: "keep_at_least",
+                value: self.keep_at_least,
+                reason,
+            });
         }
         if let Some(value) = self.renewal.max_hold
             && value < self.lease
         {
             let reason = "it has to be at least the lease, which lasts that long in any case";
-            return Err(InvalidOption { name: "max_hold", value, reason });
+            return Err(InvalidOption {
+                name: "max_hold",
+                value,
+                reason,
+            });
         }
         Ok(())
     }
@@ -123,7 +149,11 @@ pub(crate) fn check_lease(
     max_lease: Duration,
 ) -> Result<(), InvalidOption> {
     if value < MIN_LEASE {
-        return Err(InvalidOption { name, value, reason: "a lease has to be at least 10 ms" });
+        return Err(InvalidOption {
+            name,
+            value,
+            reason: "a lease has to be at least 10 ms",
+        });
     }
     if value > max_lease {
         return Err(InvalidOption {
@@ -152,12 +182,18 @@ impl Replicas {
     /// Without sentinels, nobody knows how many replicas there are, and
     /// [`build`](crate::Builder::build) fails: write the number.
     pub const fn all() -> Replicas {
-        Replicas { count: None, on_disk: false }
+        Replicas {
+            count: None,
+            on_disk: false,
+        }
     }
 
     /// This many replicas, whichever answer first.
     pub const fn at_least(count: u32) -> Replicas {
-        Replicas { count: Some(count), on_disk: false }
+        Replicas {
+            count: Some(count),
+            on_disk: false,
+        }
     }
 
     /// The same, but the master and these replicas have to have written the lock to their
@@ -166,7 +202,10 @@ impl Replicas {
     /// Needs Redis 7.2 or Valkey, with `appendonly yes` on the master and on the replicas. A server
     /// without that refuses each lock. `at_least(0).on_disk()` asks the master alone.
     pub const fn on_disk(self) -> Replicas {
-        Replicas { on_disk: true, ..self }
+        Replicas {
+            on_disk: true,
+            ..self
+        }
     }
 }
 
@@ -236,7 +275,11 @@ impl Settings {
     /// With acknowledged replicas not at all: the next thread's `SET` goes out with the release,
     /// and nobody would ask whether the replicas have got it.
     pub(crate) fn local_handoff(&self) -> Duration {
-        if self.replicas.is_some() { Duration::ZERO } else { self.local_handoff }
+        if self.replicas.is_some() {
+            Duration::ZERO
+        } else {
+            self.local_handoff
+        }
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -258,7 +301,8 @@ impl Settings {
             ));
         }
         if self.pool_size > MOST_CONNECTIONS {
-            let reason = "it has to be at most 10,000, which is how many clients Redis accepts by default";
+            let reason =
+                "it has to be at most 10,000, which is how many clients Redis accepts by default";
             return Err(invalid_option("pool_size", self.pool_size, reason));
         }
         for (option, timeout) in [
@@ -267,13 +311,21 @@ impl Settings {
             ("poll_every", self.poll_every),
         ] {
             if timeout < Duration::from_millis(1) || timeout > MAX_TIMEOUT {
-                return Err(invalid_option(option, timeout, "it has to be between 1 ms and 1 h"));
+                return Err(invalid_option(
+                    option,
+                    timeout,
+                    "it has to be between 1 ms and 1 h",
+                ));
             }
         }
         if let Some(WarnAfter { wait, held }) = self.warn_after
             && wait.min(held) < Duration::from_millis(1)
         {
-            return Err(invalid_option("warn_after", wait.min(held), "both have to be at least 1 ms"));
+            return Err(invalid_option(
+                "warn_after",
+                wait.min(held),
+                "both have to be at least 1 ms",
+            ));
         }
         self.check_replicas()
     }
@@ -283,7 +335,8 @@ impl Settings {
             return Ok(());
         };
         if replicas == Replicas::at_least(0) {
-            let reason = "leave the option out, or ask for the master's disk with `at_least(0).on_disk()`";
+            let reason =
+                "leave the option out, or ask for the master's disk with `at_least(0).on_disk()`";
             return Err(invalid_option("replicas", replicas, reason));
         }
         if timeout < Duration::from_millis(1) || timeout > self.response_timeout {
@@ -299,7 +352,11 @@ pub(crate) fn invalid_option(
     value: impl std::fmt::Debug,
     reason: &'static str,
 ) -> Error {
-    Error::InvalidOption { option, value: Some(format!("{value:?}")), reason }
+    Error::InvalidOption {
+        option,
+        value: Some(format!("{value:?}")),
+        reason,
+    }
 }
 
 /// How long Redis keeps a key without renewal, in milliseconds.
@@ -376,7 +433,10 @@ mod tests {
         ] {
             assert_eq!(refused(|s| s.options.lease = lease), "lease", "{lease:?}");
         }
-        let mut raised = Settings { max_lease: Duration::from_secs(48 * 3600), ..Settings::default() };
+        let mut raised = Settings {
+            max_lease: Duration::from_secs(48 * 3600),
+            ..Settings::default()
+        };
         raised.options.lease = Duration::from_secs(25 * 3600);
         raised.check().unwrap();
     }
@@ -386,12 +446,28 @@ mod tests {
         let lease = Settings::default().options.lease;
         let (half, little) = (lease / 2, Duration::from_millis(1));
         let less = Duration::from_secs(29);
-        assert_eq!(refused(|s| s.options.renewal.every = Some(Duration::ZERO)), "renew_every");
-        assert_eq!(refused(|s| s.options.renewal.every = Some(Duration::from_micros(999))), "renew_every");
-        assert_eq!(refused(|s| s.options.renewal.every = Some(half + little)), "renew_every");
-        assert_eq!(refused(|s| s.options.renewal.max_hold = Some(less)), "max_hold");
+        assert_eq!(
+            refused(|s| s.options.renewal.every = Some(Duration::ZERO)),
+            "renew_every"
+        );
+        assert_eq!(
+            refused(|s| s.options.renewal.every = Some(Duration::from_micros(999))),
+            "renew_every"
+        );
+        assert_eq!(
+            refused(|s| s.options.renewal.every = Some(half + little)),
+            "renew_every"
+        );
+        assert_eq!(
+            refused(|s| s.options.renewal.max_hold = Some(less)),
+            "max_hold"
+        );
         let mut settings = Settings::default();
-        settings.options.renewal = Renewal { on: true, every: Some(half), max_hold: Some(lease) };
+        settings.options.renewal = Renewal {
+            on: true,
+            every: Some(half),
+            max_hold: Some(lease),
+        };
         settings.check().unwrap();
     }
 
@@ -402,9 +478,15 @@ mod tests {
             options.change(Duration::from_secs(3600), change);
             options.invalid.map(|it| it.name)
         };
-        assert_eq!(set(|options| options.renewal.every = Some(Duration::from_secs(20))), Some("renew_every"));
+        assert_eq!(
+            set(|options| options.renewal.every = Some(Duration::from_secs(20))),
+            Some("renew_every")
+        );
         assert_eq!(set(|options| options.lease = Duration::from_secs(60)), None);
-        assert_eq!(set(|options| options.lease = Duration::from_secs(3601)), Some("lease"));
+        assert_eq!(
+            set(|options| options.lease = Duration::from_secs(3601)),
+            Some("lease")
+        );
     }
 
     #[test]
@@ -412,12 +494,30 @@ mod tests {
         assert_eq!(refused(|s| s.pool_size = 0), "pool_size");
         assert_eq!(refused(|s| s.pool_size = MOST_CONNECTIONS + 1), "pool_size");
         assert_eq!(refused(|s| s.pool_size = u32::MAX), "pool_size");
-        assert_eq!(refused(|s| s.connect_timeout = Duration::ZERO), "connect_timeout");
-        assert_eq!(refused(|s| s.response_timeout = Duration::MAX), "response_timeout");
-        assert_eq!(refused(|s| s.poll_every = Duration::from_micros(999)), "poll_every");
-        assert_eq!(refused(|s| s.poll_every = Duration::from_millis(3_600_001)), "poll_every");
-        for (wait, held) in [(Duration::ZERO, Duration::MAX), (Duration::MAX, Duration::ZERO)] {
-            assert_eq!(refused(|s| s.warn_after = Some(WarnAfter { wait, held })), "warn_after");
+        assert_eq!(
+            refused(|s| s.connect_timeout = Duration::ZERO),
+            "connect_timeout"
+        );
+        assert_eq!(
+            refused(|s| s.response_timeout = Duration::MAX),
+            "response_timeout"
+        );
+        assert_eq!(
+            refused(|s| s.poll_every = Duration::from_micros(999)),
+            "poll_every"
+        );
+        assert_eq!(
+            refused(|s| s.poll_every = Duration::from_millis(3_600_001)),
+            "poll_every"
+        );
+        for (wait, held) in [
+            (Duration::ZERO, Duration::MAX),
+            (Duration::MAX, Duration::ZERO),
+        ] {
+            assert_eq!(
+                refused(|s| s.warn_after = Some(WarnAfter { wait, held })),
+                "warn_after"
+            );
         }
         assert_eq!(refused(|s| s.max_lease = Duration::MAX), "max_lease");
         assert_eq!(refused(|s| s.max_lease = Duration::ZERO), "max_lease");
@@ -426,36 +526,79 @@ mod tests {
     #[test]
     fn replicas_that_cannot_work_are_refused() {
         let second = Duration::from_secs(1);
-        let with = |replicas, timeout| move |s: &mut Settings| s.replicas = Some((replicas, timeout));
+        let with =
+            |replicas, timeout| move |s: &mut Settings| s.replicas = Some((replicas, timeout));
         assert_eq!(refused(with(Replicas::at_least(0), second)), "replicas");
-        for timeout in [Duration::ZERO, Duration::from_micros(999), second + Duration::from_millis(1)] {
-            assert_eq!(refused(with(Replicas::all(), timeout)), "replicas", "{timeout:?}");
+        for timeout in [
+            Duration::ZERO,
+            Duration::from_micros(999),
+            second + Duration::from_millis(1),
+        ] {
+            assert_eq!(
+                refused(with(Replicas::all(), timeout)),
+                "replicas",
+                "{timeout:?}"
+            );
         }
-        let good = [Replicas::all(), Replicas::at_least(1), Replicas::at_least(0).on_disk()];
-        for replicas in good.into_iter().zip([second, Duration::from_millis(1), second]) {
-            Settings { replicas: Some(replicas), ..Settings::default() }.check().unwrap();
+        let good = [
+            Replicas::all(),
+            Replicas::at_least(1),
+            Replicas::at_least(0).on_disk(),
+        ];
+        for replicas in good
+            .into_iter()
+            .zip([second, Duration::from_millis(1), second])
+        {
+            Settings {
+                replicas: Some(replicas),
+                ..Settings::default()
+            }
+            .check()
+            .unwrap();
         }
     }
 
     #[test]
     fn replicas_are_shown_as_a_program_writes_them() {
         assert_eq!(format!("{:?}", Replicas::all()), "all()");
-        assert_eq!(format!("{:?}", Replicas::at_least(2).on_disk()), "at_least(2).on_disk()");
+        assert_eq!(
+            format!("{:?}", Replicas::at_least(2).on_disk()),
+            "at_least(2).on_disk()"
+        );
     }
 
     #[test]
     fn the_smallest_and_largest_values_are_accepted() {
         let year = Duration::from_secs(366 * 24 * 3600);
         for max_lease in [MIN_LEASE, year] {
-            let options = Options { lease: max_lease, ..Options::default() };
-            Settings { options, max_lease, ..Settings::default() }.check().unwrap();
+            let options = Options {
+                lease: max_lease,
+                ..Options::default()
+            };
+            Settings {
+                options,
+                max_lease,
+                ..Settings::default()
+            }
+            .check()
+            .unwrap();
         }
         for pool_size in [1, MOST_CONNECTIONS] {
-            Settings { pool_size, ..Settings::default() }.check().unwrap();
+            Settings {
+                pool_size,
+                ..Settings::default()
+            }
+            .check()
+            .unwrap();
         }
         for timeout in [Duration::from_millis(1), Duration::from_secs(3600)] {
             let (connect_timeout, response_timeout, poll_every) = (timeout, timeout, timeout);
-            let settings = Settings { connect_timeout, response_timeout, poll_every, ..Settings::default() };
+            let settings = Settings {
+                connect_timeout,
+                response_timeout,
+                poll_every,
+                ..Settings::default()
+            };
             settings.check().unwrap();
         }
     }
@@ -463,32 +606,69 @@ mod tests {
     #[test]
     fn the_renewal_period_is_at_most_half_the_lease() {
         let lease = Lease::new(Duration::from_secs(12));
-        let every = |every| Renewal { on: true, every, max_hold: None }.every(lease);
+        let every = |every| {
+            Renewal {
+                on: true,
+                every,
+                max_hold: None,
+            }
+            .every(lease)
+        };
         assert_eq!(every(None), Some(Duration::from_secs(4)));
-        assert_eq!(every(Some(Duration::from_secs(5))), Some(Duration::from_secs(5)));
-        assert_eq!(every(Some(Duration::from_secs(10))), Some(Duration::from_secs(6)));
-        assert_eq!(Renewal { on: false, every: None, max_hold: None }.every(lease), None);
+        assert_eq!(
+            every(Some(Duration::from_secs(5))),
+            Some(Duration::from_secs(5))
+        );
+        assert_eq!(
+            every(Some(Duration::from_secs(10))),
+            Some(Duration::from_secs(6))
+        );
+        assert_eq!(
+            Renewal {
+                on: false,
+                every: None,
+                max_hold: None
+            }
+            .every(lease),
+            None
+        );
     }
 
     #[test]
     fn a_lease_is_trusted_for_one_percent_and_two_milliseconds_less() {
         let sent = Moment::from_nanos(0);
         let lease = Lease::new(Duration::from_secs(10));
-        assert_eq!(lease.valid_until(sent).since(sent), Duration::from_millis(9898));
+        assert_eq!(
+            lease.valid_until(sent).since(sent),
+            Duration::from_millis(9898)
+        );
         assert_eq!(lease.gone_by(sent).since(sent), Duration::from_secs(10));
         assert_eq!(Lease::new(Duration::MAX).gone_by(sent), Moment::NEVER);
         let shortest = Lease::new(Duration::from_micros(10_900));
         assert_eq!(shortest.millis(), 10);
-        assert_eq!(shortest.valid_until(sent).since(sent), Duration::from_micros(7900));
+        assert_eq!(
+            shortest.valid_until(sent).since(sent),
+            Duration::from_micros(7900)
+        );
     }
 
     /// Durations of every size, and the limits of the options.
     fn any_span() -> impl Strategy<Value = Duration> {
-        let sizes = (0..64_u32, any::<u64>()).prop_map(|(shift, nanos)| Duration::from_nanos(nanos >> shift));
-        let seconds =
-            (any::<u64>(), 0..1_000_000_000_u32).prop_map(|(secs, nanos)| Duration::new(secs, nanos));
-        let edges =
-            [0, 1, 10, 1000, 30_000, 3_600_000, 86_400_000, 366 * 86_400_000].map(Duration::from_millis);
+        let sizes = (0..64_u32, any::<u64>())
+            .prop_map(|(shift, nanos)| Duration::from_nanos(nanos >> shift));
+        let seconds = (any::<u64>(), 0..1_000_000_000_u32)
+            .prop_map(|(secs, nanos)| Duration::new(secs, nanos));
+        let edges = [
+            0,
+            1,
+            10,
+            1000,
+            30_000,
+            3_600_000,
+            86_400_000,
+            366 * 86_400_000,
+        ]
+        .map(Duration::from_millis);
         prop_oneof![4 => sizes, 1 => seconds, 2 => prop::sample::select(edges.to_vec()), 1 => Just(Duration::MAX)]
     }
 
@@ -506,8 +686,15 @@ mod tests {
     }
 
     fn value_of(settings: &Settings, option: &str) -> String {
-        let Settings { options, max_lease, pool_size, connect_timeout, response_timeout, poll_every, .. } =
-            settings;
+        let Settings {
+            options,
+            max_lease,
+            pool_size,
+            connect_timeout,
+            response_timeout,
+            poll_every,
+            ..
+        } = settings;
         match option {
             "lease" => format!("{:?}", options.lease),
             "renew_every" => format!("{:?}", options.renewal.every.expect("it was set")),

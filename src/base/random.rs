@@ -11,7 +11,7 @@ use rand::TryRng;
 use rand::rngs::SysRng;
 
 #[cfg(test)]
-use crate::base::scheduler;
+use crate::base::sync::scheduler;
 
 /// 128 random bits.
 pub(crate) fn bits() -> io::Result<u128> {
@@ -39,7 +39,9 @@ pub(crate) fn fraction() -> f64 {
     if scheduler::inside() {
         return f64::from((scheduler::random() >> 40) as u32) / f64::from(1 << 24);
     }
-    SysRng.try_next_u32().map_or(0.5, |bits| f64::from(bits) / (f64::from(u32::MAX) + 1.0))
+    SysRng
+        .try_next_u32()
+        .map_or(0.5, |bits| f64::from(bits) / (f64::from(u32::MAX) + 1.0))
 }
 
 #[cfg(test)]
@@ -50,10 +52,15 @@ mod tests {
     fn durations_are_drawn_from_the_whole_range() {
         let (shortest, longest) = (Duration::from_millis(10), Duration::from_millis(20));
         let drawn: Vec<_> = (0..500).map(|_| between(shortest, longest)).collect();
-        assert!(drawn.iter().all(|it| (shortest..=longest).contains(it)), "{drawn:?}");
+        assert!(
+            drawn.iter().all(|it| (shortest..=longest).contains(it)),
+            "{drawn:?}"
+        );
         for part in 0..5 {
             let from = shortest + part * Duration::from_millis(2);
-            let some = drawn.iter().any(|it| (from..from + Duration::from_millis(2)).contains(it));
+            let some = drawn
+                .iter()
+                .any(|it| (from..from + Duration::from_millis(2)).contains(it));
             assert!(some, "nothing from {from:?} on");
         }
         assert_eq!(between(longest, longest), longest);

@@ -64,7 +64,10 @@ impl Stop {
         // and is woken.
         self.shared.stopped.store(true, Ordering::Release);
         let managers = self.shared.managers.lock();
-        managers.iter().filter_map(|(_, wake)| wake.upgrade()).for_each(|wake| wake());
+        managers
+            .iter()
+            .filter_map(|(_, wake)| wake.upgrade())
+            .for_each(|wake| wake());
     }
 
     /// Whether [`stop`](Stop::stop) was called.
@@ -85,7 +88,9 @@ impl Stop {
 
 impl fmt::Debug for Stop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stop").field("is_stopped", &self.is_stopped()).finish_non_exhaustive()
+        f.debug_struct("Stop")
+            .field("is_stopped", &self.is_stopped())
+            .finish_non_exhaustive()
     }
 }
 
@@ -101,6 +106,10 @@ mod tests {
             stop.wakes(manager, &wake);
             stop.wakes(manager, &wake);
         }
-        assert_eq!(stop.shared.managers.lock().len(), 1, "the last one went after it was noted");
+        assert_eq!(
+            stop.shared.managers.lock().len(),
+            1,
+            "the last one went after it was noted"
+        );
     }
 }

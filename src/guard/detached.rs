@@ -54,7 +54,11 @@ pub struct DetachedHold {
 
 impl DetachedHold {
     pub(super) fn new(session: Arc<Session>, hold: Arc<Hold>, turn: Turn) -> DetachedHold {
-        DetachedHold { session, hold, turn: Some(turn) }
+        DetachedHold {
+            session,
+            hold,
+            turn: Some(turn),
+        }
     }
 
     /// Gives the hold to this thread. Sends nothing and does not block.
@@ -74,7 +78,10 @@ impl DetachedHold {
 
     /// [`attach`](DetachedHold::attach), with the same errors. If the thread does not get the hold,
     /// the caller keeps it.
-    #[expect(clippy::missing_errors_doc, reason = "they are those of `attach`, which lists them")]
+    #[expect(
+        clippy::missing_errors_doc,
+        reason = "they are those of `attach`, which lists them"
+    )]
     #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
     pub fn try_attach(mut self) -> Result<LockGuard, (DetachedHold, Error)> {
         match self.session.attach(&self.hold, &mut self.turn) {
@@ -130,7 +137,9 @@ impl DetachedHold {
 
     fn release(&mut self) -> Result<Unlocked, Error> {
         match self.turn.take() {
-            Some(turn) => self.session.release(&self.hold, turn, self.session.one_release()),
+            Some(turn) => self
+                .session
+                .release(&self.hold, turn, self.session.one_release()),
             None => Ok(Unlocked::Released), // It was attached or unlocked, and this is its drop.
         }
     }

@@ -24,13 +24,20 @@ impl LockGuard {
     }
 
     /// [`detach`](LockGuard::detach), with the same errors. If the hold stays, so does the guard.
-    #[expect(clippy::missing_errors_doc, reason = "they are those of `detach`, which lists them")]
+    #[expect(
+        clippy::missing_errors_doc,
+        reason = "they are those of `detach`, which lists them"
+    )]
     #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
     pub fn try_detach(mut self) -> Result<DetachedHold, (LockGuard, Error)> {
         match self.session.detach(&self.held) {
             Ok(turn) => {
                 self.left = true;
-                Ok(DetachedHold::new(Arc::clone(&self.session), Arc::clone(&self.held.hold), turn))
+                Ok(DetachedHold::new(
+                    Arc::clone(&self.session),
+                    Arc::clone(&self.held.hold),
+                    turn,
+                ))
             }
             Err(error) => Err((self, error)),
         }
@@ -82,7 +89,10 @@ impl LockGuard {
 
     /// [`hand_over`](LockGuard::hand_over), with the same errors. If the hold stays, so does the
     /// guard.
-    #[expect(clippy::missing_errors_doc, reason = "they are those of `hand_over`, which lists them")]
+    #[expect(
+        clippy::missing_errors_doc,
+        reason = "they are those of `hand_over`, which lists them"
+    )]
     #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
     pub fn try_hand_over(mut self) -> Result<Parcel, (LockGuard, Error)> {
         match self.session.hand_over(&self.held) {

@@ -21,8 +21,8 @@ use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::owner::Owner;
 use crate::hold::{Hold, Unlocked};
-use crate::keeping::thread_map::Held;
 use crate::session::Session;
+use crate::session::thread_map::Held;
 
 pub use crate::guard::detached::DetachedHold;
 pub use crate::guard::several::MultiLockGuard;
@@ -64,7 +64,11 @@ pub struct LockGuard {
 
 impl LockGuard {
     pub(crate) fn new(session: Arc<Session>, held: Rc<Held>) -> LockGuard {
-        LockGuard { session, held, left: false }
+        LockGuard {
+            session,
+            held,
+            left: false,
+        }
     }
 
     fn hold(&self) -> &Hold {
@@ -130,7 +134,11 @@ impl LockGuard {
     /// For how long the hold may still be trusted; zero if it is lost. Sends nothing.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        if self.is_valid() { self.hold().remaining(Moment::now()) } else { Duration::ZERO }
+        if self.is_valid() {
+            self.hold().remaining(Moment::now())
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Returns `Ok` only if Redis has just said that the lock is this hold's, and at least `span`
@@ -196,7 +204,10 @@ impl LockGuard {
 
     /// Goes back to the lease with which the lock was taken: [`extend_to`](LockGuard::extend_to)
     /// with that lease, and the same errors.
-    #[expect(clippy::missing_errors_doc, reason = "they are those of `extend_to`, which lists them")]
+    #[expect(
+        clippy::missing_errors_doc,
+        reason = "they are those of `extend_to`, which lists them"
+    )]
     pub fn extend(&self) -> Result<(), Error> {
         self.extend_to(self.hold().first_lease.time())
     }
@@ -271,7 +282,10 @@ impl LockGuard {
     /// # Ok(())
     /// # }
     /// ```
-    #[expect(clippy::missing_errors_doc, reason = "they are those of `unlock`, which lists them")]
+    #[expect(
+        clippy::missing_errors_doc,
+        reason = "they are those of `unlock`, which lists them"
+    )]
     pub fn unlock_now(self) -> Result<Unlocked, Error> {
         self.hold().keep_nothing();
         self.unlock()

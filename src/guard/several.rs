@@ -11,8 +11,8 @@ use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::hold::Unlocked;
-use crate::keeping::thread_map::Held;
 use crate::session::Session;
+use crate::session::thread_map::Held;
 
 /// Several locks that this thread holds, until the guard is dropped or
 /// [unlocked](MultiLockGuard::unlock). [`LockManager::lock_all`](crate::LockManager::lock_all)
@@ -46,7 +46,10 @@ impl MultiLockGuard {
     /// `None` if it is not fenced, or if the guard does not have this lock.
     #[must_use]
     pub fn fence(&self, key: impl AsRef<str>) -> Option<u64> {
-        let held = self.held.iter().find(|held| &**held.hold.key.name() == key.as_ref())?;
+        let held = self
+            .held
+            .iter()
+            .find(|held| &**held.hold.key.name() == key.as_ref())?;
         held.hold.fence
     }
 
@@ -64,7 +67,11 @@ impl MultiLockGuard {
             return Duration::ZERO;
         }
         let now = Moment::now();
-        self.held.iter().map(|held| held.hold.remaining(now)).min().unwrap_or_default()
+        self.held
+            .iter()
+            .map(|held| held.hold.remaining(now))
+            .min()
+            .unwrap_or_default()
     }
 
     /// Returns `Ok` only if Redis has just said that all of the locks are held, and at least `span`
@@ -113,7 +120,9 @@ impl MultiLockGuard {
         for (held, result) in held.iter().zip(results) {
             match result {
                 // Other guards rely on it.
-                Ok(Unlocked::StillHeld { .. }) => errors.extend(self.session.trust(&held.hold).err()),
+                Ok(Unlocked::StillHeld { .. }) => {
+                    errors.extend(self.session.trust(&held.hold).err());
+                }
                 Ok(_) => {}
                 Err(error) => errors.push(error),
             }

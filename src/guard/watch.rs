@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::LostCause;
-use crate::base::process;
+use crate::base::owner::process;
 use crate::hold::Hold;
 
 /// Observes a hold from any thread. [`LockGuard::watch`](crate::LockGuard::watch) returns one.
@@ -48,7 +48,11 @@ impl LockWatch {
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let now = Moment::now();
-        if process::id(now) == self.pid { self.hold.remaining(now) } else { Duration::ZERO }
+        if process::id(now) == self.pid {
+            self.hold.remaining(now)
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Blocks until the hold may be trusted for `left` at most, and returns for how long it may:
@@ -93,7 +97,11 @@ impl LockWatch {
     #[must_use = "`None` means that it was released"]
     pub fn wait_at_risk(&self, left: Duration) -> Option<Duration> {
         // In a forked child, no thread would ever end this wait.
-        if process::id(Moment::now()) == self.pid { self.hold.wait_at_risk(left) } else { None }
+        if process::id(Moment::now()) == self.pid {
+            self.hold.wait_at_risk(left)
+        } else {
+            None
+        }
     }
 
     /// Blocks until the hold is lost, at most for `limit`, and returns how it was lost.

@@ -10,13 +10,13 @@ mod watching;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::base::body::Made;
 use crate::base::clock::Moment;
+use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
-use crate::base::holder::Holder;
 use crate::base::key::Key;
 use crate::base::options::{Lease, Options, Renewal};
 use crate::base::owner::Owner;
+use crate::base::owner::holder::Holder;
 use crate::base::seeded_bugs;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::sync::{Condvar, Mutex, PerProcess};
@@ -93,10 +93,14 @@ impl Hold {
         options: &Options,
         acquired: AcquiredAt,
     ) -> Hold {
-        static NEXT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(1), || AtomicU64::new(1));
+        static NEXT: PerProcess<AtomicU64> =
+            PerProcess::new(AtomicU64::new(1), || AtomicU64::new(1));
         let lease = Lease::new(options.lease);
-        let counts_from =
-            if seeded_bugs::is_in("counts from the answer") { acquired.answered } else { acquired.sent };
+        let counts_from = if seeded_bugs::is_in("counts from the answer") {
+            acquired.answered
+        } else {
+            acquired.sent
+        };
         let at_most = |limit| acquired.answered.after(limit).after(options.lease);
         let latest_end = options.renewal.max_hold.map_or(Moment::NEVER, at_most);
         Hold {
@@ -141,7 +145,8 @@ impl Hold {
     /// A reentry at `now` asks that the lock stays taken for this time.
     pub(crate) fn keep_at_least(&self, span: Duration, now: Moment) {
         if !span.is_zero() {
-            self.keep_until.fetch_max(now.after(span).as_nanos(), Ordering::AcqRel);
+            self.keep_until
+                .fetch_max(now.after(span).as_nanos(), Ordering::AcqRel);
         }
     }
 
@@ -160,7 +165,11 @@ impl Hold {
     }
 
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
-        let clock = if seeded_bugs::is_in("trusts a flag") { Moment::from_nanos(1) } else { now };
+        let clock = if seeded_bugs::is_in("trusts a flag") {
+            Moment::from_nanos(1)
+        } else {
+            now
+        };
         self.validity_left(clock).is_some()
     }
 
@@ -184,7 +193,10 @@ impl Hold {
                 return self.end.get().is_none().then(|| until.since(now));
             }
             let (old, new) = (until.as_nanos(), RUN_OUT.as_nanos());
-            let end_it = || self.valid_until.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+            let end_it = || {
+                self.valid_until
+                    .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+            };
             if until <= RUN_OUT || end_it().is_ok() {
                 return None;
             }
@@ -202,7 +214,10 @@ impl Hold {
 
     /// A control for tests has made the key older by `span`, and so the hold is older.
     pub(crate) fn age(&self, span: Duration) {
-        self.older.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.older.fetch_add(
+            u64::try_from(span.as_nanos()).unwrap_or(u64::MAX),
+            Ordering::Relaxed,
+        );
         for moment in [&self.keep_until, &self.gone_by, &self.latest_end] {
             let earlier = |moment| Some(Moment::from_nanos(moment).before(span).as_nanos());
             let _ = moment.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier);
@@ -214,14 +229,20 @@ impl Hold {
     /// any more.
     pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
         let stopped = self.thread_has_ended() || self.limit_of(self.lease(), now).is_some();
-        if stopped { None } else { self.renewal.every(self.lease()) }
+        if stopped {
+            None
+        } else {
+            self.renewal.every(self.lease())
+        }
     }
 
     /// The `max_hold` of this hold, if that has passed at `now`, or if a lease that begins then
     /// would extend the hold past it.
     pub(crate) fn limit_of(&self, lease: Lease, now: Moment) -> Option<Duration> {
         let lease = lease.time().max(self.first_lease.time());
-        self.renewal.max_hold.filter(|_| self.latest_end() <= now.after(lease))
+        self.renewal
+            .max_hold
+            .filter(|_| self.latest_end() <= now.after(lease))
     }
 
     fn latest_end(&self) -> Moment {
@@ -257,7 +278,8 @@ impl Hold {
     /// after the deadline, and a lease that is shorter than before counts from now on.
     pub(crate) fn renewing(&self, lease: Lease, now: Moment, until: Moment) {
         self.older.store(0, Ordering::Relaxed);
-        self.gone_by.fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
+        self.gone_by
+            .fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
         self.shorten_to(lease.valid_until(now));
     }
 
@@ -266,10 +288,16 @@ impl Hold {
     /// the hold is not valid any more at `now`, or if another thread has found it over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
         let older = Duration::from_nanos(self.older.load(Ordering::Relaxed));
-        let new = lease.valid_until(sent).before(older).min(self.latest_end()).as_nanos();
-        let changed = self.valid_until.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
-            (now < Moment::from_nanos(old)).then_some(new)
-        });
+        let new = lease
+            .valid_until(sent)
+            .before(older)
+            .min(self.latest_end())
+            .as_nanos();
+        let changed = self
+            .valid_until
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
+                (now < Moment::from_nanos(old)).then_some(new)
+            });
         if changed.is_err() || self.end.get().is_some() {
             return Err(self.lose(LostCause::Expired));
         }
@@ -279,7 +307,10 @@ impl Hold {
 
     /// From now on, the hold is trusted until `limit` at most. True if it was trusted for longer.
     pub(crate) fn shorten_to(&self, limit: Moment) -> bool {
-        let shortened = self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel) > limit.as_nanos();
+        let shortened = self
+            .valid_until
+            .fetch_min(limit.as_nanos(), Ordering::AcqRel)
+            > limit.as_nanos();
         if shortened {
             self.wake_watchers();
         }
@@ -293,7 +324,11 @@ impl Hold {
             self.mark_token_gone();
         }
         let cause = self.finish(Some(cause)).unwrap_or(cause);
-        Error::Lost { key: self.key.name().to_string(), cause, made: Made::now() }
+        Error::Lost {
+            key: self.key.name().to_string(),
+            cause,
+            made: Made::now(),
+        }
     }
 
     /// Redis has answered that the key does not hold the token. If the key holds the token again
@@ -333,7 +368,8 @@ impl Hold {
     /// True once the hold was released or lost, or its lease has run out. False while its release
     /// is under way.
     pub(crate) fn is_over(&self, now: Moment) -> bool {
-        self.validity_left(now).is_none() && (self.end.get().is_some() || self.valid_until() > Moment::PAST)
+        self.validity_left(now).is_none()
+            && (self.end.get().is_some() || self.valid_until() > Moment::PAST)
     }
 
     /// How the hold was lost. `None` if it was not, or if no thread has found out yet.
@@ -343,7 +379,11 @@ impl Hold {
 
     /// `Err(Lost)` with the recorded cause if the hold cannot be trusted at `now`.
     pub(crate) fn check(&self, now: Moment) -> Result<(), Error> {
-        if self.is_valid(now) { Ok(()) } else { Err(self.lose(LostCause::Expired)) }
+        if self.is_valid(now) {
+            Ok(())
+        } else {
+            Err(self.lose(LostCause::Expired))
+        }
     }
 
     pub(crate) fn as_holder(&self, now: Moment) -> Holder {
@@ -356,30 +396,49 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn sample(name: &str, lease: Duration, sent: Moment) -> Hold {
-        sample_with(name, &Options { lease, ..Options::default() }, sent)
+        sample_with(
+            name,
+            &Options {
+                lease,
+                ..Options::default()
+            },
+            sent,
+        )
     }
 
     pub(crate) fn sample_with(name: &str, options: &Options, sent: Moment) -> Hold {
         let key = Key::new("lock:", name).unwrap();
         let owner = Owner::new("host".into(), std::process::id(), 2);
         let token = format!("{owner}-{}", "0".repeat(32));
-        let since = AcquiredAt { sent, answered: sent };
+        let since = AcquiredAt {
+            sent,
+            answered: sent,
+        };
         Hold::new(key, owner, token, None, options, since)
     }
 
     /// A sample with this token.
     pub(crate) fn sample_by(token: &str, lease: Duration) -> Hold {
-        Hold { token: token.to_owned(), ..sample("key", lease, Moment::now()) }
+        Hold {
+            token: token.to_owned(),
+            ..sample("key", lease, Moment::now())
+        }
     }
 
     pub(crate) fn sample_of(acquired: AcquiredAt) -> Hold {
-        Hold { acquired, ..sample("a", Duration::from_secs(30), acquired.sent) }
+        Hold {
+            acquired,
+            ..sample("a", Duration::from_secs(30), acquired.sent)
+        }
     }
 
     const SENT: Moment = Moment::from_nanos(1_000);
 
     fn one_second() -> (Hold, Lease) {
-        (sample("a", Duration::from_secs(1), SENT), Lease::new(Duration::from_secs(1)))
+        (
+            sample("a", Duration::from_secs(1), SENT),
+            Lease::new(Duration::from_secs(1)),
+        )
     }
 
     fn set_max_hold(hold: &mut Hold, limit: Duration) {
@@ -396,7 +455,13 @@ pub(crate) mod tests {
         let end = SENT.after(Duration::from_millis(988));
         assert!(!hold.is_valid(end));
         assert_eq!(hold.remaining(end), Duration::ZERO);
-        assert!(matches!(hold.check(end), Err(Error::Lost { cause: LostCause::Expired, .. })));
+        assert!(matches!(
+            hold.check(end),
+            Err(Error::Lost {
+                cause: LostCause::Expired,
+                ..
+            })
+        ));
     }
 
     #[test]
@@ -404,15 +469,29 @@ pub(crate) mod tests {
         let (hold, _) = one_second();
         hold.lose(LostCause::Taken);
         assert!(!hold.is_valid(SENT));
-        assert!(matches!(hold.check(SENT), Err(Error::Lost { cause: LostCause::Taken, .. })));
-        assert!(matches!(hold.lose(LostCause::Deleted), Error::Lost { cause: LostCause::Taken, .. }));
+        assert!(matches!(
+            hold.check(SENT),
+            Err(Error::Lost {
+                cause: LostCause::Taken,
+                ..
+            })
+        ));
+        assert!(matches!(
+            hold.lose(LostCause::Deleted),
+            Error::Lost {
+                cause: LostCause::Taken,
+                ..
+            }
+        ));
     }
 
     #[test]
     fn a_renewed_lease_counts_from_the_send_of_the_renewal() {
         let (hold, lease) = one_second();
-        let (sent, answered) =
-            (SENT.after(Duration::from_millis(300)), SENT.after(Duration::from_millis(800)));
+        let (sent, answered) = (
+            SENT.after(Duration::from_millis(300)),
+            SENT.after(Duration::from_millis(800)),
+        );
         hold.renewed(lease, sent, answered).unwrap();
         assert_eq!(hold.remaining(sent), Duration::from_millis(988));
         assert_eq!(hold.renewals(), 1);
@@ -445,10 +524,23 @@ pub(crate) mod tests {
             let (hold, lease) = one_second();
             let end = hold.valid_until();
             let just_before = Moment::from_nanos(end.as_nanos() - 1);
-            assert!(!says_over(&hold, just_before) && says_over(&hold, end), "look {number}");
-            assert!(hold.renewed(lease, just_before, just_before).is_err(), "look {number}");
-            assert!(!hold.is_valid(just_before), "look {number}: the hold is valid again");
-            assert_eq!((hold.remaining(just_before), hold.renewals()), (Duration::ZERO, 0), "look {number}");
+            assert!(
+                !says_over(&hold, just_before) && says_over(&hold, end),
+                "look {number}"
+            );
+            assert!(
+                hold.renewed(lease, just_before, just_before).is_err(),
+                "look {number}"
+            );
+            assert!(
+                !hold.is_valid(just_before),
+                "look {number}: the hold is valid again"
+            );
+            assert_eq!(
+                (hold.remaining(just_before), hold.renewals()),
+                (Duration::ZERO, 0),
+                "look {number}"
+            );
         }
     }
 
@@ -474,7 +566,10 @@ pub(crate) mod tests {
         let every = hold.renews_every(SENT);
         assert_eq!(every, Some(Duration::from_secs(1) / 3));
         set_max_hold(&mut hold, limit);
-        assert_eq!(hold.renews_every(SENT.after(Duration::from_millis(4999))), every);
+        assert_eq!(
+            hold.renews_every(SENT.after(Duration::from_millis(4999))),
+            every
+        );
         assert_eq!(hold.renews_every(SENT.after(limit)), None);
         hold.mark_thread_ended();
         assert_eq!(hold.renews_every(SENT), None);
@@ -491,7 +586,11 @@ pub(crate) mod tests {
         for n in 1..=6 {
             let sent = SENT.after(n * Duration::from_millis(900));
             hold.renewed(lease, sent, sent).unwrap();
-            assert_eq!(hold.valid_until(), lease.valid_until(sent).min(latest), "renewal {n}");
+            assert_eq!(
+                hold.valid_until(),
+                lease.valid_until(sent).min(latest),
+                "renewal {n}"
+            );
         }
         assert_eq!(hold.valid_until(), latest);
         assert!(hold.renewed(lease, latest, latest).is_err());
@@ -502,7 +601,10 @@ pub(crate) mod tests {
         let (mut hold, _) = one_second();
         set_max_hold(&mut hold, Duration::from_secs(5));
         hold.set_lease(Lease::new(Duration::from_millis(100)), SENT);
-        assert!(hold.renews_every(SENT.after(Duration::from_millis(4999))).is_some());
+        assert!(
+            hold.renews_every(SENT.after(Duration::from_millis(4999)))
+                .is_some()
+        );
         assert_eq!(hold.renews_every(SENT.after(Duration::from_secs(5))), None);
     }
 
@@ -538,7 +640,11 @@ pub(crate) mod tests {
         hold.close(SENT);
         assert!(!hold.is_over(SENT) && !hold.is_over(end));
         assert_eq!(hold.wait_lost(Moment::now()), None);
-        assert_eq!(hold.lost(), None, "only the release can say whether it was lost");
+        assert_eq!(
+            hold.lost(),
+            None,
+            "only the release can say whether it was lost"
+        );
         hold.mark_released();
         assert!(hold.is_over(SENT));
         let (hold, _) = one_second();

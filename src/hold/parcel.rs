@@ -43,7 +43,12 @@ impl Parcel {
     /// A parcel of a lock whose lease lasts for the time `left`.
     pub(crate) fn new(key: &str, token: &str, fence: Option<u64>, left: Duration) -> Parcel {
         let left = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        Parcel { key: key.to_owned(), token: token.to_owned(), fence, left }
+        Parcel {
+            key: key.to_owned(),
+            token: token.to_owned(),
+            fence,
+            left,
+        }
     }
 
     /// The lock's key.
@@ -63,7 +68,12 @@ impl Parcel {
 
 impl fmt::Display for Parcel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Parcel { key, token, fence, left } = self;
+        let Parcel {
+            key,
+            token,
+            fence,
+            left,
+        } = self;
         write!(f, "{VERSION}:{left}:{}:{token}:", fence.unwrap_or(0))?;
         for byte in key.bytes() {
             if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
@@ -85,7 +95,11 @@ impl FromStr for Parcel {
     ///
     /// [`Error::InvalidOption`]: the text is no parcel. The error does not repeat the text.
     fn from_str(text: &str) -> Result<Parcel, Error> {
-        let invalid = |reason| Error::InvalidOption { option: "parcel", value: None, reason };
+        let invalid = |reason| Error::InvalidOption {
+            option: "parcel",
+            value: None,
+            reason,
+        };
         let mut parts = text.trim().splitn(5, ':');
         if parts.next() != Some(VERSION) {
             return Err(invalid("it does not begin with `relatch1:`"));
@@ -97,11 +111,19 @@ impl FromStr for Parcel {
         let Some(token) = parts.next().filter(|token| Owner::parse(token).is_some()) else {
             return Err(invalid("its token is none of this crate"));
         };
-        let Some(key) = parts.next().and_then(unescaped).filter(|key| (1..=MAX_BYTES).contains(&key.len()))
+        let Some(key) = parts
+            .next()
+            .and_then(unescaped)
+            .filter(|key| (1..=MAX_BYTES).contains(&key.len()))
         else {
             return Err(invalid("its key cannot be read"));
         };
-        Ok(Parcel { key, token: token.to_owned(), fence: Some(fence).filter(|it| *it > 0), left })
+        Ok(Parcel {
+            key,
+            token: token.to_owned(),
+            fence: Some(fence).filter(|it| *it > 0),
+            left,
+        })
     }
 }
 
@@ -180,8 +202,21 @@ mod tests {
             &good.replace(TOKEN, "somebody"),
         ] {
             let error = bad.parse::<Parcel>().expect_err(bad);
-            assert!(matches!(error, Error::InvalidOption { option: "parcel", value: None, .. }), "{error:?}");
-            assert!(!format!("{error} {error:?}").contains("00112233"), "{error:?}");
+            assert!(
+                matches!(
+                    error,
+                    Error::InvalidOption {
+                        option: "parcel",
+                        value: None,
+                        ..
+                    }
+                ),
+                "{error:?}"
+            );
+            assert!(
+                !format!("{error} {error:?}").contains("00112233"),
+                "{error:?}"
+            );
         }
     }
 

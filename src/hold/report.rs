@@ -63,7 +63,11 @@ impl fmt::Display for Unlocked {
             Unlocked::StillHeld { depth: 1 } => f.write_str("still held by one guard"),
             Unlocked::StillHeld { depth } => write!(f, "still held by {depth} guards"),
             Unlocked::Kept { until } => {
-                write!(f, "kept for {:.1?}", until.saturating_duration_since(Instant::now()))
+                write!(
+                    f,
+                    "kept for {:.1?}",
+                    until.saturating_duration_since(Instant::now())
+                )
             }
         }
     }
@@ -72,8 +76,19 @@ impl fmt::Display for Unlocked {
 /// One line for a log.
 impl fmt::Display for HeldLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let HeldLock { key, owner, depth, held_for, valid_for, lost, .. } = self;
-        write!(f, "lock {key:?}, held by {owner} for {held_for:.1?} ({depth} deep), ")?;
+        let HeldLock {
+            key,
+            owner,
+            depth,
+            held_for,
+            valid_for,
+            lost,
+            ..
+        } = self;
+        write!(
+            f,
+            "lock {key:?}, held by {owner} for {held_for:.1?} ({depth} deep), "
+        )?;
         match lost {
             Some(cause) => write!(f, "lost: {cause}"),
             None => write!(f, "valid for {valid_for:.1?}"),

@@ -17,7 +17,8 @@ impl Hold {
     /// Waits until the hold has ended, or can be trusted for `left` at most. Returns for how long
     /// it can be trusted; zero if it was lost. `None` if it was released.
     pub(crate) fn wait_at_risk(&self, left: Duration) -> Option<Duration> {
-        self.wait(|valid_until| valid_until.before(left)).or_else(|| self.lost().map(|_| Duration::ZERO))
+        self.wait(|valid_until| valid_until.before(left))
+            .or_else(|| self.lost().map(|_| Duration::ZERO))
     }
 
     /// Waits until the hold has ended, or the moment has come that `deadline` makes of the end of
@@ -42,7 +43,8 @@ impl Hold {
                 return Some(valid_until.since(now));
             }
             // A renewal wakes nobody: the thread looks again when the hold would have been at risk.
-            self.ended.wait_for(&mut watching, valid_until.min(deadline).one_wait_from(now));
+            self.ended
+                .wait_for(&mut watching, valid_until.min(deadline).one_wait_from(now));
         }
     }
 
@@ -88,7 +90,8 @@ mod tests {
                 scope.spawn(move || {
                     let hold = sample("a", lease(n), Moment::now());
                     if n % 2 == 0 {
-                        hold.renewed(Lease::new(2 * lease(n)), Moment::now(), Moment::now()).unwrap();
+                        hold.renewed(Lease::new(2 * lease(n)), Moment::now(), Moment::now())
+                            .unwrap();
                     }
                     let told = hold.wait_at_risk(left).expect("not released");
                     assert!(told <= left && told > left / 2, "{told:?}");
@@ -100,8 +103,13 @@ mod tests {
 
     #[test]
     fn wait_at_risk_says_how_the_hold_has_ended() {
-        let ends: [(fn(&Hold), _); 2] =
-            [(|hold| _ = hold.lose(LostCause::Deleted), Some(Duration::ZERO)), (Hold::mark_released, None)];
+        let ends: [(fn(&Hold), _); 2] = [
+            (
+                |hold| _ = hold.lose(LostCause::Deleted),
+                Some(Duration::ZERO),
+            ),
+            (Hold::mark_released, None),
+        ];
         for (end, told) in ends {
             let hold = sample("a", Duration::from_secs(30), Moment::now());
             std::thread::scope(|scope| {

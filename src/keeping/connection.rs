@@ -17,11 +17,20 @@ pub(crate) trait KeeperCommands {
 
     /// Compares and extends. With a listener's `CLIENT ID`, Redis also tells that listener when one
     /// of these keys changes.
-    fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, until: Moment) -> Extended;
+    fn extend_all(
+        &mut self,
+        leases: &[Extension<'_>],
+        listener: Option<u64>,
+        until: Moment,
+    ) -> Extended;
 
     /// Compares and extends one lease at another node: its slot has moved since the map was read,
     /// or is on its way.
-    fn extend_elsewhere(&mut self, lease: &Extension<'_>, until: Moment) -> Result<Compared, Failure>;
+    fn extend_elsewhere(
+        &mut self,
+        lease: &Extension<'_>,
+        until: Moment,
+    ) -> Result<Compared, Failure>;
 
     /// Compares and deletes. Each removal is a key and a token.
     fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed;
@@ -48,12 +57,20 @@ pub(crate) struct KeeperConnection<'a> {
 
 impl<'a> KeeperConnection<'a> {
     pub(crate) fn new(shared: &'a Shared, node: Arc<Node>) -> KeeperConnection<'a> {
-        KeeperConnection { shared, node, connection: None }
+        KeeperConnection {
+            shared,
+            node,
+            connection: None,
+        }
     }
 
     /// Drops the connection if Redis has closed it. Does not wait.
     pub(crate) fn drop_if_closed(&mut self) {
-        if self.connection.as_mut().is_some_and(ServerConnection::has_ended) {
+        if self
+            .connection
+            .as_mut()
+            .is_some_and(ServerConnection::has_ended)
+        {
             self.connection = None;
             self.invalidate_all();
         }
@@ -78,11 +95,16 @@ impl<'a> KeeperConnection<'a> {
         deadline: Moment,
         exchange: impl FnOnce(&mut ServerConnection, bool, Moment) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let (mut connection, is_used, limit) = if let Some(mut connection) = self.connection.take() {
+        let (mut connection, is_used, limit) = if let Some(mut connection) = self.connection.take()
+        {
             connection.doubt();
             (connection, true, deadline)
         } else {
-            let Shared { store, response_timeout, .. } = self.shared;
+            let Shared {
+                store,
+                response_timeout,
+                ..
+            } = self.shared;
             let limit = most_of_the_time(deadline).min(Moment::now().after(*response_timeout));
             let connection = store.connect_to(&self.node, limit)?;
             if self.shared.is_stopping() {
@@ -106,28 +128,50 @@ impl KeeperCommands for KeeperConnection<'_> {
         Some(&self.node)
     }
 
-    fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, until: Moment) -> Extended {
+    fn extend_all(
+        &mut self,
+        leases: &[Extension<'_>],
+        listener: Option<u64>,
+        until: Moment,
+    ) -> Extended {
         self.exchange(until, |connection, is_used, until| {
             let sent = Moment::now(); // Now that the connection is open: leases count from here.
             let (answers, tracking) = connection.extend_all(leases, listener, !is_used, until)?;
-            Ok(ExtendAnswers { sent, answers, tracking })
+            Ok(ExtendAnswers {
+                sent,
+                answers,
+                tracking,
+            })
         })
     }
 
-    fn extend_elsewhere(&mut self, lease: &Extension<'_>, until: Moment) -> Result<Compared, Failure> {
+    fn extend_elsewhere(
+        &mut self,
+        lease: &Extension<'_>,
+        until: Moment,
+    ) -> Result<Compared, Failure> {
         let mut connection = self.shared.store.checkout(lease.key, until)?;
         let (answers, _) = connection.extend_all(slice::from_ref(lease), None, until)?;
-        answers.into_iter().next().unwrap_or_else(|| Err(Failure::not_sent("no answer")))
+        answers
+            .into_iter()
+            .next()
+            .unwrap_or_else(|| Err(Failure::not_sent("no answer")))
     }
 
     fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed {
-        let mut answers =
-            self.exchange(until, |connection, _, until| connection.remove_all(removals, until))?;
+        let mut answers = self.exchange(until, |connection, _, until| {
+            connection.remove_all(removals, until)
+        })?;
         // A key whose slot has moved or is on its way is looked for at the other node. After the
         // first silence, the rest is left for another time.
-        let moved = answers.iter_mut().zip(removals).filter(|(answer, _)| is_elsewhere(answer));
+        let moved = answers
+            .iter_mut()
+            .zip(removals)
+            .filter(|(answer, _)| is_elsewhere(answer));
         for (answer, (key, token)) in moved {
-            let Ok(mut connection) = self.shared.store.checkout(key, until) else { break };
+            let Ok(mut connection) = self.shared.store.checkout(key, until) else {
+                break;
+            };
             *answer = connection.remove(key, token, until);
             if !is_final(answer) {
                 break;
@@ -149,8 +193,15 @@ impl KeeperCommands for &MemoryStore {
 
     fn extend_all(&mut self, leases: &[Extension<'_>], _: Option<u64>, until: Moment) -> Extended {
         let sent = Moment::now();
-        let answers = leases.iter().map(|lease| self.extend_elsewhere(lease, until)).collect();
-        Ok(ExtendAnswers { sent, answers, tracking: Tracking::Off })
+        let answers = leases
+            .iter()
+            .map(|lease| self.extend_elsewhere(lease, until))
+            .collect();
+        Ok(ExtendAnswers {
+            sent,
+            answers,
+            tracking: Tracking::Off,
+        })
     }
 
     fn extend_elsewhere(&mut self, lease: &Extension<'_>, _: Moment) -> Result<Compared, Failure> {
@@ -158,7 +209,10 @@ impl KeeperCommands for &MemoryStore {
     }
 
     fn remove_all(&mut self, removals: &[(&str, &str)], _: Moment) -> Removed {
-        Ok(removals.iter().map(|(key, token)| self.remove(key, token)).collect())
+        Ok(removals
+            .iter()
+            .map(|(key, token)| self.remove(key, token))
+            .collect())
     }
 }
 

@@ -9,11 +9,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::counters::Counters;
 use crate::base::emit::warn;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::WarnAfter;
-use crate::base::process::Workers;
+use crate::base::owner::process::Workers;
+use crate::base::stats::counters::Counters;
 use crate::base::sync::mpsc::{self, Receiver};
 use crate::base::sync::thread;
 use crate::base::sync::{Condvar, Mutex};
@@ -25,8 +25,8 @@ use crate::keeping::renewers::Renewers;
 use crate::keeping::shared::{Keeper, RenewalRequest, Shared, Work};
 use crate::keeping::slow::Slow;
 use crate::store::{Failure, Node, Store};
-use crate::waiting::listeners::Listeners;
 use crate::waiting::queues::WaitQueues;
+use crate::wakeups::listeners::Listeners;
 
 impl Shared {
     pub(crate) fn new(
@@ -49,9 +49,11 @@ impl Shared {
                     shared.invalidated(redis_key, node);
                 }
             };
-            let listeners = Listeners::new(Arc::clone(&store), response_timeout, probe, invalidated);
+            let listeners =
+                Listeners::new(Arc::clone(&store), response_timeout, probe, invalidated);
             store.on_move(moved);
-            let (listeners, due_sooner, workers) = (Arc::new(listeners), Condvar::new(), Workers::default());
+            let (listeners, due_sooner, workers) =
+                (Arc::new(listeners), Condvar::new(), Workers::default());
             Shared {
                 store,
                 counters,
@@ -106,7 +108,11 @@ impl Shared {
         self.schedule(|work| {
             for &(hold, deadline) in holds {
                 let (answer, answered) = mpsc::channel();
-                work.requests.push(RenewalRequest { hold: Arc::clone(hold), deadline, answer });
+                work.requests.push(RenewalRequest {
+                    hold: Arc::clone(hold),
+                    deadline,
+                    answer,
+                });
                 answers.push(answered);
             }
             Ok(Moment::PAST)
@@ -115,10 +121,18 @@ impl Shared {
     }
 
     /// Waits for the answer to a request until the deadline at most.
-    pub(crate) fn renewed(answered: &Receiver<Result<(), Failure>>, deadline: Moment) -> Result<(), Failure> {
-        let silence = || Failure::Unanswered { link_stands: false, cause: "no answer in time".into() };
+    pub(crate) fn renewed(
+        answered: &Receiver<Result<(), Failure>>,
+        deadline: Moment,
+    ) -> Result<(), Failure> {
+        let silence = || Failure::Unanswered {
+            link_stands: false,
+            cause: "no answer in time".into(),
+        };
         let limit = deadline.since(Moment::now());
-        answered.recv_timeout(limit).unwrap_or_else(|_| Err(silence()))
+        answered
+            .recv_timeout(limit)
+            .unwrap_or_else(|_| Err(silence()))
     }
 
     /// A hold has a new end or a new lease, so its renewal may be due sooner.
@@ -145,7 +159,9 @@ impl Shared {
     /// A control for tests has time pass at once for the keys of the store in memory and for the
     /// holds. Whatever falls due on the way is done by this thread.
     pub(crate) fn advance(&self, span: Duration) {
-        let Some(memory) = self.store.memory() else { return };
+        let Some(memory) = self.store.memory() else {
+            return;
+        };
         let (began, mut left) = (Moment::now(), span);
         loop {
             let mut work = self.work.lock();
@@ -168,7 +184,10 @@ impl Shared {
     }
 
     /// Notes work. Starts the thread, or wakes it if the work is due before the thread would wake.
-    fn schedule(self: &Keeper, note: impl FnOnce(&mut Work) -> Result<Moment, Error>) -> Result<(), Error> {
+    fn schedule(
+        self: &Keeper,
+        note: impl FnOnce(&mut Work) -> Result<Moment, Error>,
+    ) -> Result<(), Error> {
         let mut work = self.work.lock();
         let due = note(&mut work)?;
         if due == Moment::NEVER {
@@ -253,7 +272,11 @@ pub(crate) mod tests {
         keeper.work.lock().sleeps_until = Some(Moment::from_nanos(1000));
         for (due, sleeps_until) in [(2000, 1000), (1000, 1000), (500, 500), (700, 500)] {
             keeper.schedule(|_| Ok(Moment::from_nanos(due))).unwrap();
-            assert_eq!(keeper.work.lock().sleeps_until, Some(Moment::from_nanos(sleeps_until)), "{due}");
+            assert_eq!(
+                keeper.work.lock().sleeps_until,
+                Some(Moment::from_nanos(sleeps_until)),
+                "{due}"
+            );
         }
     }
 

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::body::Made;
 use crate::base::clock::Moment;
+use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::sync::{HashMap, HashSet};
 use crate::hold::Hold;
@@ -95,28 +95,49 @@ impl Due {
 
 impl Leases {
     pub(crate) fn new(reports_losses: bool) -> Leases {
-        Leases { reports_losses, ..Leases::default() }
+        Leases {
+            reports_losses,
+            ..Leases::default()
+        }
     }
 
     /// Enters a hold. Returns when it is due. An error says why nobody may trust the hold.
     pub(crate) fn enter(&mut self, hold: Arc<Hold>, now: Moment) -> Result<Moment, Error> {
         if self.is_closed {
-            return Err(Error::Stopped { key: hold.key.name().to_string(), made: Made::now() });
+            return Err(Error::Stopped {
+                key: hold.key.name().to_string(),
+                made: Made::now(),
+            });
         }
-        if self.refused(now).iter().any(|(token, _)| *token == hold.token) {
+        if self
+            .refused(now)
+            .iter()
+            .any(|(token, _)| *token == hold.token)
+        {
             return Err(hold.lose(LostCause::Deleted));
         }
         if self.by_number.len() == self.by_number.capacity() {
             // Before the table grows, it drops the holds that have run out and whose threads ended
             // with a forgotten guard.
-            self.by_number.retain(|_, entry| !entry.hold.can_be_forgotten(now));
+            self.by_number
+                .retain(|_, entry| !entry.hold.can_be_forgotten(now));
         }
         // The hold was perhaps taken at the server that had the key before, and is not entered
         // until now.
         let has_moved = hold.acquired.sent < self.moved && hold.renews_every(now).is_some();
-        let due = if has_moved { Moment::PAST } else { self.regularly_due(&hold, now) };
-        let entry =
-            Entry { hold, due, asked: false, retry: FIRST_RETRY, sent: Moment::PAST, invalidated: false };
+        let due = if has_moved {
+            Moment::PAST
+        } else {
+            self.regularly_due(&hold, now)
+        };
+        let entry = Entry {
+            hold,
+            due,
+            asked: false,
+            retry: FIRST_RETRY,
+            sent: Moment::PAST,
+            invalidated: false,
+        };
         self.by_number.insert(entry.hold.number, entry);
         Ok(due)
     }
@@ -165,20 +186,30 @@ impl Leases {
 
     /// The hold with this token.
     pub(crate) fn by_token(&self, token: &str) -> Option<&Arc<Hold>> {
-        self.by_number.values().map(|entry| &entry.hold).find(|hold| hold.token == token)
+        self.by_number
+            .values()
+            .map(|entry| &entry.hold)
+            .find(|hold| hold.token == token)
     }
 
     /// The moment of the next thing to do.
     pub(crate) fn next(&self) -> Moment {
         let holds = self.by_number.values().map(|entry| entry.due);
-        holds.min().unwrap_or(Moment::NEVER).min(self.orphans.next())
+        holds
+            .min()
+            .unwrap_or(Moment::NEVER)
+            .min(self.orphans.next())
     }
 
     /// The shortest lease that has to be renewed.
     pub(crate) fn shortest(&self, now: Moment) -> Duration {
-        let renewed = self.by_number.values().filter(|it| it.due < Moment::NEVER && it.hold.is_valid(now));
-        let leases =
-            renewed.filter(|it| it.hold.renews_every(now).is_some()).map(|it| it.hold.lease().time());
+        let renewed = self
+            .by_number
+            .values()
+            .filter(|it| it.due < Moment::NEVER && it.hold.is_valid(now));
+        let leases = renewed
+            .filter(|it| it.hold.renews_every(now).is_some())
+            .map(|it| it.hold.lease().time());
         leases.min().unwrap_or(Duration::MAX)
     }
 
@@ -192,12 +223,20 @@ impl Leases {
         if self.next() > now {
             return due;
         }
-        for entry in self.by_number.values_mut().filter(|entry| entry.due < Moment::NEVER) {
+        for entry in self
+            .by_number
+            .values_mut()
+            .filter(|entry| entry.due < Moment::NEVER)
+        {
             if !entry.hold.is_valid(now) {
                 due.over.push(Arc::clone(&entry.hold));
                 entry.due = Moment::NEVER; // Reported once. `held` lists it until its guards are gone.
             } else if let Some(every) = period(&entry.hold, now) {
-                let early = if entry.asked { Duration::ZERO } else { every / 8 };
+                let early = if entry.asked {
+                    Duration::ZERO
+                } else {
+                    every / 8
+                };
                 if entry.due <= now.after(early) {
                     due.renew.push(Arc::clone(&entry.hold));
                     (entry.due, entry.asked) = (Moment::NEVER, true);
@@ -230,7 +269,8 @@ impl Leases {
         if let Some(entry) = self.by_number.get_mut(&hold.number) {
             (entry.sent, entry.invalidated) = (now, false);
             if is_tracked {
-                self.tracked.insert(hold.key.in_redis().as_bytes().into(), hold.number);
+                self.tracked
+                    .insert(hold.key.in_redis().as_bytes().into(), hold.number);
             }
         }
     }
@@ -239,16 +279,27 @@ impl Leases {
     /// or soon if the key was invalidated meanwhile. Returns when it is due.
     pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment) -> Moment {
         let due = self.regularly_due(hold, sent);
-        let Some(entry) = self.by_number.get_mut(&hold.number) else { return Moment::NEVER };
+        let Some(entry) = self.by_number.get_mut(&hold.number) else {
+            return Moment::NEVER;
+        };
         (entry.asked, entry.retry, entry.due) = (false, FIRST_RETRY, due);
-        if entry.invalidated { entry.renew_soon(sent) } else { due }
+        if entry.invalidated {
+            entry.renew_soon(sent)
+        } else {
+            due
+        }
     }
 
     /// A renewal had no answer by `now`, or was refused. The next one is due after a pause, which
     /// grows. Returns when it is due.
     pub(crate) fn not_renewed(&mut self, hold: &Hold, now: Moment) -> Moment {
-        let waits = self.by_number.get_mut(&hold.number).filter(|entry| entry.due < Moment::NEVER);
-        let Some(entry) = waits else { return Moment::NEVER };
+        let waits = self
+            .by_number
+            .get_mut(&hold.number)
+            .filter(|entry| entry.due < Moment::NEVER);
+        let Some(entry) = waits else {
+            return Moment::NEVER;
+        };
         let pause = entry.retry;
         (entry.asked, entry.retry) = (false, (2 * pause).min(LAST_RETRY));
         entry.renew_after(pause, now)
@@ -264,7 +315,11 @@ impl Leases {
 
     /// Any of these keys may have changed, or invalidations of them may have been missed. Every
     /// hold of them that was renewed before is due soon. Returns when the first of them is due.
-    pub(crate) fn invalidated_those(&mut self, is_meant: impl Fn(&[u8]) -> bool, now: Moment) -> Moment {
+    pub(crate) fn invalidated_those(
+        &mut self,
+        is_meant: impl Fn(&[u8]) -> bool,
+        now: Moment,
+    ) -> Moment {
         self.tracked.retain(|redis_key, _| !is_meant(redis_key));
         let mut due = Moment::NEVER;
         for entry in self.by_number.values_mut() {
@@ -310,10 +365,18 @@ impl Leases {
     /// A control for tests makes each lease older by `span`, but for those that were taken since
     /// `began`. A hold that is over by that is due now.
     pub(crate) fn age(&mut self, span: Duration, began: Moment, now: Moment) {
-        for entry in self.by_number.values_mut().filter(|entry| entry.hold.acquired.sent < began) {
+        for entry in self
+            .by_number
+            .values_mut()
+            .filter(|entry| entry.hold.acquired.sent < began)
+        {
             entry.hold.age(span);
             let is_over = !entry.hold.is_valid(now) && entry.hold.lost().is_none();
-            entry.due = if is_over { Moment::PAST } else { entry.due.before(span) };
+            entry.due = if is_over {
+                Moment::PAST
+            } else {
+                entry.due.before(span)
+            };
         }
         self.orphans.age(span);
     }
@@ -328,7 +391,10 @@ impl Leases {
 
     /// Every hold that has a guard or is still valid.
     pub(crate) fn holds(&self, now: Moment) -> impl Iterator<Item = &Arc<Hold>> {
-        self.by_number.values().map(|entry| &entry.hold).filter(move |hold| !hold.can_be_forgotten(now))
+        self.by_number
+            .values()
+            .map(|entry| &entry.hold)
+            .filter(move |hold| !hold.can_be_forgotten(now))
     }
 
     fn untrack(&mut self, hold: &Hold) {
@@ -345,7 +411,11 @@ impl Leases {
 /// renewed.
 fn period(hold: &Hold, now: Moment) -> Option<Duration> {
     let every = hold.renews_every(now)?;
-    Some(if hold.renewals() == 0 { every.min(FIRST_RENEWAL) } else { every })
+    Some(if hold.renewals() == 0 {
+        every.min(FIRST_RENEWAL)
+    } else {
+        every
+    })
 }
 
 #[cfg(test)]
@@ -405,11 +475,23 @@ mod tests {
 
     #[test]
     fn all_holds_are_due_when_the_keys_have_moved_also_one_that_is_entered_late() {
-        let (early, late, later) = (hold(), hold(), sample("a", Duration::from_millis(300), after(60)));
+        let (early, late, later) = (
+            hold(),
+            hold(),
+            sample("a", Duration::from_millis(300), after(60)),
+        );
         let mut leases = entered(&early);
-        assert_eq!(leases.moved(|_| true, after(50)), after(50), "it was never renewed");
+        assert_eq!(
+            leases.moved(|_| true, after(50)),
+            after(50),
+            "it was never renewed"
+        );
         assert!(leases.enter(late, START).unwrap() <= after(50));
-        assert_eq!(leases.enter(Arc::new(later), after(60)).unwrap(), after(160), "taken at the new server");
+        assert_eq!(
+            leases.enter(Arc::new(later), after(60)).unwrap(),
+            after(160),
+            "taken at the new server"
+        );
     }
 
     #[test]
@@ -430,7 +512,11 @@ mod tests {
             leases.not_renewed(&hold, now);
         }
         let millis: Vec<_> = tries.iter().map(|at| at.since(START).as_millis()).collect();
-        assert_eq!(millis, [100, 120, 160, 193, 219, 239, 259, 279], "more often when the end is near");
+        assert_eq!(
+            millis,
+            [100, 120, 160, 193, 219, 239, 259, 279],
+            "more often when the end is near"
+        );
         assert_eq!(leases.next(), Moment::NEVER, "reported once");
         assert_eq!(leases.holds(end).count(), 1, "its guards are still there");
     }
@@ -442,7 +528,11 @@ mod tests {
             let late = Arc::new(sample("a", Duration::from_millis(300), after(n)));
             leases.enter(late, after(n)).unwrap();
         }
-        assert_eq!(leases.take_due(after(100)).renew.len(), 13, "those due within 100/8 ms");
+        assert_eq!(
+            leases.take_due(after(100)).renew.len(),
+            13,
+            "those due within 100/8 ms"
+        );
         assert_eq!(leases.next(), after(113));
     }
 
@@ -450,9 +540,15 @@ mod tests {
     fn a_hold_that_is_not_renewed_is_due_at_its_end_if_losses_are_reported() {
         let left = hold();
         left.mark_thread_ended();
-        assert_eq!(Leases::new(false).enter(Arc::clone(&left), START).unwrap(), Moment::NEVER);
+        assert_eq!(
+            Leases::new(false).enter(Arc::clone(&left), START).unwrap(),
+            Moment::NEVER
+        );
         let mut leases = Leases::new(true);
-        assert_eq!(leases.enter(Arc::clone(&left), START).unwrap(), left.valid_until());
+        assert_eq!(
+            leases.enter(Arc::clone(&left), START).unwrap(),
+            left.valid_until()
+        );
         assert!(leases.take_due(after(290)).is_empty());
         assert_eq!(leases.holds(after(290)).count(), 1);
         assert_eq!(leases.take_due(after(296)).over.len(), 1);
@@ -478,7 +574,10 @@ mod tests {
             leases.refuse("another", after(n + 10), after(n));
         }
         assert!(leases.forced.len() < 20, "{}", leases.forced.len());
-        assert!(leases.enter(Arc::clone(&hold), after(9)).is_ok(), "it was dropped meanwhile");
+        assert!(
+            leases.enter(Arc::clone(&hold), after(9)).is_ok(),
+            "it was dropped meanwhile"
+        );
         leases.refuse(&hold.token, after(1010), after(1000));
         leases.enter(hold, after(1009)).unwrap_err();
     }
@@ -488,21 +587,41 @@ mod tests {
         let hold = hold();
         let key = hold.key.in_redis().as_bytes();
         let mut leases = entered(&hold);
-        assert_eq!(leases.invalidated(key, after(1)), Moment::NEVER, "it is not tracked yet");
+        assert_eq!(
+            leases.invalidated(key, after(1)),
+            Moment::NEVER,
+            "it is not tracked yet"
+        );
         hold.renewed(hold.lease(), after(100), after(101)).unwrap();
         leases.sending(&hold, true, after(100));
         leases.renewed(&hold, after(100));
         assert_eq!(leases.invalidated(b"lock:other", after(110)), Moment::NEVER);
         assert_eq!(leases.invalidated(key, after(110)), after(110));
         assert_eq!(leases.take_due(after(110)).renew.len(), 1);
-        assert_eq!(leases.invalidated(key, after(111)), Moment::NEVER, "not before it is tracked again");
+        assert_eq!(
+            leases.invalidated(key, after(111)),
+            Moment::NEVER,
+            "not before it is tracked again"
+        );
         leases.sending(&hold, true, after(112));
-        assert_eq!(leases.invalidated(key, after(113)), after(122), "not within 10 ms of the last renewal");
+        assert_eq!(
+            leases.invalidated(key, after(113)),
+            after(122),
+            "not within 10 ms of the last renewal"
+        );
         leases.renewed(&hold, after(112));
-        assert_eq!(leases.next(), after(122), "the invalidation came before the answer");
+        assert_eq!(
+            leases.next(),
+            after(122),
+            "the invalidation came before the answer"
+        );
         leases.sending(&hold, true, after(122));
         leases.remove(&hold);
-        assert_eq!(leases.invalidated(key, after(120)), Moment::NEVER, "its release is not a loss");
+        assert_eq!(
+            leases.invalidated(key, after(120)),
+            Moment::NEVER,
+            "its release is not a loss"
+        );
         assert!(leases.tracked.is_empty());
     }
 
@@ -513,12 +632,19 @@ mod tests {
         let [hold, young, soon] = [thirty(0), thirty(800), thirty(100)];
         let mut leases = Leases::default();
         assert_eq!(leases.enter(Arc::clone(&hold), START).unwrap(), after(1000));
-        assert_eq!(leases.enter(Arc::clone(&young), after(800)).unwrap(), after(1800));
-        assert_eq!(leases.enter(Arc::clone(&soon), after(100)).unwrap(), after(1100));
+        assert_eq!(
+            leases.enter(Arc::clone(&young), after(800)).unwrap(),
+            after(1800)
+        );
+        assert_eq!(
+            leases.enter(Arc::clone(&soon), after(100)).unwrap(),
+            after(1100)
+        );
         let due = leases.take_due(after(1000)).renew;
         let is_due = |hold: &Arc<Hold>| due.iter().any(|it| Arc::ptr_eq(it, hold));
         assert!(is_due(&hold) && is_due(&soon) && !is_due(&young));
-        hold.renewed(hold.lease(), after(1000), after(1001)).unwrap();
+        hold.renewed(hold.lease(), after(1000), after(1001))
+            .unwrap();
         leases.renewed(&hold, after(1000));
         leases.close(&young, after(1000));
         leases.close(&soon, after(1000));
@@ -527,7 +653,10 @@ mod tests {
 
     #[test]
     fn if_any_key_may_have_changed_all_holds_that_were_renewed_are_renewed_again() {
-        let [first, second] = [hold(), Arc::new(sample("b", Duration::from_millis(300), START))];
+        let [first, second] = [
+            hold(),
+            Arc::new(sample("b", Duration::from_millis(300), START)),
+        ];
         let mut leases = entered(&first);
         leases.enter(Arc::clone(&second), START).unwrap();
         first.renewed(first.lease(), after(50), after(51)).unwrap();
@@ -552,29 +681,51 @@ mod tests {
 
     #[test]
     fn a_hold_that_has_run_out_is_due_once_whatever_else_is() {
-        let [first, second] = [hold(), Arc::new(sample("b", Duration::from_millis(600), START))];
+        let [first, second] = [
+            hold(),
+            Arc::new(sample("b", Duration::from_millis(600), START)),
+        ];
         first.mark_thread_ended();
         let mut leases = Leases::new(true);
         leases.enter(Arc::clone(&first), START).unwrap();
         leases.enter(Arc::clone(&second), START).unwrap();
-        assert_eq!(leases.shortest(START), Duration::from_millis(600), "the first is not renewed");
+        assert_eq!(
+            leases.shortest(START),
+            Duration::from_millis(600),
+            "the first is not renewed"
+        );
         assert_eq!(leases.take_due(after(300)).over.len(), 1);
         let due = leases.take_due(after(500));
         assert_eq!((due.over.len(), due.renew.len()), (0, 1));
         second.close(after(500));
-        assert_eq!(leases.shortest(after(500)), Duration::MAX, "its release is under way");
+        assert_eq!(
+            leases.shortest(after(500)),
+            Duration::MAX,
+            "its release is under way"
+        );
     }
 
     #[test]
     fn a_hold_that_ends_sooner_than_was_known_is_renewed_sooner() {
         let hold = hold();
         let mut leases = entered(&hold);
-        assert_eq!(leases.renew_sooner(&hold, START), START.after(hold.valid_until().since(START) / 3));
+        assert_eq!(
+            leases.renew_sooner(&hold, START),
+            START.after(hold.valid_until().since(START) / 3)
+        );
         hold.shorten_to(after(95));
-        assert_eq!(leases.renew_sooner(&hold, after(5)), after(35), "there is time for three tries");
+        assert_eq!(
+            leases.renew_sooner(&hold, after(5)),
+            after(35),
+            "there is time for three tries"
+        );
         hold.mark_thread_ended();
         leases.reports_losses = true;
-        assert_eq!(leases.renew_sooner(&hold, after(5)), after(35), "never later than before");
+        assert_eq!(
+            leases.renew_sooner(&hold, after(5)),
+            after(35),
+            "never later than before"
+        );
         leases.remove(&hold);
         assert_eq!(leases.renew_sooner(&hold, after(5)), Moment::NEVER);
     }
@@ -587,8 +738,15 @@ mod tests {
         leases.sending(&before, true, after(100));
         leases.sending(&now, true, after(101));
         leases.remove(&before);
-        assert_eq!(leases.tracked.len(), 1, "the key is tracked for the other hold");
+        assert_eq!(
+            leases.tracked.len(),
+            1,
+            "the key is tracked for the other hold"
+        );
         leases.remove(&now);
-        assert!(leases.tracked.is_empty(), "nothing is kept of released holds");
+        assert!(
+            leases.tracked.is_empty(),
+            "nothing is kept of released holds"
+        );
     }
 }

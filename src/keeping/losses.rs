@@ -11,7 +11,7 @@ use crate::base::clock::Moment;
 use crate::base::emit::error;
 use crate::base::error::LostCause;
 use crate::base::owner::Owner;
-use crate::base::process::Workers;
+use crate::base::owner::process::Workers;
 use crate::base::sync::Mutex;
 use crate::base::sync::mpsc::{self, Receiver, Sender};
 use crate::base::sync::thread::{self, JoinHandle};
@@ -54,7 +54,11 @@ struct State {
 
 impl LossNotifier {
     pub(crate) fn new(on_lost: OnLost) -> LossNotifier {
-        LossNotifier { on_lost, state: Mutex::default(), worker: Arc::default() }
+        LossNotifier {
+            on_lost,
+            state: Mutex::default(),
+            worker: Arc::default(),
+        }
     }
 
     /// Has the callback called for a loss that was found at `now`. Does not wait for it.
@@ -94,7 +98,12 @@ impl LossNotifier {
                 }
             }
         });
-        *state = State { losses: Some(sender), done: Some(done), thread: Some(thread?), stopped: false };
+        *state = State {
+            losses: Some(sender),
+            done: Some(done),
+            thread: Some(thread?),
+            stopped: false,
+        };
         Ok(())
     }
 
@@ -102,7 +111,12 @@ impl LossNotifier {
     /// thread. A callback that takes longer is left behind with its thread.
     pub(crate) fn stop(&self, limit: Duration) {
         let mut state = self.state.lock();
-        let State { losses, done, thread, .. } = std::mem::take(&mut *state);
+        let State {
+            losses,
+            done,
+            thread,
+            ..
+        } = std::mem::take(&mut *state);
         state.stopped = true;
         drop(state);
         drop(losses);
@@ -148,7 +162,11 @@ mod tests {
 
     fn notify(notifier: &LossNotifier, name: &str) {
         let now = Moment::now();
-        notifier.notify(&sample(name, Duration::from_secs(1), now), LostCause::Deleted, now);
+        notifier.notify(
+            &sample(name, Duration::from_secs(1), now),
+            LostCause::Deleted,
+            now,
+        );
     }
 
     /// Stops the notifier on another thread. Then notifies it of one more loss, which is too late.
@@ -170,7 +188,10 @@ mod tests {
             notify(&notifier, name);
         }
         let stops = stop(notifier, LONG);
-        assert!(stops.recv_timeout(Duration::from_millis(50)).is_err(), "it did not wait for both calls");
+        assert!(
+            stops.recv_timeout(Duration::from_millis(50)).is_err(),
+            "it did not wait for both calls"
+        );
         drop(go);
         stops.recv_timeout(LONG).expect("the notifier stops");
         assert_eq!(calls.iter().collect::<Vec<_>>(), ["a", "b"]);
@@ -187,7 +208,9 @@ mod tests {
         })));
         *last.lock() = Some(Arc::clone(&notifier));
         notify(&notifier, "a");
-        stops.recv_timeout(LONG / 2).expect("the stop does not wait for its own thread");
+        stops
+            .recv_timeout(LONG / 2)
+            .expect("the stop does not wait for its own thread");
     }
 
     #[test]
@@ -196,7 +219,9 @@ mod tests {
         notify(&notifier, "a");
         assert_eq!(calls.recv_timeout(LONG).unwrap(), "a");
         let stops = stop(notifier, Duration::from_millis(10));
-        stops.recv_timeout(LONG).expect("the stop does not wait for the callback");
+        stops
+            .recv_timeout(LONG)
+            .expect("the stop does not wait for the callback");
         drop(go);
         assert!(calls.recv().is_err(), "called after the end");
     }

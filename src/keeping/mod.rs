@@ -15,4 +15,3 @@ mod leases;
 pub(crate) mod orphans;
 pub(crate) mod losses;
 mod slow;
-pub(crate) mod thread_map;

@@ -62,7 +62,15 @@ impl Orphans {
             orphan.may_reappear |= before.orphan.may_reappear;
         }
         self.by_due.insert((due, Arc::clone(&token)));
-        self.by_token.insert(token, Entry { orphan, due, retry: FIRST_RETRY, search: FIRST_RETRY });
+        self.by_token.insert(
+            token,
+            Entry {
+                orphan,
+                due,
+                retry: FIRST_RETRY,
+                search: FIRST_RETRY,
+            },
+        );
         self.next()
     }
 
@@ -79,8 +87,14 @@ impl Orphans {
 
     /// A control for tests has time pass at once.
     pub(crate) fn age(&mut self, span: Duration) {
-        self.by_due = self.by_due.iter().map(|(due, token)| (due.before(span), Arc::clone(token))).collect();
-        self.by_token.values_mut().for_each(|entry| entry.due = entry.due.before(span));
+        self.by_due = self
+            .by_due
+            .iter()
+            .map(|(due, token)| (due.before(span), Arc::clone(token)))
+            .collect();
+        self.by_token
+            .values_mut()
+            .for_each(|entry| entry.due = entry.due.before(span));
     }
 
     /// The orphans to delete at `now`, at most a batch of them. Each is due again after a pause,
@@ -88,8 +102,12 @@ impl Orphans {
     pub(crate) fn take_due(&mut self, now: Moment) -> Vec<OrphanKey> {
         let mut remove = Vec::new();
         while self.next() <= now && remove.len() < BATCH {
-            let Some((_, token)) = self.by_due.pop_first() else { break };
-            let Some(entry) = self.by_token.get_mut(&token) else { continue };
+            let Some((_, token)) = self.by_due.pop_first() else {
+                break;
+            };
+            let Some(entry) = self.by_token.get_mut(&token) else {
+                continue;
+            };
             if entry.orphan.gone_by <= now {
                 self.by_token.remove(&token);
                 continue;
@@ -116,14 +134,18 @@ impl Orphans {
     /// Notes whether Redis has answered the last batch. If not, it would not answer the rest
     /// either, so nothing is handed out for a while.
     pub(crate) fn batch_answered(&mut self, answered: bool, now: Moment) {
-        let pause = self.silence.map_or(FIRST_RETRY, |(pause, _)| (pause * 2).min(LAST_RETRY));
+        let pause = self
+            .silence
+            .map_or(FIRST_RETRY, |(pause, _)| (pause * 2).min(LAST_RETRY));
         self.silence = (!answered).then(|| (pause, now.after(pause)));
     }
 
     /// An orphan was deleted, or was absent. The table forgets it. But if it may reappear, the
     /// keeper searches for it again, after ever longer pauses.
     pub(crate) fn answered(&mut self, orphan: &OrphanKey, now: Moment) {
-        let Some((token, mut entry)) = self.by_token.remove_entry(&*orphan.token) else { return };
+        let Some((token, mut entry)) = self.by_token.remove_entry(&*orphan.token) else {
+            return;
+        };
         self.by_due.remove(&(entry.due, Arc::clone(&token)));
         if orphan.may_reappear {
             entry.search *= 2;
@@ -146,7 +168,12 @@ mod tests {
     }
 
     fn orphan(may_reappear: bool) -> OrphanKey {
-        OrphanKey { redis_key: "lock:a".into(), token: "t".into(), gone_by: after(500), may_reappear }
+        OrphanKey {
+            redis_key: "lock:a".into(),
+            token: "t".into(),
+            gone_by: after(500),
+            may_reappear,
+        }
     }
 
     #[test]
@@ -187,7 +214,10 @@ mod tests {
 
     #[test]
     fn the_search_for_a_key_that_may_reappear_slows_down_but_not_while_redis_is_silent() {
-        let day = OrphanKey { gone_by: after(86_400_000), ..orphan(true) };
+        let day = OrphanKey {
+            gone_by: after(86_400_000),
+            ..orphan(true)
+        };
         let mut orphans = Orphans::default();
         orphans.add(day.clone(), after(0));
         let mut looks = Vec::new();
@@ -203,7 +233,11 @@ mod tests {
         for pause in [FIRST_RETRY, 2 * FIRST_RETRY] {
             let now = orphans.next();
             assert_eq!(orphans.take_due(now).len(), 1);
-            assert_eq!(orphans.next(), now.after(pause), "without an answer, the pauses are short again");
+            assert_eq!(
+                orphans.next(),
+                now.after(pause),
+                "without an answer, the pauses are short again"
+            );
         }
     }
 
@@ -211,7 +245,13 @@ mod tests {
     fn many(count: usize) -> Orphans {
         let mut orphans = Orphans::default();
         for number in 0..count {
-            orphans.add(OrphanKey { token: number.to_string(), ..orphan(false) }, after(0));
+            orphans.add(
+                OrphanKey {
+                    token: number.to_string(),
+                    ..orphan(false)
+                },
+                after(0),
+            );
         }
         orphans
     }
@@ -258,7 +298,10 @@ mod tests {
             orphans.batch_answered(false, after(100));
             pauses.push(orphans.next().since(after(100)));
         }
-        assert!(pauses.is_sorted() && *pauses.last().unwrap() == LAST_RETRY, "{pauses:?}");
+        assert!(
+            pauses.is_sorted() && *pauses.last().unwrap() == LAST_RETRY,
+            "{pauses:?}"
+        );
         orphans.batch_answered(true, after(100));
         assert!(orphans.next() <= after(100));
     }
@@ -267,7 +310,13 @@ mod tests {
     fn an_orphan_that_is_added_twice_stays_for_as_long_as_either() {
         for turned in [false, true] {
             let mut orphans = Orphans::default();
-            let mut both = [orphan(true), OrphanKey { gone_by: after(700), ..orphan(false) }];
+            let mut both = [
+                orphan(true),
+                OrphanKey {
+                    gone_by: after(700),
+                    ..orphan(false)
+                },
+            ];
             if turned {
                 both.reverse();
             }
@@ -275,7 +324,10 @@ mod tests {
                 orphans.add(it, after(0));
             }
             let taken = orphans.take_due(after(20));
-            assert!(taken.len() == 1 && taken[0].may_reappear && taken[0].gone_by == after(700), "{taken:?}");
+            assert!(
+                taken.len() == 1 && taken[0].may_reappear && taken[0].gone_by == after(700),
+                "{taken:?}"
+            );
         }
     }
 

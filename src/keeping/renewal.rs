@@ -33,10 +33,16 @@ pub(crate) fn round(shared: &Shared, redis: &mut impl KeeperCommands, work: Work
     if !due.remove.is_empty() {
         // Leases are more urgent than orphans, and a Redis that did not answer a renewal will not
         // answer a deletion. Orphans that are left out here come again in a later round.
-        let answered = answered && !shared.is_stopping() && remove_orphans(shared, redis, &due.remove);
+        let answered =
+            answered && !shared.is_stopping() && remove_orphans(shared, redis, &due.remove);
         // Another node of a cluster may answer.
         if !shared.store.is_cluster() {
-            shared.work.lock().leases.orphans.batch_answered(answered, Moment::now());
+            shared
+                .work
+                .lock()
+                .leases
+                .orphans
+                .batch_answered(answered, Moment::now());
         }
     }
 }
@@ -52,7 +58,10 @@ fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
         let latest = Moment::now().after(2 * shared.response_timeout);
         let (failed, failure): (Vec<_>, _) = match renew(shared, redis, batch, latest) {
             Ok(refused) => {
-                let failed = batch.iter().filter(|hold| refused.contains_key(&hold.number)).collect();
+                let failed = batch
+                    .iter()
+                    .filter(|hold| refused.contains_key(&hold.number))
+                    .collect();
                 (failed, refused.into_values().next())
             }
             Err(failure) => {
@@ -62,9 +71,15 @@ fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
         };
         if let Some(failure) = failure {
             let (mut work, now) = (shared.work.lock(), Moment::now());
-            let due = failed.iter().map(|hold| work.leases.not_renewed(hold, now)).min();
+            let due = failed
+                .iter()
+                .map(|hold| work.leases.not_renewed(hold, now))
+                .min();
             shared.wake(work, due.unwrap_or(Moment::NEVER));
-            shared.counters.renewal_errors.add(u64::try_from(failed.len()).unwrap_or(0));
+            shared
+                .counters
+                .renewal_errors
+                .add(u64::try_from(failed.len()).unwrap_or(0));
             warn!(target: "relatch::keeper",
                 "{} leases were not renewed, trying again while they last: {failure:?}", failed.len());
         }
@@ -76,12 +91,23 @@ fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
 ///
 /// If there is no answer, a second attempt follows for the requests that still have time: the
 /// connection may have been dead. (So a lease may be renewed twice.)
-fn renew_requested(shared: &Shared, redis: &mut impl KeeperCommands, mut requests: Vec<RenewalRequest>) {
+fn renew_requested(
+    shared: &Shared,
+    redis: &mut impl KeeperCommands,
+    mut requests: Vec<RenewalRequest>,
+) {
     for is_last in [false, true] {
         let now = Moment::now();
         requests.retain(|request| request.deadline > now);
-        let holds: Vec<_> = requests.iter().map(|request| Arc::clone(&request.hold)).collect();
-        let latest = requests.iter().map(|request| request.deadline).max().unwrap_or(now);
+        let holds: Vec<_> = requests
+            .iter()
+            .map(|request| Arc::clone(&request.hold))
+            .collect();
+        let latest = requests
+            .iter()
+            .map(|request| request.deadline)
+            .max()
+            .unwrap_or(now);
         let renewed = renew(shared, redis, &holds, latest);
         let is_settled = |_: &mut RenewalRequest| renewed.is_ok() || is_last;
         for RenewalRequest { hold, answer, .. } in requests.extract_if(.., is_settled) {
@@ -129,27 +155,45 @@ fn renew<'h>(
         let lease = hold.lease();
         hold.renewing(lease, now, deadline);
         work.leases.sending(hold, client_id.is_some(), now);
-        Extension { key: hold.key.in_redis(), token: &hold.token, lease: lease.millis() }
+        Extension {
+            key: hold.key.in_redis(),
+            token: &hold.token,
+            lease: lease.millis(),
+        }
     };
     let extensions: Vec<_> = holds.iter().map(sending).collect();
     drop(work);
-    let ExtendAnswers { sent, answers, tracking } = redis.extend_all(&extensions, client_id, deadline)?;
+    let ExtendAnswers {
+        sent,
+        answers,
+        tracking,
+    } = redis.extend_all(&extensions, client_id, deadline)?;
     if let Some((listener, client_id)) = listener.zip(client_id) {
         listener.will_hear(client_id, tracking);
     }
-    let moved: Vec<_> = (0..answers.len()).filter(|n| is_elsewhere(&answers[*n])).collect();
+    let moved: Vec<_> = (0..answers.len())
+        .filter(|n| is_elsewhere(&answers[*n]))
+        .collect();
     let lease = |n: usize| Lease::from_millis(extensions[n].lease);
     let leases = (0..extensions.len()).map(lease);
     let mut refused = take_in(shared, holds.iter().copied().zip(leases).zip(answers), sent);
     // This ends at the first silence. The rest is due again soon. By then, the map may name the other
     // node, whose thread renews it.
-    let until = if moved.is_empty() { deadline } else { aside_until(shared) };
+    let until = if moved.is_empty() {
+        deadline
+    } else {
+        aside_until(shared)
+    };
     for n in moved {
         let sent = Moment::now();
         let answer = redis.extend_elsewhere(&extensions[n], until);
         let goes_on = is_final(&answer) && sent < until;
         refused.remove(&holds[n].number);
-        refused.extend(take_in(shared, iter::once(((holds[n], lease(n)), answer)), sent));
+        refused.extend(take_in(
+            shared,
+            iter::once(((holds[n], lease(n)), answer)),
+            sent,
+        ));
         if !goes_on {
             break;
         }
@@ -195,7 +239,10 @@ fn take_in<'h>(
 /// Without an answer, all these orphans are sent again later. No thread uses their tokens any more,
 /// so a deletion that Redis executes twice or late does no harm.
 fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
-    let removals: Vec<_> = orphans.iter().map(|orphan| (&*orphan.redis_key, &*orphan.token)).collect();
+    let removals: Vec<_> = orphans
+        .iter()
+        .map(|orphan| (&*orphan.redis_key, &*orphan.token))
+        .collect();
     let answers = redis.remove_all(&removals, aside_until(shared));
     let now = Moment::now();
     for (n, orphan) in orphans.iter().enumerate() {
@@ -224,7 +271,13 @@ fn aside_until(shared: &Shared) -> Moment {
 
 /// Records what Redis answered at `now` to a renewal that was sent at `sent`. False if the hold is
 /// lost.
-pub(crate) fn on_renewal(hold: &Hold, lease: Lease, compared: Compared, sent: Moment, now: Moment) -> bool {
+pub(crate) fn on_renewal(
+    hold: &Hold,
+    lease: Lease,
+    compared: Compared,
+    sent: Moment,
+    now: Moment,
+) -> bool {
     let cause = match compared {
         Compared::Done => return hold.renewed(lease, sent, now).is_ok(),
         Compared::Absent if hold.is_valid(now) => LostCause::Deleted,
@@ -271,17 +324,29 @@ mod tests {
     impl Redis {
         fn new(answer: fn(&str) -> Result<Compared, Failure>) -> Redis {
             let node = keeper_without_redis().store.node_of("").unwrap();
-            Redis { node, silent: 0, answer, extended: Vec::new(), removed: Vec::new() }
+            Redis {
+                node,
+                silent: 0,
+                answer,
+                extended: Vec::new(),
+                removed: Vec::new(),
+            }
         }
 
         fn silent(commands: usize) -> Redis {
-            Redis { silent: commands, ..Redis::new(done) }
+            Redis {
+                silent: commands,
+                ..Redis::new(done)
+            }
         }
 
         fn answers<'a>(&mut self, tokens: impl Iterator<Item = &'a str>) -> Removed {
             if self.silent > 0 {
                 self.silent -= 1;
-                return Err(Failure::Unanswered { link_stands: true, cause: "no answer".into() });
+                return Err(Failure::Unanswered {
+                    link_stands: true,
+                    cause: "no answer".into(),
+                });
             }
             Ok(tokens.map(self.answer).collect())
         }
@@ -296,7 +361,11 @@ mod tests {
             self.extended.push(leases.len());
             let sent = Moment::now();
             let answers = self.answers(leases.iter().map(|extension| extension.token))?;
-            Ok(ExtendAnswers { sent, answers, tracking: Tracking::Off })
+            Ok(ExtendAnswers {
+                sent,
+                answers,
+                tracking: Tracking::Off,
+            })
         }
 
         fn extend_elsewhere(&mut self, _: &Extension<'_>, _: Moment) -> Result<Compared, Failure> {
@@ -322,7 +391,9 @@ mod tests {
     /// A keeper with `count` holds, each with a token of its own.
     fn keeps(count: usize) -> (Keeper, Vec<Arc<Hold>>) {
         let keeper = keeper_without_redis();
-        let holds: Vec<_> = (0..count).map(|n| Arc::new(sample_by(&format!("token-{n}"), LONG))).collect();
+        let holds: Vec<_> = (0..count)
+            .map(|n| Arc::new(sample_by(&format!("token-{n}"), LONG)))
+            .collect();
         for hold in &holds {
             keeper.enter(hold).unwrap();
         }
@@ -338,15 +409,30 @@ mod tests {
 
     fn orphan(token: &str) -> OrphanKey {
         let gone_by = Moment::now().after(LONG);
-        OrphanKey { redis_key: "lock:a".into(), token: token.into(), gone_by, may_reappear: false }
+        OrphanKey {
+            redis_key: "lock:a".into(),
+            token: token.into(),
+            gone_by,
+            may_reappear: false,
+        }
     }
 
     /// One round, in which these orphans are due beside these holds.
-    fn renews_and_removes(keeper: &Keeper, redis: &mut Redis, holds: &[Arc<Hold>], orphans: &[&str]) {
+    fn renews_and_removes(
+        keeper: &Keeper,
+        redis: &mut Redis,
+        holds: &[Arc<Hold>],
+        orphans: &[&str],
+    ) {
         let mut work = WorkDue::default();
         work.due.renew = holds.to_vec();
         for token in orphans {
-            keeper.work.lock().leases.orphans.add(orphan(token), Moment::PAST);
+            keeper
+                .work
+                .lock()
+                .leases
+                .orphans
+                .add(orphan(token), Moment::PAST);
         }
         work.due.remove = keeper.work.lock().leases.orphans.take_due(Moment::now());
         assert_eq!(work.due.remove.len(), orphans.len());
@@ -355,8 +441,18 @@ mod tests {
 
     fn request(hold: &Arc<Hold>, time: Duration) -> (WorkDue, Receiver<Result<(), Failure>>) {
         let (answer, answered) = mpsc::channel();
-        let request = RenewalRequest { hold: Arc::clone(hold), deadline: Moment::now().after(time), answer };
-        (WorkDue { requests: vec![request], ..WorkDue::default() }, answered)
+        let request = RenewalRequest {
+            hold: Arc::clone(hold),
+            deadline: Moment::now().after(time),
+            answer,
+        };
+        (
+            WorkDue {
+                requests: vec![request],
+                ..WorkDue::default()
+            },
+            answered,
+        )
     }
 
     #[test]
@@ -386,27 +482,37 @@ mod tests {
             let (keeper, holds) = keeps(3);
             renews(&keeper, &mut redis, &holds);
             let counters = keeper.counters.read();
-            assert_eq!((counters.renewal_errors, counters.renewed, counters.lost), (3, 0, 0));
+            assert_eq!(
+                (counters.renewal_errors, counters.renewed, counters.lost),
+                (3, 0, 0)
+            );
             assert!(holds.iter().all(|hold| hold.is_valid(Moment::now())));
         }
     }
 
     #[test]
     fn a_key_that_is_absent_or_another_ones_is_a_loss_which_is_reported_once() {
-        for (answer, cause) in
-            [(|_: &str| Ok(Compared::Absent)) as fn(&str) -> Result<Compared, Failure>, |_| {
-                Ok(Compared::NotOurs)
-            }]
-            .into_iter()
-            .zip([Deleted, Taken])
+        for (answer, cause) in [
+            (|_: &str| Ok(Compared::Absent)) as fn(&str) -> Result<Compared, Failure>,
+            |_| Ok(Compared::NotOurs),
+        ]
+        .into_iter()
+        .zip([Deleted, Taken])
         {
             let (keeper, holds) = keeps(1);
             let mut redis = Redis::new(answer);
             for _ in 0..2 {
                 renews(&keeper, &mut redis, &holds);
             }
-            assert_eq!((holds[0].lost(), keeper.counters.read().lost), (Some(cause), 1));
-            assert_eq!(keeper.work.lock().leases.next(), Moment::NEVER, "it is not renewed again");
+            assert_eq!(
+                (holds[0].lost(), keeper.counters.read().lost),
+                (Some(cause), 1)
+            );
+            assert_eq!(
+                keeper.work.lock().leases.next(),
+                Moment::NEVER,
+                "it is not renewed again"
+            );
         }
     }
 
@@ -418,7 +524,10 @@ mod tests {
         let due = keeper.work.lock().leases.take_due(Moment::now());
         assert_eq!((due.over.len(), due.renew.len()), (1, 0));
         keeper.expire(&due.over);
-        assert_eq!((hold.lost(), keeper.counters.read().lost), (Some(Expired), 1));
+        assert_eq!(
+            (hold.lost(), keeper.counters.read().lost),
+            (Some(Expired), 1)
+        );
     }
 
     #[test]
@@ -435,7 +544,16 @@ mod tests {
                 lease: Lease::new(LONG),
                 counter: None,
             };
-            queues.join(&name, &until(deadline), |_, _| Ok(()), |_| true, || (), claim).is_ok()
+            queues
+                .join(
+                    &name,
+                    &until(deadline),
+                    |_, _| Ok(()),
+                    |_| true,
+                    || (),
+                    claim,
+                )
+                .is_ok()
         });
         renews(&keeper, &mut Redis::new(|_| Ok(Compared::Absent)), &holds);
         assert!(waiter.join().unwrap());
@@ -455,12 +573,19 @@ mod tests {
             &keeper,
             &mut redis,
             WorkDue {
-                due: crate::keeping::leases::Due { remove: due, ..Default::default() },
+                due: crate::keeping::leases::Due {
+                    remove: due,
+                    ..Default::default()
+                },
                 requests: Vec::new(),
             },
         );
         assert_eq!(redis.removed, [2]);
-        assert_eq!(keeper.work.lock().leases.orphans.next(), Moment::NEVER, "all of them are deleted");
+        assert_eq!(
+            keeper.work.lock().leases.orphans.next(),
+            Moment::NEVER,
+            "all of them are deleted"
+        );
         assert_eq!(keeper.counters.read().late_releases, 2);
     }
 
@@ -469,7 +594,10 @@ mod tests {
         let (keeper, _) = keeps(0);
         let mut redis = Redis::silent(1);
         renews_and_removes(&keeper, &mut redis, &[], &["x"]);
-        assert_eq!((redis.removed, keeper.counters.read().late_releases), (vec![1], 0));
+        assert_eq!(
+            (redis.removed, keeper.counters.read().late_releases),
+            (vec![1], 0)
+        );
         assert!(keeper.work.lock().leases.orphans.next() < Moment::NEVER);
     }
 
@@ -480,8 +608,16 @@ mod tests {
             let (work, answered) = request(&holds[0], LONG);
             let mut redis = Redis::silent(silent);
             round(&keeper, &mut redis, work);
-            assert_eq!(redis.extended.len(), attempts, "{silent} commands without an answer");
-            assert_eq!(answered.recv().unwrap().is_ok(), succeeds, "{silent} commands without an answer");
+            assert_eq!(
+                redis.extended.len(),
+                attempts,
+                "{silent} commands without an answer"
+            );
+            assert_eq!(
+                answered.recv().unwrap().is_ok(),
+                succeeds,
+                "{silent} commands without an answer"
+            );
         }
     }
 
@@ -511,8 +647,16 @@ mod tests {
             // Columns: what Redis answered; for a hold that is still valid, whether it goes on and
             // how it was lost; the same for a hold that has run out.
             (Compared::Done, (true, None), (false, Some(Expired))),
-            (Compared::Absent, (false, Some(Deleted)), (false, Some(Expired))),
-            (Compared::NotOurs, (false, Some(Taken)), (false, Some(Taken))),
+            (
+                Compared::Absent,
+                (false, Some(Deleted)),
+                (false, Some(Expired)),
+            ),
+            (
+                Compared::NotOurs,
+                (false, Some(Taken)),
+                (false, Some(Taken)),
+            ),
         ];
         let now = at(5000);
         for (compared, valid, over) in table {
@@ -521,7 +665,11 @@ mod tests {
                 let lease = Lease::new(60 * LEASE);
                 let goes_on = on_renewal(&hold, lease, compared, now, now);
                 assert_eq!((goes_on, hold.lost()), expected, "{compared:?} at {sent:?}");
-                assert_eq!(hold.is_valid(now.after(30 * LEASE)), goes_on, "{compared:?}: renewed");
+                assert_eq!(
+                    hold.is_valid(now.after(30 * LEASE)),
+                    goes_on,
+                    "{compared:?}: renewed"
+                );
                 assert_eq!(hold.renewals(), u32::from(goes_on), "{compared:?}");
             }
         }
@@ -537,8 +685,15 @@ mod tests {
                     Some(cause) => _ = hold.lose(cause),
                     None => hold.mark_released(),
                 }
-                assert!(!on_renewal(&hold, Lease::new(LEASE), compared, now, now), "{compared:?}");
-                assert_eq!((hold.lost(), hold.is_valid(now)), (lost, false), "{compared:?}");
+                assert!(
+                    !on_renewal(&hold, Lease::new(LEASE), compared, now, now),
+                    "{compared:?}"
+                );
+                assert_eq!(
+                    (hold.lost(), hold.is_valid(now)),
+                    (lost, false),
+                    "{compared:?}"
+                );
             }
         }
     }

@@ -48,7 +48,11 @@ impl Renewers {
 
     /// Gives work to the thread of a node, which may still be busy with earlier work.
     fn give(&mut self, shared: &Keeper, node: &Arc<Node>, work: WorkDue) -> io::Result<()> {
-        if self.by_node.get(&node.number).is_some_and(|renewer| renewer.thread.is_finished()) {
+        if self
+            .by_node
+            .get(&node.number)
+            .is_some_and(|renewer| renewer.thread.is_finished())
+        {
             // It has panicked, or the node has left the cluster.
             self.by_node.remove(&node.number);
         }
@@ -63,8 +67,12 @@ impl Renewers {
 
     /// Ends the threads of nodes that have left the cluster. Does not wait.
     fn dismiss(&mut self) {
-        let left: Vec<_> = self.by_node.extract_if(|_, renewer| renewer.node.is_retired()).collect();
-        self.leaving.extend(left.into_iter().map(|(_, renewer)| renewer.thread));
+        let left: Vec<_> = self
+            .by_node
+            .extract_if(|_, renewer| renewer.node.is_retired())
+            .collect();
+        self.leaving
+            .extend(left.into_iter().map(|(_, renewer)| renewer.thread));
         self.leaving.retain(|thread| !thread.is_finished());
     }
 
@@ -84,8 +92,14 @@ impl Renewer {
         let (work, inbox) = mpsc::channel();
         let (keeper, its_node) = (Arc::clone(shared), Arc::clone(node));
         let run = move || serve(&keeper, &its_node, &inbox);
-        let thread = thread::Builder::new().name("relatch-renewer".to_owned()).spawn(run)?;
-        Ok(Renewer { node: Arc::clone(node), work, thread })
+        let thread = thread::Builder::new()
+            .name("relatch-renewer".to_owned())
+            .spawn(run)?;
+        Ok(Renewer {
+            node: Arc::clone(node),
+            work,
+            thread,
+        })
     }
 }
 
@@ -142,13 +156,17 @@ fn by_node(shared: &Shared, work: WorkDue) -> impl Iterator<Item = (Arc<Node>, W
 
 fn part_of<'p>(parts: &'p mut Parts, shared: &Shared, redis_key: &str) -> Option<&'p mut WorkDue> {
     let node = shared.store.node_of(redis_key)?;
-    let (_, work) = parts.entry(node.number).or_insert_with(|| (node, WorkDue::default()));
+    let (_, work) = parts
+        .entry(node.number)
+        .or_insert_with(|| (node, WorkDue::default()));
     Some(work)
 }
 
 fn refuse(request: &RenewalRequest) {
     // If the deadline came first, no thread receives the answer.
-    let _ = request.answer.send(Err(Failure::NotSent("no known node of the cluster has the key".into())));
+    let _ = request.answer.send(Err(Failure::NotSent(
+        "no known node of the cluster has the key".into(),
+    )));
 }
 
 #[cfg(test)]
@@ -166,18 +184,27 @@ mod tests {
 
     /// A node to which nobody can connect.
     fn node() -> Arc<Node> {
-        Store::new(Target::nowhere(), &Settings::default()).unwrap().node_of("").unwrap()
+        Store::new(Target::nowhere(), &Settings::default())
+            .unwrap()
+            .node_of("")
+            .unwrap()
     }
 
     /// A keeper with a hold, and two pieces of work in which this hold is due.
     fn due_twice() -> (Keeper, Arc<Hold>, [WorkDue; 2]) {
-        let (keeper, hold) = (keeper_without_redis(), Arc::new(sample("a", LEASE, Moment::now())));
+        let (keeper, hold) = (
+            keeper_without_redis(),
+            Arc::new(sample("a", LEASE, Moment::now())),
+        );
         keeper.enter(&hold).unwrap();
         let first = Moment::now().after(LEASE / 2);
         let work = [first, first.after(LEASE / 10)].map(|now| {
             let due = keeper.work.lock().leases.take_due(now);
             assert_eq!(due.renew.len(), 1);
-            WorkDue { due, requests: Vec::new() }
+            WorkDue {
+                due,
+                requests: Vec::new(),
+            }
         });
         (keeper, hold, work)
     }
@@ -194,7 +221,11 @@ mod tests {
     fn what_has_come_during_a_round_is_done_once() {
         let (keeper, _hold, work) = due_twice();
         serves(&keeper, &node(), work);
-        assert_eq!(keeper.counters.read().renewal_errors, 1, "one attempt, to which nobody answers");
+        assert_eq!(
+            keeper.counters.read().renewal_errors,
+            1,
+            "one attempt, to which nobody answers"
+        );
     }
 
     #[test]
@@ -213,15 +244,32 @@ mod tests {
         let requests = [(); 2].map(|()| {
             let hold = Arc::new(sample("a", LEASE, Moment::now()));
             let (answer, answered) = mpsc::channel();
-            let request = RenewalRequest { hold, deadline: Moment::now().after(LEASE), answer };
-            (WorkDue { requests: vec![request], ..WorkDue::default() }, answered)
+            let request = RenewalRequest {
+                hold,
+                deadline: Moment::now().after(LEASE),
+                answer,
+            };
+            (
+                WorkDue {
+                    requests: vec![request],
+                    ..WorkDue::default()
+                },
+                answered,
+            )
         });
         keeper.work.lock().sleeps_until = Some(Moment::NEVER);
         node.retire();
         let (work, answers): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
         serves(&keeper, &node, work);
         let work = keeper.work.lock();
-        assert_eq!((work.requests.len(), work.sleeps_until), (2, Some(Moment::PAST)));
-        assert!(answers.iter().all(|answer| matches!(answer.try_recv(), Err(TryRecvError::Empty))));
+        assert_eq!(
+            (work.requests.len(), work.sleeps_until),
+            (2, Some(Moment::PAST))
+        );
+        assert!(
+            answers
+                .iter()
+                .all(|answer| matches!(answer.try_recv(), Err(TryRecvError::Empty)))
+        );
     }
 }

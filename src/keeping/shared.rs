@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::counters::Counters;
 use crate::base::emit::warn;
 use crate::base::error::LostCause;
 use crate::base::options::WarnAfter;
-use crate::base::process::Workers;
+use crate::base::owner::process::Workers;
+use crate::base::stats::counters::Counters;
 use crate::base::sync::mpsc::Sender;
 use crate::base::sync::thread::JoinHandle;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
@@ -16,8 +16,8 @@ use crate::hold::Hold;
 use crate::keeping::leases::{Due, Leases};
 use crate::keeping::losses::LossNotifier;
 use crate::store::{Failure, Node, Store};
-use crate::waiting::listeners::Listeners;
 use crate::waiting::queues::WaitQueues;
+use crate::wakeups::listeners::Listeners;
 
 /// The keeper of one manager. Any thread notes work for it here.
 #[derive(Debug)]
@@ -70,11 +70,21 @@ pub(crate) struct WorkDue {
 impl Work {
     pub(crate) fn new(reports_losses: bool) -> Work {
         let leases = Leases::new(reports_losses);
-        Work { leases, requests: Vec::new(), sleeps_until: None, warn_after: None, thread: None, stop: false }
+        Work {
+            leases,
+            requests: Vec::new(),
+            sleeps_until: None,
+            warn_after: None,
+            thread: None,
+            stop: false,
+        }
     }
 
     pub(crate) fn take_due(&mut self, now: Moment) -> WorkDue {
-        WorkDue { due: self.leases.take_due(now), requests: std::mem::take(&mut self.requests) }
+        WorkDue {
+            due: self.leases.take_due(now),
+            requests: std::mem::take(&mut self.requests),
+        }
     }
 }
 
@@ -125,7 +135,8 @@ impl Shared {
             }
             let until = work.leases.next().min(latest);
             work.sleeps_until = Some(until);
-            self.due_sooner.wait_for(&mut work, until.one_wait_from(now));
+            self.due_sooner
+                .wait_for(&mut work, until.one_wait_from(now));
             has_slept = true;
         }
     }
@@ -166,7 +177,9 @@ impl Shared {
         let now = Moment::now();
         let due = match redis_key {
             Some(redis_key) => work.leases.invalidated(redis_key, now),
-            None => work.leases.invalidated_those(|key| self.store.may_be_at(node, key), now),
+            None => work
+                .leases
+                .invalidated_those(|key| self.store.may_be_at(node, key), now),
         };
         self.wake(work, due);
     }

@@ -25,7 +25,11 @@ pub(super) struct Slow {
 
 impl Slow {
     pub(super) fn new(limits: WarnAfter) -> Slow {
-        Slow { limits, looked: Moment::now(), next: Moment::PAST }
+        Slow {
+            limits,
+            looked: Moment::now(),
+            next: Moment::PAST,
+        }
     }
 
     pub(super) fn next(&self) -> Moment {
@@ -39,9 +43,18 @@ impl Slow {
             return;
         }
         let WarnAfter { wait, held } = self.limits;
-        let mut looks = Looks { since: self.looked, now, next: now.after(wait.min(held)) };
-        let mut holds: Vec<HeldLock> =
-            shared.work.lock().leases.holds(now).map(|hold| HeldLock::new(hold, now)).collect();
+        let mut looks = Looks {
+            since: self.looked,
+            now,
+            next: now.after(wait.min(held)),
+        };
+        let mut holds: Vec<HeldLock> = shared
+            .work
+            .lock()
+            .leases
+            .holds(now)
+            .map(|hold| HeldLock::new(hold, now))
+            .collect();
         holds.retain(|hold| looks.is_due(hold.held_for, held, Moment::PAST));
         let mut waits = shared.queues.waiting(now);
         // What was listed meanwhile is new at the next look.
@@ -92,7 +105,11 @@ mod tests {
         let looks = (1000..2000).step_by(10).chain([4500, 4510]);
         let (mut due, mut since) = (Vec::new(), at(0));
         for now in looks {
-            let mut look = Looks { since, now: at(now), next: Moment::NEVER };
+            let mut look = Looks {
+                since,
+                now: at(now),
+                next: Moment::NEVER,
+            };
             if look.is_due(at(now).since(at(1000)), limit, at(1000)) {
                 due.push(now - 1000);
             }
@@ -101,17 +118,28 @@ mod tests {
         }
         assert_eq!(due, [100, 200, 400, 800, 3500]);
         let is_due = |lasted, listed| {
-            let mut look = Looks { since: at(4510), now: at(4520), next: Moment::NEVER };
+            let mut look = Looks {
+                since: at(4510),
+                now: at(4520),
+                next: Moment::NEVER,
+            };
             look.is_due(Duration::from_millis(lasted), limit, at(listed))
         };
-        assert!(is_due(300, 4515) && !is_due(300, 4500), "it is new in the list, or it is not");
+        assert!(
+            is_due(300, 4515) && !is_due(300, 4500),
+            "it is new in the list, or it is not"
+        );
         assert!(!is_due(90, 4515), "it has not lasted for its limit");
     }
 
     #[test]
     fn the_next_look_is_when_the_next_limit_is_reached() {
         let now = Moment::from_nanos(1_000_000_000);
-        let mut look = Looks { since: now, now, next: Moment::NEVER };
+        let mut look = Looks {
+            since: now,
+            now,
+            next: Moment::NEVER,
+        };
         let millis = Duration::from_millis;
         look.is_due(millis(30), millis(100), Moment::PAST);
         assert_eq!(look.next.since(now), millis(70));

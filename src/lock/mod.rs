@@ -6,6 +6,7 @@
 
 mod operators;
 mod options;
+pub(crate) mod request;
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -18,7 +19,7 @@ use crate::base::options::Options;
 use crate::base::stop::Stop;
 use crate::guard::LockGuard;
 use crate::hold::Parcel;
-use crate::request::Request;
+use crate::lock::request::Request;
 use crate::session::Session;
 
 /// A named lock, with options of its own.
@@ -50,8 +51,16 @@ pub struct Lock {
 
 impl Lock {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> Lock {
-        let (key, options) = (UncheckedKey::new(&session.settings.prefix, name), session.settings.options);
-        Lock { session, key, options, stop: None }
+        let (key, options) = (
+            UncheckedKey::new(&session.settings.prefix, name),
+            session.settings.options,
+        );
+        Lock {
+            session,
+            key,
+            options,
+            stop: None,
+        }
     }
 
     /// The lock's key.
@@ -336,8 +345,18 @@ impl Lock {
     }
 
     fn request(&self) -> Request<'_> {
-        let Lock { session, key, options, stop } = self;
-        Request { session, name: Name::Of(key), options, stop: stop.as_ref() }
+        let Lock {
+            session,
+            key,
+            options,
+            stop,
+        } = self;
+        Request {
+            session,
+            name: Name::Of(key),
+            options,
+            stop: stop.as_ref(),
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Who has a lock, and what an operator may do about it.
 
 use crate::base::error::Error;
-use crate::base::holder::Holder;
 use crate::base::key::Name;
+use crate::base::owner::holder::Holder;
 use crate::lock::Lock;
 
 impl Lock {
@@ -19,7 +19,8 @@ impl Lock {
     /// [`Error::Unavailable`], [`Error::Refused`], [`Error::InvalidKey`], [`Error::NoFence`],
     /// [`Error::Forked`].
     pub fn holder(&self) -> Result<Option<Holder>, Error> {
-        self.session.holder(Name::Of(&self.key), self.options.fenced)
+        self.session
+            .holder(Name::Of(&self.key), self.options.fenced)
     }
 
     /// Deletes the lock's Redis key, whatever its value, and returns who held it. For operators.

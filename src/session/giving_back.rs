@@ -8,8 +8,8 @@ use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::hold::{Hold, Unlocked};
-use crate::keeping::thread_map::{Held, Left};
-use crate::release;
+use crate::session::release;
+use crate::session::thread_map::{Held, Left};
 use crate::session::{Session, still_has_outer};
 use crate::waiting::patience::{Patience, SLOW_ANSWER};
 use crate::waiting::queues::Turn;
@@ -18,7 +18,10 @@ impl Session {
     /// By when a lock is given back that this caller must not have. Its limit counts for this, too.
     /// What is not answered by then, the keeper goes on with.
     pub(super) fn undone_by(&self, patience: &Patience) -> Moment {
-        patience.deadline.max(Moment::now().after(SLOW_ANSWER)).min(self.one_release())
+        patience
+            .deadline
+            .max(Moment::now().after(SLOW_ANSWER))
+            .min(self.one_release())
     }
 
     /// Takes one guard off a hold, and releases the lock with the last guard, by the deadline.
@@ -44,7 +47,12 @@ impl Session {
     }
 
     /// Releases a hold that is in no thread's map any more.
-    pub(crate) fn release(&self, hold: &Hold, turn: Turn, deadline: Moment) -> Result<Unlocked, Error> {
+    pub(crate) fn release(
+        &self,
+        hold: &Hold,
+        turn: Turn,
+        deadline: Moment,
+    ) -> Result<Unlocked, Error> {
         if let Err(forked) = self.own_process(Moment::now()) {
             // Dropping the turn would lock the queue. If the fork came while another thread had the
             // queue locked, the child's copy stays locked, and the child would wait for ever.
@@ -58,9 +66,14 @@ impl Session {
             return Ok(Unlocked::Released);
         }
         let until = Instant::now() + rest;
-        release::give_back(&self.keeper, hold, turn, None, deadline, |_, _, deadline| {
-            release::keep(&self.store, hold, deadline)
-        })?;
+        release::give_back(
+            &self.keeper,
+            hold,
+            turn,
+            None,
+            deadline,
+            |_, _, deadline| release::keep(&self.store, hold, deadline),
+        )?;
         Ok(Unlocked::Kept { until })
     }
 
@@ -77,8 +90,13 @@ impl Session {
 
     pub(super) fn remove(&self, hold: &Hold, turn: Turn, deadline: Moment) -> Result<(), Error> {
         let handoff = Some(self.settings.local_handoff());
-        release::give_back(&self.keeper, hold, turn, handoff, deadline, |claim, handed, deadline| {
-            release::remove(&self.store, hold, claim, handed, deadline)
-        })
+        release::give_back(
+            &self.keeper,
+            hold,
+            turn,
+            handoff,
+            deadline,
+            |claim, handed, deadline| release::remove(&self.store, hold, claim, handed, deadline),
+        )
     }
 }

@@ -9,9 +9,9 @@ use crate::base::stop::Stop;
 use crate::base::sync::HashSet;
 use crate::base::sync::thread;
 use crate::hold::{HeldLock, Hold};
-use crate::keeping::thread_map;
-use crate::release;
 use crate::session::Session;
+use crate::session::release;
+use crate::session::thread_map;
 use crate::waiting::queue::WaitQueue;
 
 /// How often to look whether a hold without a turn has ended, and whether the keeper has deleted the
@@ -37,9 +37,12 @@ impl Session {
             return Vec::new();
         }
         self.going.stop();
-        let held = thread_map::held().into_iter().filter(|(manager, _)| *manager == self.id);
+        let held = thread_map::held()
+            .into_iter()
+            .filter(|(manager, _)| *manager == self.id);
         let mine: HashSet<_> = held.map(|(_, hold)| hold.number).collect();
-        let is_for_others = |hold: &Arc<Hold>| !hold.is_over(Moment::now()) && !mine.contains(&hold.number);
+        let is_for_others =
+            |hold: &Arc<Hold>| !hold.is_over(Moment::now()) && !mine.contains(&hold.number);
         // A turn lasts from before the attempt to take a lock until after its release. So when each
         // turn that is left has a hold that nobody waits for, no other thread has a lock, nor will
         // an answer give it one.
@@ -72,7 +75,8 @@ impl Session {
     /// lock, or given it back.
     fn wait_for_answers(&self) {
         let is_settled = |queue: &WaitQueue| queue.is_settled(Moment::now());
-        self.queues.wait_until(is_settled, self.one_answer(Moment::now()));
+        self.queues
+            .wait_until(is_settled, self.one_answer(Moment::now()));
     }
 
     /// [`shutdown`](Session::shutdown), and then gives back what is held, though its threads do not
@@ -108,7 +112,9 @@ impl Session {
         self.wait_for_answers();
         let is_left = |hold: &Arc<Hold>| self.keeper.work.lock().leases.orphans.has(&hold.token);
         while Moment::now() < deadline
-            && holds.iter().any(|hold| hold.keep_until() <= Moment::now() && is_left(hold))
+            && holds
+                .iter()
+                .any(|hold| hold.keep_until() <= Moment::now() && is_left(hold))
         {
             thread::sleep(LOOKS_EVERY);
         }

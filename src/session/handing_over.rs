@@ -11,7 +11,7 @@ use crate::base::key::Name;
 use crate::base::options::Options;
 use crate::base::stop::Stop;
 use crate::hold::{Hold, Parcel};
-use crate::keeping::thread_map::{self, Held};
+use crate::session::thread_map::{self, Held};
 use crate::session::{Asked, Session, still_has_outer};
 use crate::waiting::queues::Turn;
 
@@ -21,15 +21,23 @@ impl Session {
     pub(crate) fn detach(&self, held: &Rc<Held>) -> Result<Turn, Error> {
         self.may_leave(held)?;
         // If the thread is ending and its map is gone, so is the turn.
-        held.take_out().ok_or_else(|| Error::NotHeld { key: held.hold.key.name().to_string() })
+        held.take_out().ok_or_else(|| Error::NotHeld {
+            key: held.hold.key.name().to_string(),
+        })
     }
 
     /// Enters a detached hold in this thread's map. Takes the turn only if that succeeds.
-    pub(crate) fn attach(&self, hold: &Arc<Hold>, turn: &mut Option<Turn>) -> Result<Rc<Held>, Error> {
+    pub(crate) fn attach(
+        &self,
+        hold: &Arc<Hold>,
+        turn: &mut Option<Turn>,
+    ) -> Result<Rc<Held>, Error> {
         self.trust(hold)?;
         let name = hold.key.name();
         self.is_not_held(name)?;
-        let turn = turn.take().unwrap_or_else(|| Turn::outside(&self.queues, name));
+        let turn = turn
+            .take()
+            .unwrap_or_else(|| Turn::outside(&self.queues, name));
         Ok(thread_map::enter(self.id, Arc::clone(hold), turn))
     }
 
@@ -51,7 +59,8 @@ impl Session {
             self.keeper.report_loss(hold);
             return Err(lost);
         };
-        self.counters.given_back(now.since(hold.acquired.answered), hold.thread_has_ended());
+        self.counters
+            .given_back(now.since(hold.acquired.answered), hold.thread_has_ended());
 
         // 2. Record that the hold has ended, and not by a loss. If this came after step 3, the next
         //    thread could adopt the parcel while this hold does not count as over yet.
@@ -59,7 +68,12 @@ impl Session {
 
         // 3. End the turn. The next thread of this process asks Redis, and finds the lock busy.
         drop(held.take_out());
-        Ok(Parcel::new(hold.key.name(), &hold.token, hold.fence, valid_until.since(now)))
+        Ok(Parcel::new(
+            hold.key.name(),
+            &hold.token,
+            hold.fence,
+            valid_until.since(now),
+        ))
     }
 
     /// Returns an error unless a hold can leave its thread: it can be trusted, and has one guard.
@@ -67,14 +81,19 @@ impl Session {
         self.trust(&held.hold)?;
         match held.hold.depth() {
             1 => Ok(()),
-            depth => Err(Error::OtherGuards { key: held.hold.key.name().to_string(), depth }),
+            depth => Err(Error::OtherGuards {
+                key: held.hold.key.name().to_string(),
+                depth,
+            }),
         }
     }
 
     /// Returns an error if this thread holds a lock.
     fn is_not_held(&self, name: &str) -> Result<(), Error> {
         match thread_map::find(self.id, name) {
-            Some(_) => Err(Error::AlreadyHeld { key: name.to_owned() }),
+            Some(_) => Err(Error::AlreadyHeld {
+                key: name.to_owned(),
+            }),
             None => Ok(()),
         }
     }
@@ -94,16 +113,30 @@ impl Session {
         let pid = self.own_process(began)?;
         if parcel.key() != name.as_str() {
             let value = Some(format!("a parcel of lock {:?}", parcel.key()));
-            return Err(Error::InvalidOption { option: "adopt", value, reason: "it is for another lock" });
+            return Err(Error::InvalidOption {
+                option: "adopt",
+                value,
+                reason: "it is for another lock",
+            });
         }
         self.is_not_held(name.as_str())?;
         self.may_take(name.as_str(), options, stop, began)?;
         let fenced = options.fenced || parcel.fence.is_some();
-        let options = &Options { fenced, ..self.suited(options) };
+        let options = &Options {
+            fenced,
+            ..self.suited(options)
+        };
         let Asked { key, owner, claim } = self.ask_for(name, options, pid)?;
         let queue = &self.queue(&key, &claim.token);
         let once = self.patience(Some(Duration::ZERO));
-        let joined = self.queues.join(queue, &once, |_, _| Ok(()), |_| true, || (), || claim.clone());
+        let joined = self.queues.join(
+            queue,
+            &once,
+            |_, _| Ok(()),
+            |_| true,
+            || (),
+            || claim.clone(),
+        );
         let turn = joined.map_or_else(|_| Turn::outside(&self.queues, queue), |joined| joined.turn);
         // A turn outside of the queue is not known there. If nothing else told of this adoption, a
         // shutdown could return while the answer is due, and the program could exit: then the lock
@@ -113,7 +146,15 @@ impl Session {
         self.may_take(key.name(), options, stop, began)?;
         let (store, keeper, deadline) = (&*self.store, &self.keeper, self.one_answer(began));
         let (old, least) = (&*parcel.token, parcel.fence.unwrap_or(0));
-        let adoption = Adoption { store, keeper, key: &key, old, least, claim, deadline };
+        let adoption = Adoption {
+            store,
+            keeper,
+            key: &key,
+            old,
+            least,
+            claim,
+            deadline,
+        };
         let adopted = adoption.run();
         if turn.is_outside() {
             // The swap has used up the invalidation for which the waiter of this process had

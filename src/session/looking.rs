@@ -3,9 +3,9 @@
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
 use crate::base::error::{Error, LostCause};
-use crate::base::holder::{Holder, is_whole};
 use crate::base::key::{Key, NOT_A_STRING, Name};
 use crate::base::owner::Owner;
+use crate::base::owner::holder::{Holder, is_whole};
 use crate::session::Session;
 use crate::store::{Compared, Connection, Failure, Seen};
 
@@ -34,17 +34,32 @@ impl Session {
         let ask = || {
             let mut connection = self.store.checkout(key.in_redis(), deadline)?;
             let sent = Moment::now();
-            connection.look(key.in_redis(), counter, deadline).map(|seen| (seen, sent))
+            connection
+                .look(key.in_redis(), counter, deadline)
+                .map(|seen| (seen, sent))
         };
-        let answer = ask().or_else(|failure| if failure.can_pass() { ask() } else { Err(failure) });
+        let answer = ask().or_else(|failure| {
+            if failure.can_pass() {
+                ask()
+            } else {
+                Err(failure)
+            }
+        });
         answer.map_err(|failure| self.call_failed(action, key, failure))
     }
 
     /// Deletes a key, whatever it holds.
     pub(crate) fn force_unlock(&self, name: Name<'_>) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
-        let deleted = self.force(&key, |connection, deadline| connection.force(key.in_redis(), deadline))?;
-        self.forced(&key, deleted.as_ref().map(|holder| (holder.raw(), holder.to_string())));
+        let deleted = self.force(&key, |connection, deadline| {
+            connection.force(key.in_redis(), deadline)
+        })?;
+        self.forced(
+            &key,
+            deleted
+                .as_ref()
+                .map(|holder| (holder.raw(), holder.to_string())),
+        );
         Ok(deleted)
     }
 
@@ -52,14 +67,19 @@ impl Session {
     pub(crate) fn force_unlock_if(&self, name: Name<'_>, token: &str) -> Result<bool, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
         if !is_whole(token) {
-            let reason =
-                "a value of 256 bytes or more, or not in UTF-8, is not known in full: see `force_unlock`";
-            return Err(Error::InvalidOption { option: "force_unlock_if", value: None, reason });
+            let reason = "a value of 256 bytes or more, or not in UTF-8, is not known in full: see `force_unlock`";
+            return Err(Error::InvalidOption {
+                option: "force_unlock_if",
+                value: None,
+                reason,
+            });
         }
-        let compared =
-            self.force(&key, |connection, deadline| connection.remove(key.in_redis(), token, deadline))?;
+        let compared = self.force(&key, |connection, deadline| {
+            connection.remove(key.in_redis(), token, deadline)
+        })?;
         let deleted = compared == Compared::Done;
-        let owner = || Owner::parse(token).map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
+        let owner =
+            || Owner::parse(token).map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
         self.forced(&key, deleted.then(|| (token, owner())));
         Ok(deleted)
     }
@@ -82,7 +102,8 @@ impl Session {
     /// An operator has deleted a key. `deleted`: its value, if there was one, and whose it was.
     fn forced(&self, key: &Key, deleted: Option<(&str, String)>) {
         if let Some((token, holder)) = deleted {
-            self.keeper.lose_token(token, LostCause::Deleted, self.one_answer(Moment::now()));
+            self.keeper
+                .lose_token(token, LostCause::Deleted, self.one_answer(Moment::now()));
             warn!(
                 target: "relatch::force_unlock",
                 "lock {:?} was force-unlocked, it was held by {holder}", key.name()

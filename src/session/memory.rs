@@ -47,14 +47,19 @@ pub struct Memory {
 
 impl Memory {
     pub(crate) fn of(session: &Arc<Session>) -> Option<Memory> {
-        session.store.memory().map(|_| Memory { session: Arc::clone(session) })
+        session.store.memory().map(|_| Memory {
+            session: Arc::clone(session),
+        })
     }
 
     /// The lease of a lock runs out now: its key is gone, and the hold is lost with
     /// [`LostCause::Expired`]. False if nobody has the lock. Does not wait.
     ///
     /// This is what happens to a process that was stopped for longer than the lease.
-    #[allow(clippy::must_use_candidate, reason = "a test calls it for what it does")]
+    #[allow(
+        clippy::must_use_candidate,
+        reason = "a test calls it for what it does"
+    )]
     pub fn expire(&self, key: impl AsRef<str>) -> bool {
         self.end(key.as_ref(), LostCause::Expired)
     }
@@ -63,7 +68,10 @@ impl Memory {
     /// nobody has the lock. Does not wait.
     ///
     /// This is what happens by a `DEL` or `FLUSHALL`, or by a failover that loses the lock.
-    #[allow(clippy::must_use_candidate, reason = "a test calls it for what it does")]
+    #[allow(
+        clippy::must_use_candidate,
+        reason = "a test calls it for what it does"
+    )]
     pub fn lose(&self, key: impl AsRef<str>) -> bool {
         self.end(key.as_ref(), LostCause::Deleted)
     }
@@ -97,7 +105,12 @@ impl Memory {
     }
 
     fn end(&self, name: &str, cause: LostCause) -> bool {
-        let Session { store, keeper, settings, .. } = &*self.session;
+        let Session {
+            store,
+            keeper,
+            settings,
+            ..
+        } = &*self.session;
         let (Some(memory), Ok(key)) = (store.memory(), Key::new(&settings.prefix, name)) else {
             return false;
         };
@@ -111,17 +124,35 @@ impl Memory {
 
 impl Session {
     /// A session without a Redis. If it is disabled, each lock is granted at once.
-    pub(crate) fn in_memory(is_disabled: bool, settings: Settings, on_lost: Option<OnLost>) -> Session {
+    pub(crate) fn in_memory(
+        is_disabled: bool,
+        settings: Settings,
+        on_lost: Option<OnLost>,
+    ) -> Session {
         // No other process can want a lock, so threads need not leave it free for one.
-        let settings = Settings { local_handoff: Duration::MAX, ..settings };
+        let settings = Settings {
+            local_handoff: Duration::MAX,
+            ..settings
+        };
         let machine = "0".repeat(8);
-        Session::over(Store::in_memory(is_disabled), host_name(), machine, None, settings, on_lost)
+        Session::over(
+            Store::in_memory(is_disabled),
+            host_name(),
+            machine,
+            None,
+            settings,
+            on_lost,
+        )
     }
 
     /// By which name the threads queue that want this key, each with a token. If the manager is
     /// disabled, no other thread has that name.
     pub(super) fn queue(&self, key: &Key, token: &str) -> Arc<str> {
-        if self.store.is_disabled() { token.into() } else { Arc::clone(key.name()) }
+        if self.store.is_disabled() {
+            token.into()
+        } else {
+            Arc::clone(key.name())
+        }
     }
 
     /// The options with which a lock is taken. If the manager is disabled, the hold does not end by
@@ -130,7 +161,16 @@ impl Session {
         if !self.store.is_disabled() {
             return *options;
         }
-        let renewal = Renewal { on: false, every: None, max_hold: None };
-        Options { lease: Duration::MAX, renewal, keep_at_least: Duration::ZERO, ..*options }
+        let renewal = Renewal {
+            on: false,
+            every: None,
+            max_hold: None,
+        };
+        Options {
+            lease: Duration::MAX,
+            renewal,
+            keep_at_least: Duration::ZERO,
+            ..*options
+        }
     }
 }

@@ -12,9 +12,11 @@ mod going;
 mod handing_over;
 mod looking;
 mod memory;
+pub(crate) mod release;
 mod report;
 mod several;
 mod taking;
+pub(crate) mod thread_map;
 mod upkeep;
 
 use std::fmt;
@@ -24,16 +26,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::base::body::Made;
 use crate::base::clock::Moment;
-use crate::base::counters::Counters;
 use crate::base::emit::{self, debug};
 use crate::base::error::Error;
+use crate::base::error::body::Made;
 use crate::base::key::{Key, Name};
-use crate::base::machine;
 use crate::base::options::{Lease, Options, Settings};
+use crate::base::owner::machine;
+use crate::base::owner::process as this_process;
 use crate::base::owner::{Owner, fresh_token, host_name};
-use crate::base::process as this_process;
+use crate::base::stats::counters::Counters;
 use crate::base::stop::{Stop, Wake};
 use crate::base::sync::PerProcess;
 use crate::base::sync::process;
@@ -41,14 +43,14 @@ use crate::hold::Hold;
 use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::shared::Keeper;
 use crate::keeping::shared::Shared;
-use crate::keeping::thread_map::{self, Held};
 use crate::session::adoptions::Adoptions;
+use crate::session::thread_map::Held;
 use crate::store::{Failure, Store, Target};
 use crate::waiting::handoff::Claim;
-use crate::waiting::listeners::Listeners;
 use crate::waiting::patience::Patience;
 use crate::waiting::queues::{Turn, WaitQueues};
 use crate::waiting::waits::ListedWait;
+use crate::wakeups::listeners::Listeners;
 
 pub use crate::session::memory::Memory;
 
@@ -83,12 +85,22 @@ struct Asked {
 }
 
 impl Session {
-    pub(crate) fn new(target: Target, settings: Settings, on_lost: Option<OnLost>) -> Result<Session, Error> {
+    pub(crate) fn new(
+        target: Target,
+        settings: Settings,
+        on_lost: Option<OnLost>,
+    ) -> Result<Session, Error> {
         let store = Store::new(target, &settings)?;
-        let (pid, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
+        let (pid, host, machine) = (
+            process::id(),
+            host_name(),
+            machine::digits().map_err(no_randomness)?,
+        );
         let owner = Owner::new(Arc::clone(&host), pid, this_process::thread_id(pid));
         let unused = fresh_token(&owner, &machine).map_err(no_randomness)?;
-        let probe = settings.client_tracking.then(|| settings.prefix.clone() + &unused);
+        let probe = settings
+            .client_tracking
+            .then(|| settings.prefix.clone() + &unused);
         Session::over(store, host, machine, probe, settings, on_lost).started()
     }
 
@@ -100,10 +112,15 @@ impl Session {
         settings: Settings,
         on_lost: Option<OnLost>,
     ) -> Session {
-        static NEXT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(1), || AtomicU64::new(1));
+        static NEXT: PerProcess<AtomicU64> =
+            PerProcess::new(AtomicU64::new(1), || AtomicU64::new(1));
         let (store, pid) = (Arc::new(store), process::id());
-        let keeper =
-            Shared::new(Arc::clone(&store), on_lost.map(LossNotifier::new), settings.response_timeout, probe);
+        let keeper = Shared::new(
+            Arc::clone(&store),
+            on_lost.map(LossNotifier::new),
+            settings.response_timeout,
+            probe,
+        );
         let keeper_of_waiters = Arc::clone(&keeper);
         let wake = move || {
             // A forked child has no waiters, and its copies of the mutexes may stay locked.
@@ -174,7 +191,10 @@ impl Session {
                 self.counters.timed_out.add(1);
                 // What `try_lock` did hold nobody asks for.
                 if !patience.once {
-                    *held = thread_map::held().iter().map(|(_, hold)| hold.key.name().to_string()).collect();
+                    *held = thread_map::held()
+                        .iter()
+                        .map(|(_, hold)| hold.key.name().to_string())
+                        .collect();
                 }
             }
             Err(error) => self.counters.failed(error),
@@ -183,26 +203,52 @@ impl Session {
     }
 
     /// Returns an error if a lock that this thread does not hold must not be taken.
-    fn may_take(&self, name: &str, options: &Options, stop: Option<&Stop>, now: Moment) -> Result<(), Error> {
+    fn may_take(
+        &self,
+        name: &str,
+        options: &Options,
+        stop: Option<&Stop>,
+        now: Moment,
+    ) -> Result<(), Error> {
         if let Some(invalid) = options.invalid {
             return Err(invalid.into());
         }
         let made = Made::now();
         if self.is_stopped(stop) {
-            return Err(Error::Stopped { key: name.to_owned(), made });
+            return Err(Error::Stopped {
+                key: name.to_owned(),
+                made,
+            });
         }
         thread_map::lost_around(u64::MAX, now).map_or(Ok(()), |(outer, cause)| {
-            Err(Error::OuterLost { key: name.to_owned(), outer, cause, made })
+            Err(Error::OuterLost {
+                key: name.to_owned(),
+                outer,
+                cause,
+                made,
+            })
         })
     }
 
     /// What an attempt to take a lock needs.
     fn ask_for(&self, name: Name<'_>, options: &Options, pid: u32) -> Result<Asked, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
-        let counter = if options.fenced { Some(key.counter()?.into()) } else { None };
+        let counter = if options.fenced {
+            Some(key.counter()?.into())
+        } else {
+            None
+        };
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
-        Ok(Asked { key, owner, claim: Claim { token, lease: Lease::new(options.lease), counter } })
+        Ok(Asked {
+            key,
+            owner,
+            claim: Claim {
+                token,
+                lease: Lease::new(options.lease),
+                counter,
+            },
+        })
     }
 
     /// Takes a lock that this thread does not hold.
@@ -252,12 +298,20 @@ impl Session {
         let once = limit == Some(Duration::ZERO);
         let limit = if once { Some(an_attempt) } else { limit };
         let deadline = limit.map_or(Moment::NEVER, |limit| began.after(limit));
-        Patience { began, deadline, once, tolerate_outage, an_attempt }
+        Patience {
+            began,
+            deadline,
+            once,
+            tolerate_outage,
+            an_attempt,
+        }
     }
 
     /// How long an attempt may take: connecting, and the answer.
     fn an_attempt(&self) -> Duration {
-        self.settings.connect_timeout.saturating_add(self.settings.response_timeout)
+        self.settings
+            .connect_timeout
+            .saturating_add(self.settings.response_timeout)
     }
 
     /// The deadline of an attempt that begins at `now`.
@@ -297,14 +351,26 @@ impl Session {
     /// The process id, or an error in a forked child.
     pub(crate) fn own_process(&self, now: Moment) -> Result<u32, Error> {
         let pid = this_process::id(now);
-        if pid == self.pid { Ok(pid) } else { Err(Error::Forked { parent: self.pid, child: pid }) }
+        if pid == self.pid {
+            Ok(pid)
+        } else {
+            Err(Error::Forked {
+                parent: self.pid,
+                child: pid,
+            })
+        }
     }
 }
 
 /// Returns an error if this thread has lost a lock around the hold that was just released.
 pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
     thread_map::lost_around(held.entered, Moment::now()).map_or(Ok(()), |(outer, cause)| {
-        Err(Error::OuterLost { key: held.hold.key.name().to_string(), outer, cause, made: Made::now() })
+        Err(Error::OuterLost {
+            key: held.hold.key.name().to_string(),
+            outer,
+            cause,
+            made: Made::now(),
+        })
     })
 }
 
@@ -325,8 +391,13 @@ impl Drop for Session {
 /// The server and the settings, and nothing of what changes.
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Session { store, settings, .. } = self;
-        f.debug_struct("Session").field("store", store).field("settings", settings).finish_non_exhaustive()
+        let Session {
+            store, settings, ..
+        } = self;
+        f.debug_struct("Session")
+            .field("store", store)
+            .field("settings", settings)
+            .finish_non_exhaustive()
     }
 }
 
@@ -340,7 +411,11 @@ mod tests {
     /// A session without a Redis.
     fn without_redis() -> Session {
         let limit = Duration::from_millis(50);
-        let settings = Settings { connect_timeout: limit, response_timeout: limit, ..Settings::default() };
+        let settings = Settings {
+            connect_timeout: limit,
+            response_timeout: limit,
+            ..Settings::default()
+        };
         Session::new(Target::nowhere(), settings, None).unwrap()
     }
 
@@ -354,13 +429,19 @@ mod tests {
         let turn = session.queues.free_turn(hold.key.name());
         thread::scope(|scope| {
             let held_up = session.keeper.work.lock();
-            let release = scope.spawn(|| match session.release(&hold, turn, session.one_release()) {
-                Err(Error::Unconfirmed { .. }) => {}
-                other => panic!("{other:?}, and Redis is not there"),
-            });
+            let release =
+                scope.spawn(
+                    || match session.release(&hold, turn, session.one_release()) {
+                        Err(Error::Unconfirmed { .. }) => {}
+                        other => panic!("{other:?}, and Redis is not there"),
+                    },
+                );
             let end = Moment::now().after(Duration::from_millis(100));
             while Moment::now() < end {
-                assert!(hold.is_valid(Moment::now()), "the hold was closed before it left the table");
+                assert!(
+                    hold.is_valid(Moment::now()),
+                    "the hold was closed before it left the table"
+                );
                 thread::yield_now();
             }
             drop(held_up);

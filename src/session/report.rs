@@ -15,12 +15,22 @@ impl Session {
         if self.own_process(now).is_err() {
             return Vec::new();
         }
-        self.holds().iter().map(|hold| HeldLock::new(hold, now)).collect()
+        self.holds()
+            .iter()
+            .map(|hold| HeldLock::new(hold, now))
+            .collect()
     }
 
     /// The holds of this manager, the oldest first.
     pub(super) fn holds(&self) -> Vec<Arc<Hold>> {
-        let mut holds: Vec<_> = self.keeper.work.lock().leases.holds(Moment::now()).map(Arc::clone).collect();
+        let mut holds: Vec<_> = self
+            .keeper
+            .work
+            .lock()
+            .leases
+            .holds(Moment::now())
+            .map(Arc::clone)
+            .collect();
         holds.sort_by_key(|hold| (hold.acquired.answered, hold.number));
         holds
     }
@@ -32,7 +42,11 @@ impl Session {
         if self.own_process(now).is_err() {
             return Vec::new();
         }
-        self.queues.waiting(now).into_iter().map(|(it, _)| it).collect()
+        self.queues
+            .waiting(now)
+            .into_iter()
+            .map(|(it, _)| it)
+            .collect()
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -43,6 +57,10 @@ impl Session {
         }
         let holds = self.keeper.work.lock().leases.holds(now).count();
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-        Stats { waiting: count(self.queues.waits.count()), held: count(holds), ..self.counters.read() }
+        Stats {
+            waiting: count(self.queues.waits.count()),
+            held: count(holds),
+            ..self.counters.read()
+        }
     }
 }

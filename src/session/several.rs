@@ -11,8 +11,8 @@ use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::Options;
 use crate::hold::Unlocked;
-use crate::keeping::thread_map::{self, Held};
 use crate::session::Session;
+use crate::session::thread_map::{self, Held};
 
 impl Session {
     /// Takes all these locks, or none. The names are sorted, and no two are the same.
@@ -25,7 +25,9 @@ impl Session {
         let (whole, mut held) = (self.patience(limit), Vec::with_capacity(names.len()));
         let entered = self.enter_each(names, options, limit, whole.deadline, &mut held);
         // One of them may have been lost while this thread waited for another one.
-        let lost = held.iter().find_map(|one| one.hold.check(Moment::now()).err());
+        let lost = held
+            .iter()
+            .find_map(|one| one.hold.check(Moment::now()).err());
         if let Err(mut error) = lost.map_or(entered, Err) {
             if let Error::Timeout { waited, .. } = &mut error {
                 *waited = Moment::now().since(whole.began);
@@ -74,7 +76,10 @@ impl Session {
     pub(crate) fn leave_all(&self, held: &[Rc<Held>]) -> Vec<Result<Unlocked, Error>> {
         let (mut silence, mut to_release) = (self.settings.response_timeout, held.len());
         let leave = |one: &Rc<Held>| {
-            let (began, share) = (Moment::now(), if to_release > 1 { silence / 2 } else { silence });
+            let (began, share) = (
+                Moment::now(),
+                if to_release > 1 { silence / 2 } else { silence },
+            );
             to_release -= 1;
             let left = self.leave(one, began.after(share));
             if left.is_err() {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use crate::acquire::{AcquireContext, Taken, acquire, busy};
 use crate::base::error::Error;
-use crate::base::holder::Holder;
 use crate::base::key::Key;
 use crate::base::options::Options;
+use crate::base::owner::holder::Holder;
 use crate::base::stop::Stop;
-use crate::keeping::thread_map;
 use crate::session::Session;
+use crate::session::thread_map;
 use crate::store::Failure;
 use crate::waiting::deadlocks::{Vain, Wait};
 use crate::waiting::handoff::Claim;
@@ -28,8 +28,19 @@ impl Session {
         options: &Options,
         stop: Option<&Stop>,
     ) -> Result<(Turn, Taken), Error> {
-        let ListedWait { key, thread: owner, patience, .. } = *listed;
-        let wait = Wait::new(self.id, key.name(), owner, patience.deadline, thread_map::held);
+        let ListedWait {
+            key,
+            thread: owner,
+            patience,
+            ..
+        } = *listed;
+        let wait = Wait::new(
+            self.id,
+            key.name(),
+            owner,
+            patience.deadline,
+            thread_map::held,
+        );
         let is_vain = |seen: Option<&Holder>, sleeps: bool| {
             if self.is_stopped(stop) {
                 return Err(Vain::Stopped);
@@ -76,7 +87,9 @@ impl Session {
         let ListedWait { key, patience, .. } = *listed;
         let answered_since = |moment| self.store.answered_since(key.in_redis(), moment);
         let claim = || first.clone();
-        let joined = self.queues.join(name, patience, is_vain, answered_since, announce, claim)?;
+        let joined = self
+            .queues
+            .join(name, patience, is_vain, answered_since, announce, claim)?;
         if joined.waited {
             self.counters.waited.add(1);
         }

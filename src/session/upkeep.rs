@@ -10,8 +10,8 @@ use crate::base::key::Name;
 use crate::base::options::{Lease, Options, check_lease, invalid_option};
 use crate::hold::Hold;
 use crate::keeping::shared::Shared;
-use crate::keeping::thread_map::{self, Held};
 use crate::session::Session;
+use crate::session::thread_map::{self, Held};
 use crate::store::{Failure, Seen};
 
 impl Session {
@@ -28,9 +28,11 @@ impl Session {
     pub(crate) fn assert_held(&self, name: Name<'_>) -> Result<(), Error> {
         match thread_map::find(self.id, name.as_str()) {
             Some(held) => self.trust(&held.hold),
-            None => self
-                .own_process(Moment::now())
-                .and_then(|_| Err(Error::NotHeld { key: name.as_str().to_owned() })),
+            None => self.own_process(Moment::now()).and_then(|_| {
+                Err(Error::NotHeld {
+                    key: name.as_str().to_owned(),
+                })
+            }),
         }
     }
 
@@ -62,7 +64,8 @@ impl Session {
             Self::check_span("confirm", &held.hold, span)?;
         }
         self.push_all(held.iter().map(|held| &held.hold))?;
-        held.iter().try_for_each(|held| self.has_left(&held.hold, span))
+        held.iter()
+            .try_for_each(|held| self.has_left(&held.hold, span))
     }
 
     /// [`ensure`](Session::ensure) for several holds: if one of them ends too soon, all are renewed
@@ -93,7 +96,8 @@ impl Session {
         if hold.remaining(Moment::now()) >= span {
             return Ok(());
         }
-        let late = Failure::NotSent("the answer took so long that too little of the lease is left".into());
+        let late =
+            Failure::NotSent("the answer took so long that too little of the lease is left".into());
         Err(self.call_failed("renewing", &hold.key, late))
     }
 
@@ -116,13 +120,20 @@ impl Session {
     }
 
     /// Has the keeper renew these holds now, and waits for all answers.
-    fn push_all<'a>(&self, holds: impl Iterator<Item = &'a Arc<Hold>> + Clone) -> Result<(), Error> {
+    fn push_all<'a>(
+        &self,
+        holds: impl Iterator<Item = &'a Arc<Hold>> + Clone,
+    ) -> Result<(), Error> {
         if self.store.is_disabled() {
             return Ok(());
         }
-        holds.clone().try_for_each(|hold| check_limit(hold, hold.lease()))?;
+        holds
+            .clone()
+            .try_for_each(|hold| check_limit(hold, hold.lease()))?;
         let limit = Moment::now().after(self.settings.response_timeout);
-        let asked: Vec<_> = holds.map(|hold| (hold, limit.min(hold.valid_until()))).collect();
+        let asked: Vec<_> = holds
+            .map(|hold| (hold, limit.min(hold.valid_until())))
+            .collect();
         let answers = self.keeper.ask_to_renew(&asked)?;
         for ((hold, deadline), answered) in asked.into_iter().zip(answers) {
             let pushed = Shared::renewed(&answered, deadline);
@@ -145,7 +156,9 @@ impl Session {
                 // If the server's clock has stepped, the key may expire earlier than the lease that
                 // was sent. The time left counts from when the question was sent, since Redis
                 // measured it later.
-                let left = holder.time_left().map(|left| Lease::new(left).valid_until(sent));
+                let left = holder
+                    .time_left()
+                    .map(|left| Lease::new(left).valid_until(sent));
                 if left.is_some_and(|until| hold.shorten_to(until)) {
                     self.keeper.renew_sooner(hold)?;
                 }
@@ -165,5 +178,7 @@ impl Session {
 /// Returns an error if this lease would extend a hold past its `max_hold`.
 fn check_limit(hold: &Hold, lease: Lease) -> Result<(), Error> {
     let reason = "the hold has lasted for nearly as long as it may, and no lease extends it";
-    hold.limit_of(lease, Moment::now()).map_or(Ok(()), |limit| Err(invalid_option("max_hold", limit, reason)))
+    hold.limit_of(lease, Moment::now()).map_or(Ok(()), |limit| {
+        Err(invalid_option("max_hold", limit, reason))
+    })
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::base::scheduler::{below, later, trace};
+use crate::base::sync::scheduler::{below, later, trace};
 use crate::simulation::engine::{Node, Servers, Shard, address};
 use crate::simulation::redis::{Member, View, slot};
 use crate::simulation::routes;
@@ -24,12 +24,21 @@ impl Cluster {
         let member = |number: usize| {
             let address = address(number);
             let (host, port) = (address.ip().to_string(), address.port());
-            let master = shards.iter().find(|it| it.replicas.contains(&number)).map(|it| it.master);
-            Member { id: format!("{number:040x}"), host, port, master }
+            let master = shards
+                .iter()
+                .find(|it| it.replicas.contains(&number))
+                .map(|it| it.master);
+            Member {
+                id: format!("{number:040x}"),
+                host,
+                port,
+                master,
+            }
         };
         let bound = |at: usize| u16::try_from(SLOTS * at / shards.len()).expect("a slot");
         let slots = shards.iter().enumerate();
-        let slots = slots.map(|(at, shard)| (bound(at), bound(at + 1).wrapping_sub(1), shard.master));
+        let slots =
+            slots.map(|(at, shard)| (bound(at), bound(at + 1).wrapping_sub(1), shard.master));
         let view = View {
             nodes: (0..nodes.len()).map(member).collect(),
             slots: slots.collect(),
@@ -37,15 +46,22 @@ impl Cluster {
             ..View::default()
         };
         for (me, node) in nodes.iter().enumerate() {
-            node.borrow_mut().redis.set_view(View { me, ..view.clone() });
+            node.borrow_mut()
+                .redis
+                .set_view(View { me, ..view.clone() });
         }
-        Cluster { truth: Rc::new(RefCell::new(view)) }
+        Cluster {
+            truth: Rc::new(RefCell::new(view)),
+        }
     }
 
     /// The node that has a slot.
     pub(super) fn owner(&self, slot: u16) -> usize {
         let truth = self.truth.borrow();
-        let range = truth.slots.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
+        let range = truth
+            .slots
+            .iter()
+            .find(|(first, last, _)| (*first..=*last).contains(&slot));
         range.expect("each slot has an owner").2
     }
 
@@ -53,8 +69,16 @@ impl Cluster {
     pub(super) fn promoted(&self, nodes: &[Node], old: usize, new: usize) {
         let mut truth = self.truth.borrow_mut();
         truth.epoch += 1;
-        truth.slots.iter_mut().filter(|it| it.2 == old).for_each(|it| it.2 = new);
-        truth.nodes.iter_mut().filter(|it| it.master == Some(old)).for_each(|it| it.master = Some(new));
+        truth
+            .slots
+            .iter_mut()
+            .filter(|it| it.2 == old)
+            .for_each(|it| it.2 = new);
+        truth
+            .nodes
+            .iter_mut()
+            .filter(|it| it.master == Some(old))
+            .for_each(|it| it.master = Some(new));
         truth.nodes[new].master = None;
         drop(truth);
         self.tell(&nodes[new], 0);
@@ -90,7 +114,9 @@ impl Cluster {
         let (node, truth) = (Rc::clone(node), Rc::clone(&self.truth));
         later(Duration::from_millis(millis), move || {
             node.borrow_mut().event(move |server| {
-                let (truth, Some(view)) = (truth.borrow(), server.redis.view()) else { return };
+                let (truth, Some(view)) = (truth.borrow(), server.redis.view()) else {
+                    return;
+                };
                 view.nodes.clone_from(&truth.nodes);
                 view.slots.clone_from(&truth.slots);
                 view.epoch = truth.epoch;
@@ -110,9 +136,13 @@ struct Move {
 
 /// The slot of a key moves to another shard.
 pub(super) fn move_slot(servers: &Rc<Servers>, key: usize) {
-    let Some(cluster) = &servers.cluster else { return };
+    let Some(cluster) = &servers.cluster else {
+        return;
+    };
     let slot = slot(&path(key));
-    let Some(from) = servers.shard_of(cluster.owner(slot)) else { return };
+    let Some(from) = servers.shard_of(cluster.owner(slot)) else {
+        return;
+    };
     let mut shards = servers.shards.borrow_mut();
     let to = (from + 1 + usize::try_from(below(2)).expect("small")) % shards.len();
     if shards[from].is_busy || shards[to].is_busy {
@@ -122,7 +152,13 @@ pub(super) fn move_slot(servers: &Rc<Servers>, key: usize) {
     shards[to].is_busy = true;
     shards[to].moved.push(key);
     drop(shards);
-    let it = Move { servers: Rc::clone(servers), slot, from, to, key };
+    let it = Move {
+        servers: Rc::clone(servers),
+        slot,
+        from,
+        to,
+        key,
+    };
     let (source, target) = it.nodes();
     it.change(target, move |view| _ = view.importing.insert(slot, source));
     it.change(source, move |view| _ = view.migrating.insert(slot, target));
@@ -136,7 +172,8 @@ impl Move {
     }
 
     fn change(&self, node: usize, change: impl FnOnce(&mut View) + 'static) {
-        let event = move |server: &mut super::server::Server| server.redis.view().map_or((), change);
+        let event =
+            move |server: &mut super::server::Server| server.redis.view().map_or((), change);
         self.servers.nodes[node].borrow_mut().event(event);
     }
 
@@ -145,11 +182,23 @@ impl Move {
         let (source, target) = self.nodes();
         let [source, target] = [source, target].map(|node| &self.servers.nodes[node]);
         let both_run = source.borrow().runs() && target.borrow().runs();
-        let next = source.borrow().redis.keys().find(|it| slot(it) == self.slot).map(<[u8]>::to_vec);
+        let next = source
+            .borrow()
+            .redis
+            .keys()
+            .find(|it| slot(it) == self.slot)
+            .map(<[u8]>::to_vec);
         if let (Some(key), true) = (&next, both_run) {
-            let entry = source.borrow().redis.get(key).cloned().expect("the key is there");
+            let entry = source
+                .borrow()
+                .redis
+                .get(key)
+                .cloned()
+                .expect("the key is there");
             trace(|| format!("*** {} is carried over", key.escape_ascii()));
-            target.borrow_mut().act(|redis, now| redis.set(key, entry, now));
+            target
+                .borrow_mut()
+                .act(|redis, now| redis.set(key, entry, now));
             source.borrow_mut().act(|redis, now| redis.delete(key, now));
         }
         if next.is_some() || !both_run {
@@ -162,15 +211,21 @@ impl Move {
     fn finish(self) {
         let (source, target) = self.nodes();
         let (slot, servers) = (self.slot, &self.servers);
-        let Some(cluster) = &servers.cluster else { return };
+        let Some(cluster) = &servers.cluster else {
+            return;
+        };
         trace(|| format!("*** the slot of {} has moved", self.key));
         let mut truth = cluster.truth.borrow_mut();
         let all = std::mem::take(&mut truth.slots);
         for (first, last, owner) in all {
             if (first..=last).contains(&slot) {
-                let parts =
-                    [(first, slot.wrapping_sub(1), owner), (slot, slot, target), (slot + 1, last, owner)];
-                let is_part = |it: &(u16, u16, usize)| it.0 <= it.1 && it.0 >= first && it.1 <= last;
+                let parts = [
+                    (first, slot.wrapping_sub(1), owner),
+                    (slot, slot, target),
+                    (slot + 1, last, owner),
+                ];
+                let is_part =
+                    |it: &(u16, u16, usize)| it.0 <= it.1 && it.0 >= first && it.1 <= last;
                 truth.slots.extend(parts.into_iter().filter(is_part));
             } else {
                 truth.slots.push((first, last, owner));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use crate::base::scheduler::{add_address, change_link, readdress};
+use crate::base::sync::scheduler::{add_address, change_link, readdress};
 use crate::simulation::cluster::Cluster;
 use crate::simulation::redis::{Redis, Settings};
 use crate::simulation::replication::follow;
@@ -44,8 +44,14 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    pub(super) const NONE: Copies = Copies { count: 0, wanted: 0 };
-    pub(super) const ONE: Copies = Copies { count: 1, wanted: 0 };
+    pub(super) const NONE: Copies = Copies {
+        count: 0,
+        wanted: 0,
+    };
+    pub(super) const ONE: Copies = Copies {
+        count: 1,
+        wanted: 0,
+    };
 
     /// All replicas have what was acknowledged, so no failover loses it.
     pub(super) fn are_safe(self) -> bool {
@@ -62,7 +68,10 @@ impl Engine {
             1 | 2 => Engine::Replicas(Copies { count, wanted }),
             3..=6 => Engine::Sentinel(Copies { count, wanted }),
             7 => Engine::Cluster(Copies::NONE),
-            8..=10 => Engine::Cluster(Copies { count: 1, wanted: wanted.min(1) }),
+            8..=10 => Engine::Cluster(Copies {
+                count: 1,
+                wanted: wanted.min(1),
+            }),
             11 => {
                 let is_first = draw.random_bool(0.5);
                 let decoys = [Decoy::Dead { is_first }, Decoy::Silent { is_first }];
@@ -77,17 +86,24 @@ impl Engine {
             Engine::Memory => return LockManager::builder_in_memory(),
             Engine::Server(_) => ("redis://redis:6379/", None),
             Engine::Replicas(copies) => ("redis://redis:6379/", Some(copies)),
-            Engine::Sentinel(copies) => {
-                ("redis+sentinel://sentinel1:6379,sentinel2:6379,sentinel3:6379/main", Some(copies))
-            }
-            Engine::Cluster(copies) => ("redis+cluster://node1:6379,node2:6379,node3:6379", Some(copies)),
+            Engine::Sentinel(copies) => (
+                "redis+sentinel://sentinel1:6379,sentinel2:6379,sentinel3:6379/main",
+                Some(copies),
+            ),
+            Engine::Cluster(copies) => (
+                "redis+cluster://node1:6379,node2:6379,node3:6379",
+                Some(copies),
+            ),
         };
         let builder = LockManager::builder(url);
         match wanted {
             Some(copies) if copies.wanted > 0 => {
                 let is_all = copies.are_safe() && matches!(self, Engine::Sentinel(_));
                 let some = Replicas::at_least(u32::try_from(copies.wanted).expect("a few"));
-                builder.replicas(if is_all { Replicas::all() } else { some }, Duration::from_millis(100))
+                builder.replicas(
+                    if is_all { Replicas::all() } else { some },
+                    Duration::from_millis(100),
+                )
             }
             _ => builder,
         }
@@ -143,27 +159,52 @@ impl Servers {
                 _ => format!("node{}", number + 1),
             };
             let replicates = copies.count > 0;
-            Server::start(address, &name, Redis::new(Settings { replicates, ..Settings::default() }))
+            Server::start(
+                address,
+                &name,
+                Redis::new(Settings {
+                    replicates,
+                    ..Settings::default()
+                }),
+            )
         };
         let nodes: Vec<_> = (0..masters * (1 + copies.count)).map(&mut start).collect();
         let shard = |master: usize| {
-            let replicas = (0..copies.count).map(|it| masters + master * copies.count + it).collect();
-            Shard { master, replicas, is_busy: false, moved: Vec::new() }
+            let replicas = (0..copies.count)
+                .map(|it| masters + master * copies.count + it)
+                .collect();
+            Shard {
+                master,
+                replicas,
+                is_busy: false,
+                moved: Vec::new(),
+            }
         };
         let shards: Vec<_> = (0..masters).map(shard).collect();
         for shard in &shards {
-            shard.replicas.iter().for_each(|replica| follow(&nodes[shard.master], &nodes[*replica]));
+            shard
+                .replicas
+                .iter()
+                .for_each(|replica| follow(&nodes[shard.master], &nodes[*replica]));
         }
         if let Engine::Server(decoy) = engine {
             add_decoy(decoy);
         }
-        let sentinels = matches!(engine, Engine::Sentinel(_)).then(|| Sentinels::start(copies.count));
+        let sentinels =
+            matches!(engine, Engine::Sentinel(_)).then(|| Sentinels::start(copies.count));
         if sentinels.is_some() {
             addresses.extend(sentinels::addresses());
         }
         let cluster = matches!(engine, Engine::Cluster(_)).then(|| Cluster::start(&nodes, &shards));
         let (addresses, shards) = (RefCell::new(addresses), RefCell::new(shards));
-        Servers { addresses, nodes, shards, sentinels, cluster, are_safe: copies.are_safe() }
+        Servers {
+            addresses,
+            nodes,
+            shards,
+            sentinels,
+            cluster,
+            are_safe: copies.are_safe(),
+        }
     }
 
     /// The address of one of the servers.
@@ -182,9 +223,14 @@ impl Servers {
     /// The server has another address from now on, behind the same name.
     pub(super) fn move_to_another_address(&self, number: usize) {
         let mut addresses = self.addresses.borrow_mut();
-        let IpAddr::V4(ip) = addresses[number].ip() else { unreachable!("all have such addresses") };
+        let IpAddr::V4(ip) = addresses[number].ip() else {
+            unreachable!("all have such addresses")
+        };
         let [a, b, c, d] = ip.octets();
-        let (old, new) = (addresses[number], SocketAddr::from(([a, b, c.wrapping_add(1), d], 6379)));
+        let (old, new) = (
+            addresses[number],
+            SocketAddr::from(([a, b, c.wrapping_add(1), d], 6379)),
+        );
         addresses[number] = new;
         readdress(old, new);
         if let Some(cluster) = &self.cluster {
@@ -195,7 +241,9 @@ impl Servers {
     /// The number of the shard to which a node belongs.
     pub(super) fn shard_of(&self, node: usize) -> Option<usize> {
         let shards = self.shards.borrow();
-        shards.iter().position(|it| it.master == node || it.replicas.contains(&node))
+        shards
+            .iter()
+            .position(|it| it.master == node || it.replicas.contains(&node))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::base::scheduler::{below, change_link, later, now, trace};
+use crate::base::sync::scheduler::{below, change_link, later, now, trace};
 use crate::simulation::engine::{Node, Servers};
 use crate::simulation::redis::{Redis, slot};
 use crate::simulation::replication::{follow, leave};
@@ -47,18 +47,29 @@ impl Failover {
         let mut master = self.node(old).borrow_mut();
         match self.how {
             How::Dies => {
-                change_link(self.servers.address(old), |link| link.refuses_until = u64::MAX);
+                change_link(self.servers.address(old), |link| {
+                    link.refuses_until = u64::MAX;
+                });
                 master.die();
             }
             How::Stops => master.stop(),
-            How::CutOff => master.streams.iter_mut().for_each(|stream| stream.is_cut = true),
+            How::CutOff => master
+                .streams
+                .iter_mut()
+                .for_each(|stream| stream.is_cut = true),
             How::Planned if self.servers.cluster.is_some() => {
-                master.event(|server| server.act(|redis, now| redis.pause_until(now + 200_000_000, true)));
+                master.event(|server| {
+                    server.act(|redis, now| redis.pause_until(now + 200_000_000, true));
+                });
             }
             How::Planned => {}
         }
         drop(master);
-        let after = if self.how == How::Planned { Duration::from_millis(50) } else { self.after };
+        let after = if self.how == How::Planned {
+            Duration::from_millis(50)
+        } else {
+            self.after
+        };
         later(after, move || self.promote(old));
     }
 
@@ -132,14 +143,17 @@ impl Failover {
         };
         let [old, new] = [old, new].map(|it| self.node(it).borrow());
         for key in self.servers.keys_of(self.shard, self.keys) {
-            let is_moved = self.servers.shards.borrow()[self.shard].moved.contains(&key);
+            let is_moved = self.servers.shards.borrow()[self.shard]
+                .moved
+                .contains(&key);
             let had = old.redis.get(&path(key));
             if had.is_some() && had != new.redis.get(&path(key)) && (!is_safe || is_moved) {
                 trace(|| format!("*** {key} is lost"));
                 judge::removed(key, now());
             }
             if grants && !is_safe {
-                let back = u64::try_from((self.back + self.learns).as_nanos()).expect("a short time");
+                let back =
+                    u64::try_from((self.back + self.learns).as_nanos()).expect("a short time");
                 judge::removed(key, now() + back);
             }
         }
@@ -168,7 +182,10 @@ impl Failover {
     /// The old master becomes a replica. If nobody has taken its place, it goes on.
     fn demote(self, old: usize) {
         let shards = self.servers.shards.borrow();
-        let (master, replicas) = (shards[self.shard].master, shards[self.shard].replicas.clone());
+        let (master, replicas) = (
+            shards[self.shard].master,
+            shards[self.shard].replicas.clone(),
+        );
         drop(shards);
         if master == old {
             for replica in &replicas {
@@ -193,7 +210,9 @@ impl Failover {
 impl Servers {
     /// The keys that a shard has.
     pub(super) fn keys_of(&self, shard: usize, keys: usize) -> Vec<usize> {
-        (0..keys).filter(|key| self.shard_of_key(*key) == shard).collect()
+        (0..keys)
+            .filter(|key| self.shard_of_key(*key) == shard)
+            .collect()
     }
 
     /// The node that has a key.
@@ -204,6 +223,8 @@ impl Servers {
     /// The shard that has a key.
     pub(super) fn shard_of_key(&self, key: usize) -> usize {
         let owner = self.cluster.as_ref().map(|it| it.owner(slot(&path(key))));
-        owner.and_then(|owner| self.shard_of(owner)).unwrap_or_default()
+        owner
+            .and_then(|owner| self.shard_of(owner))
+            .unwrap_or_default()
     }
 }

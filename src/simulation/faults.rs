@@ -6,7 +6,7 @@ use std::time::Duration;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use crate::base::scheduler::{kill, later, now, pause, power_off, trace};
+use crate::base::sync::scheduler::{kill, later, now, pause, power_off, trace};
 use crate::simulation::cluster::move_slot;
 use crate::simulation::engine::{Engine, Servers};
 use crate::simulation::failover::{Failover, How};
@@ -80,29 +80,50 @@ impl Fault {
         let mut one = |_| {
             let kind = kinds[draw.random_range(0..kinds.len())];
             let latest = [300, 1_500, 6_000][draw.random_range(0..3)];
-            (draw.random_range(0..latest), Fault::draw(draw, kind, engine, keys, processes))
+            (
+                draw.random_range(0..latest),
+                Fault::draw(draw, kind, engine, keys, processes),
+            )
         };
         (0..4).map(&mut one).collect()
     }
 
-    fn draw(draw: &mut SmallRng, kind: u32, engine: Engine, keys: usize, processes: usize) -> Fault {
+    fn draw(
+        draw: &mut SmallRng,
+        kind: u32,
+        engine: Engine,
+        keys: usize,
+        processes: usize,
+    ) -> Fault {
         let millis = [5, 100, 700, 3_000][draw.random_range(0..4)];
         let process = draw.random_range(0..processes);
         let (server, key) = (draw.random_range(0..60), draw.random_range(0..keys));
         match (kind, engine) {
             (0..=4, Engine::Sentinel(_) | Engine::Cluster(_)) => Fault::failover(draw),
             (5 | 6, Engine::Cluster(_)) => Fault::MoveSlot { key },
-            (5 | 7, Engine::Sentinel(_) | Engine::Replicas(_) | Engine::Cluster(_)) => Fault::Lag { millis },
-            (0..=11, _) => Fault::Trouble { server, trouble: Trouble::draw(draw), millis },
+            (5 | 7, Engine::Sentinel(_) | Engine::Replicas(_) | Engine::Cluster(_)) => {
+                Fault::Lag { millis }
+            }
+            (0..=11, _) => Fault::Trouble {
+                server,
+                trouble: Trouble::draw(draw),
+                millis,
+            },
             (12, _) => Fault::Pause { process, millis },
             (13, _) if draw.random_ratio(1, 3) => Fault::Kill { process },
             (14, _) if draw.random_ratio(1, 3) => Fault::PowerOff { process },
             (15, _) => Fault::Delete { key },
             (16, _) => {
                 let step = draw.random_range(1..5_000);
-                Fault::ClockStep { millis: if draw.random_bool(0.5) { step } else { -step } }
+                Fault::ClockStep {
+                    millis: if draw.random_bool(0.5) { step } else { -step },
+                }
             }
-            _ => Fault::Ailment { server, ailment: Ailment::draw(draw), millis },
+            _ => Fault::Ailment {
+                server,
+                ailment: Ailment::draw(draw),
+                millis,
+            },
         }
     }
 
@@ -122,11 +143,19 @@ impl Fault {
     pub(super) fn happens(&self, servers: &Rc<Servers>, processes: &[usize], keys: usize) {
         trace(|| format!("*** {self:?}"));
         match *self {
-            Fault::Trouble { server, trouble, millis } => {
+            Fault::Trouble {
+                server,
+                trouble,
+                millis,
+            } => {
                 let address = servers.address(server);
                 trouble.happens(address, millis, keys);
             }
-            Fault::Ailment { server, ailment, millis } => ailment.happens(servers, server, millis, keys),
+            Fault::Ailment {
+                server,
+                ailment,
+                millis,
+            } => ailment.happens(servers, server, millis, keys),
             Fault::Pause { process, millis } => {
                 judge::paused(processes[process], now() + millis * 1_000_000);
                 pause(processes[process], Duration::from_millis(millis));
@@ -145,7 +174,8 @@ impl Fault {
                     (0..keys).for_each(|key| judge::removed(key, now()));
                 }
                 for node in &servers.nodes {
-                    node.borrow_mut().act(|redis, _| redis.step_clock(millis * 1_000_000));
+                    node.borrow_mut()
+                        .act(|redis, _| redis.step_clock(millis * 1_000_000));
                 }
             }
             Fault::Lag { millis } => {
@@ -153,11 +183,26 @@ impl Fault {
                 let servers = Rc::clone(servers);
                 later(Duration::from_secs(5), move || servers.lag(0));
             }
-            Fault::Failover { shard, how, after, back, learns } => {
+            Fault::Failover {
+                shard,
+                how,
+                after,
+                back,
+                learns,
+            } => {
                 let shard = shard % servers.shards.borrow().len();
                 let [after, back, learns] = [after, back, learns].map(Duration::from_millis);
                 let servers = Rc::clone(servers);
-                Failover { servers, shard, how, after, back, learns, keys }.begin();
+                Failover {
+                    servers,
+                    shard,
+                    how,
+                    after,
+                    back,
+                    learns,
+                    keys,
+                }
+                .begin();
             }
             Fault::MoveSlot { key } => move_slot(servers, key),
         }

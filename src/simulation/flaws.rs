@@ -20,8 +20,13 @@ fn is_found(flaw: &'static str, suits: fn(&Plan) -> bool) {
         let _ = part(*seed..seed + 1, &failed);
         failed.load(Ordering::Relaxed) == *seed
     };
-    let found = seeds.find(fails).unwrap_or_else(|| panic!("{flaw}: not found"));
-    println!("{flaw}: found by the scene of RELATCH_SEED={found}, {:?}", Plan::of(found).engine);
+    let found = seeds
+        .find(fails)
+        .unwrap_or_else(|| panic!("{flaw}: not found"));
+    println!(
+        "{flaw}: found by the scene of RELATCH_SEED={found}, {:?}",
+        Plan::of(found).engine
+    );
 }
 
 #[test]
@@ -44,7 +49,9 @@ fn a_lock_that_waits_for_no_replica_is_found_out() {
 
 #[test]
 fn a_lock_that_a_cluster_has_elsewhere_is_found_out() {
-    is_found("takes a redirect for success", |plan| matches!(plan.engine, Engine::Cluster(_)));
+    is_found("takes a redirect for success", |plan| {
+        matches!(plan.engine, Engine::Cluster(_))
+    });
 }
 
 #[test]
@@ -57,9 +64,19 @@ fn a_lease_that_counts_from_the_answer_is_found_out() {
     // An answer is late, and nobody renews the lease.
     let suits = |plan: &Plan| {
         let is_slow = |it: &(u64, Fault)| {
-            matches!(it.1, Fault::Trouble { trouble: Trouble::Slow(..) | Trouble::Silence([_, true]), .. })
+            matches!(
+                it.1,
+                Fault::Trouble {
+                    trouble: Trouble::Slow(..) | Trouble::Silence([_, true]),
+                    ..
+                }
+            )
         };
-        plan.faults.iter().any(is_slow) && plan.processes.iter().any(|it| !it.renews && it.lease < 10_000)
+        plan.faults.iter().any(is_slow)
+            && plan
+                .processes
+                .iter()
+                .any(|it| !it.renews && it.lease < 10_000)
     };
     is_found("counts from the answer", suits);
 }

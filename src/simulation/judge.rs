@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::base::scheduler::{as_process, fail, has_failed, later, now, trace};
+use crate::base::sync::scheduler::{as_process, fail, has_failed, later, now, trace};
 use crate::simulation::ledger;
 use crate::simulation::plan::{Plan, Program};
 use crate::{LockGuard, LockWatch};
@@ -85,12 +85,22 @@ pub(super) fn begin(plan: &Plan) {
     JUDGE.with_borrow_mut(|judge| {
         // What a killed process holds must not be dropped.
         let dead = std::mem::take(&mut judge.dead);
-        judge.holds.extract_if(.., |hold| dead.contains(&hold.who.process)).for_each(std::mem::forget);
+        judge
+            .holds
+            .extract_if(.., |hold| dead.contains(&hold.who.process))
+            .for_each(std::mem::forget);
         let programs = plan.processes.iter().cloned().map(Rc::new).collect();
         let (fenced, removed) = (plan.fenced, vec![(0, 0); plan.keys]);
         let fences_may_fall = plan.may_lose_fences();
         let wanted = plan.engine.copies().wanted;
-        *judge = Judge { fences_may_fall, fenced, wanted, programs, removed, ..Judge::default() };
+        *judge = Judge {
+            fences_may_fall,
+            fenced,
+            wanted,
+            programs,
+            removed,
+            ..Judge::default()
+        };
     });
 }
 
@@ -105,15 +115,42 @@ pub(super) fn program(process: usize) -> Rc<Program> {
 
 /// A thread has a guard more. `extra` guards are there besides those that the judge knows. Returns
 /// the number of the hold.
-pub(super) fn taken(who: Who, key: usize, began: u64, deal: Deal, guard: &LockGuard, extra: u32) -> usize {
-    let look = || (guard.token().to_owned(), guard.watch(), guard.fence(), guard.depth());
+pub(super) fn taken(
+    who: Who,
+    key: usize,
+    began: u64,
+    deal: Deal,
+    guard: &LockGuard,
+    extra: u32,
+) -> usize {
+    let look = || {
+        (
+            guard.token().to_owned(),
+            guard.watch(),
+            guard.fence(),
+            guard.depth(),
+        )
+    };
     let (token, watch, fence, depth) = as_process(who.process, look);
     let (number, known) = JUDGE.with_borrow_mut(|judge| {
-        let found = judge.holds.iter().position(|hold| hold.ended.is_none() && hold.token == token);
+        let found = judge
+            .holds
+            .iter()
+            .position(|hold| hold.ended.is_none() && hold.token == token);
         let number = found.unwrap_or_else(|| {
             let (token, watch) = (token.clone(), watch.clone());
             let (ended, depth) = (None, 0);
-            judge.holds.push(Hold { who, key, deal, token, fence, watch, began, ended, depth });
+            judge.holds.push(Hold {
+                who,
+                key,
+                deal,
+                token,
+                fence,
+                watch,
+                began,
+                ended,
+                depth,
+            });
             judge.holds.len() - 1
         });
         judge.holds[number].depth += 1;
@@ -122,7 +159,9 @@ pub(super) fn taken(who: Who, key: usize, began: u64, deal: Deal, guard: &LockGu
     });
     trace(|| format!("took {key} with {token}, hold {number}, depth {depth}, fence {fence:?}"));
     if depth != known + extra {
-        fail(format!("hold {number} has the depth {depth}, and {known} and {extra} guards"));
+        fail(format!(
+            "hold {number} has the depth {depth}, and {known} and {extra} guards"
+        ));
     }
     if fence.is_none() && JUDGE.with_borrow(|judge| judge.fenced) {
         fail(format!("hold {number} has no fence"));
@@ -181,14 +220,24 @@ pub(super) fn held_by(who: Who) -> Vec<usize> {
     let is_it = |it: &(usize, &Hold)| {
         (it.1.who.process, it.1.who.thread) == (who.process, who.thread) && it.1.ended.is_none()
     };
-    JUDGE.with_borrow(|judge| judge.holds.iter().enumerate().filter(is_it).map(|it| it.0).collect())
+    JUDGE.with_borrow(|judge| {
+        judge
+            .holds
+            .iter()
+            .enumerate()
+            .filter(is_it)
+            .map(|it| it.0)
+            .collect()
+    })
 }
 
 /// Whether anything explains that a hold was lost.
 pub(super) fn may_be_lost(number: usize) -> bool {
     JUDGE.with_borrow(|judge| {
         let hold = &judge.holds[number];
-        let Who { process, manager, .. } = hold.who;
+        let Who {
+            process, manager, ..
+        } = hold.who;
         hold.deal.may_expire
             || judge.is_removed(hold.key, hold.began)
             || judge.released.contains(&(process, manager))
@@ -256,9 +305,17 @@ pub(super) fn relies(process: usize, key: usize, since: u64) -> bool {
             && hold.ended.is_none()
             && !hold.deal.may_expire
     };
-    let holds =
-        JUDGE.with_borrow(|judge| judge.holds.iter().filter(|it| is_it(it)).cloned().collect::<Vec<_>>());
-    holds.iter().any(|hold| as_process(process, || hold.watch.is_valid()))
+    let holds = JUDGE.with_borrow(|judge| {
+        judge
+            .holds
+            .iter()
+            .filter(|it| is_it(it))
+            .cloned()
+            .collect::<Vec<_>>()
+    });
+    holds
+        .iter()
+        .any(|hold| as_process(process, || hold.watch.is_valid()))
 }
 
 /// A manager gives back what its threads hold.
@@ -283,7 +340,9 @@ impl Judge {
     }
 
     fn was_paused(&self, process: usize, since: u64) -> bool {
-        self.paused.iter().any(|it| it.0 == process && it.2 >= since)
+        self.paused
+            .iter()
+            .any(|it| it.0 == process && it.2 >= since)
     }
 }
 
@@ -296,7 +355,12 @@ pub(super) fn nobody_else(key: usize) {
                 && !judge.dead.contains(&hold.who.process)
                 && !judge.is_removed(key, hold.began)
         };
-        judge.holds.iter().filter(counts).cloned().collect::<Vec<_>>()
+        judge
+            .holds
+            .iter()
+            .filter(counts)
+            .cloned()
+            .collect::<Vec<_>>()
     });
     let is_trusted = |hold: &&Hold| as_process(hold.who.process, || hold.watch.is_valid());
     let trusted: Vec<_> = open.iter().filter(is_trusted).collect();
@@ -317,13 +381,17 @@ fn fences_grow(key: usize, number: usize) {
         let mine = &judge.holds[number];
         let (fence, order) = (mine.fence?, ledger::order(key, &mine.token)?);
         let is_wrong = |other: &&Hold| {
-            let Some((theirs, their_order)) = other.fence.zip(ledger::order(key, &other.token)) else {
+            let Some((theirs, their_order)) = other.fence.zip(ledger::order(key, &other.token))
+            else {
                 return false;
             };
             other.key == key && theirs.cmp(&fence) != their_order.cmp(&order)
         };
         let other = judge.holds.iter().find(is_wrong)?;
-        Some(format!("the fences of {} and {} are {:?} and {fence}", other.token, mine.token, other.fence))
+        Some(format!(
+            "the fences of {} and {} are {:?} and {fence}",
+            other.token, mine.token, other.fence
+        ))
     });
     if let Some(wrong) = wrong {
         fail(wrong);
@@ -342,7 +410,10 @@ pub(super) fn gone(key: usize, token: &str) {
     later(hold.deal.told_within, move || {
         let process = hold.who.process;
         let is_excused = JUDGE.with_borrow(|judge| {
-            let is_over = judge.holds.get(number).is_none_or(|it| it.ended.is_some() || it.deal.may_expire);
+            let is_over = judge
+                .holds
+                .get(number)
+                .is_none_or(|it| it.ended.is_some() || it.deal.may_expire);
             is_over || judge.dead.contains(&process) || judge.was_paused(process, at)
         });
         let is_excused = is_excused || ledger::trouble(at.saturating_sub(5_000_000_000), now());
@@ -359,16 +430,32 @@ pub(super) fn gone(key: usize, token: &str) {
 /// `on_lost` was called once for each hold that was lost. A thread of the process calls this, when
 /// all its holds have ended.
 pub(super) fn all_told(process: usize, manager: usize, key: usize) -> Result<(), String> {
-    let is_mine = |hold: &&Hold| (hold.who.process, hold.who.manager, hold.key) == (process, manager, key);
-    let watches: Vec<_> = JUDGE
-        .with_borrow(|judge| judge.holds.iter().filter(is_mine).map(|hold| hold.watch.clone()).collect());
-    let lost = watches.iter().filter(|watch| watch.wait_lost(Duration::ZERO).is_some()).count();
+    let is_mine =
+        |hold: &&Hold| (hold.who.process, hold.who.manager, hold.key) == (process, manager, key);
+    let watches: Vec<_> = JUDGE.with_borrow(|judge| {
+        judge
+            .holds
+            .iter()
+            .filter(is_mine)
+            .map(|hold| hold.watch.clone())
+            .collect()
+    });
+    let lost = watches
+        .iter()
+        .filter(|watch| watch.wait_lost(Duration::ZERO).is_some())
+        .count();
     let (told, is_exact) = JUDGE.with_borrow(|judge| {
-        let told = judge.told.iter().filter(|it| **it == (process, manager, key)).count();
+        let told = judge
+            .told
+            .iter()
+            .filter(|it| **it == (process, manager, key))
+            .count();
         (told, !judge.undone.contains(&(process, manager)))
     });
     if told < lost || told > lost && is_exact {
-        return Err(format!("{lost} holds of key {key} were lost, on_lost was called {told} times"));
+        return Err(format!(
+            "{lost} holds of key {key} were lost, on_lost was called {told} times"
+        ));
     }
     Ok(())
 }

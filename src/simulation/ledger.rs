@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use crate::base::scheduler::{START, later, now};
+use crate::base::sync::scheduler::{START, later, now};
 use crate::simulation::plan::Plan;
 use crate::simulation::redis::{Redis, Value};
 use crate::simulation::scene::path;
@@ -57,8 +57,14 @@ impl Entry {
 pub(super) fn begin(plan: &Plan, nodes: usize) {
     let keys = vec![vec![Vec::new(); nodes]; plan.keys];
     let troubles = plan.troubles().into_iter();
-    let troubles = troubles.map(|(kind, from, until)| (kind, START + from, START + until)).collect();
-    LEDGER.set(Ledger { keys, troubles, stalls: plan.order.stalls > 0 });
+    let troubles = troubles
+        .map(|(kind, from, until)| (kind, START + from, START + until))
+        .collect();
+    LEDGER.set(Ledger {
+        keys,
+        troubles,
+        stalls: plan.order.stalls > 0,
+    });
 }
 
 /// Nothing is recorded.
@@ -69,8 +75,13 @@ pub(super) fn rest() {
 
 /// A node may have changed something.
 pub(super) fn saw(node: usize, redis: &Redis) {
-    let count =
-        LEDGER.with_borrow(|ledger| ledger.keys.iter().take_while(|nodes| node < nodes.len()).count());
+    let count = LEDGER.with_borrow(|ledger| {
+        ledger
+            .keys
+            .iter()
+            .take_while(|nodes| node < nodes.len())
+            .count()
+    });
     for key in 0..count {
         let entry = redis.get(&path(key));
         let value = entry.map(|entry| match &entry.value {
@@ -81,19 +92,28 @@ pub(super) fn saw(node: usize, redis: &Redis) {
         let (rules, runs_out) = (!redis.is_replica(), redis.runs_out(&path(key)));
         let gone = LEDGER.with_borrow_mut(|ledger| {
             let all = &mut ledger.keys[key][node];
-            let is_same =
-                |it: &Entry| it.value.as_deref() == value && (it.expires, it.rules) == (expires, rules);
+            let is_same = |it: &Entry| {
+                it.value.as_deref() == value && (it.expires, it.rules) == (expires, rules)
+            };
             if let Some((at, value)) = runs_out.zip(value)
                 && all.last().is_none_or(|it| it.runs_out != runs_out)
             {
                 runs_out_at(key, at, value);
             }
             if all.last().map_or(value.is_none(), is_same) {
-                all.last_mut().into_iter().for_each(|it| it.runs_out = runs_out);
+                all.last_mut()
+                    .into_iter()
+                    .for_each(|it| it.runs_out = runs_out);
                 return None;
             }
             let before = all.last().and_then(|it| it.counts().map(<[u8]>::to_vec));
-            all.push(Entry { since: now(), value: value.map(<[u8]>::to_vec), expires, runs_out, rules });
+            all.push(Entry {
+                since: now(),
+                value: value.map(<[u8]>::to_vec),
+                expires,
+                runs_out,
+                rules,
+            });
             before.filter(|it| !ledger.newest(key).any(|other| other == it))
         });
         if let Some(token) = gone {
@@ -113,7 +133,13 @@ fn runs_out_at(key: usize, at: u64, value: &[u8]) {
             it.value.as_deref() == Some(token.as_bytes()) && it.runs_out.is_none_or(|at| at > now())
         };
         let is_there = LEDGER.with_borrow(|ledger| {
-            ledger.keys.get(key).into_iter().flatten().filter_map(|all| all.last()).any(lives)
+            ledger
+                .keys
+                .get(key)
+                .into_iter()
+                .flatten()
+                .filter_map(|all| all.last())
+                .any(lives)
         });
         if !is_there {
             judge::has_run_out(key, &token);
@@ -124,7 +150,11 @@ fn runs_out_at(key: usize, at: u64, value: &[u8]) {
 impl Ledger {
     /// What masters have.
     fn newest(&self, key: usize) -> impl Iterator<Item = &[u8]> {
-        self.keys.get(key).into_iter().flatten().filter_map(|all| all.last()?.counts())
+        self.keys
+            .get(key)
+            .into_iter()
+            .flatten()
+            .filter_map(|all| all.last()?.counts())
     }
 }
 
@@ -145,22 +175,32 @@ pub(super) fn was_there(key: usize, since: u64) -> bool {
 
 /// Whether a node had this token at some time since then. Yes if nobody can tell.
 pub(super) fn had(key: usize, since: u64, token: &str) -> bool {
-    any_since(key, since, |entry| entry.value.as_deref() == Some(token.as_bytes()))
+    any_since(key, since, |entry| {
+        entry.value.as_deref() == Some(token.as_bytes())
+    })
 }
 
 fn any_since(key: usize, since: u64, is_it: impl Fn(&Entry) -> bool) -> bool {
     LEDGER.with_borrow(|ledger| {
         let was_at = |all: &Vec<Entry>| {
             let ends = all.iter().skip(1).map(|next| next.since).chain([u64::MAX]);
-            all.iter().zip(ends).any(|(entry, end)| is_it(entry) && end >= since)
+            all.iter()
+                .zip(ends)
+                .any(|(entry, end)| is_it(entry) && end >= since)
         };
-        ledger.keys.get(key).is_none_or(|nodes| nodes.is_empty() || nodes.iter().any(was_at))
+        ledger
+            .keys
+            .get(key)
+            .is_none_or(|nodes| nodes.is_empty() || nodes.iter().any(was_at))
     })
 }
 
 /// How many nodes have had this token. `None` if nobody can tell.
 pub(super) fn copies(key: usize, token: &str) -> Option<usize> {
-    let had = |all: &&Vec<Entry>| all.iter().any(|it| it.value.as_deref() == Some(token.as_bytes()));
+    let had = |all: &&Vec<Entry>| {
+        all.iter()
+            .any(|it| it.value.as_deref() == Some(token.as_bytes()))
+    };
     LEDGER.with_borrow(|ledger| {
         let nodes = ledger.keys.get(key).filter(|nodes| !nodes.is_empty())?;
         Some(nodes.iter().filter(had).count())
@@ -181,7 +221,11 @@ pub(super) fn order(key: usize, token: &str) -> Option<u64> {
         let is_given = |(it, before): &(&Entry, Option<&Entry>)| {
             is_it(it) && before.is_none_or(|it| it.rules && !is_it(it))
         };
-        all.iter().zip(before).filter(is_given).map(|(it, _)| it.since).max()
+        all.iter()
+            .zip(before)
+            .filter(is_given)
+            .map(|(it, _)| it.since)
+            .max()
     };
     LEDGER.with_borrow(|ledger| ledger.keys.get(key)?.iter().filter_map(given).max())
 }
@@ -207,12 +251,16 @@ pub(super) fn fails_over(from: u64, until: u64) -> bool {
 /// has an expiry. A kept lock may be left, one that `may_stay`, and any after trouble.
 pub(super) fn is_clean(key: usize, may_stay: impl Fn(&str) -> bool) -> Result<(), String> {
     let is_left = |it: &&Entry| {
-        let Some(value) = it.counts().map(String::from_utf8_lossy) else { return false };
+        let Some(value) = it.counts().map(String::from_utf8_lossy) else {
+            return false;
+        };
         !it.expires || !value.starts_with("kept:") && !may_stay(&value) && !trouble(START, now())
     };
     LEDGER.with_borrow(|ledger| {
         let last = ledger.keys[key].iter().filter_map(|all| all.last());
-        last.into_iter().find(is_left).map_or(Ok(()), |it| Err(format!("key {key} has {it:?} at the end")))
+        last.into_iter()
+            .find(is_left)
+            .map_or(Ok(()), |it| Err(format!("key {key} has {it:?} at the end")))
     })
 }
 

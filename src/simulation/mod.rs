@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::base::scheduler::{self, Ended};
+use crate::base::sync::scheduler::{self, Ended};
 use crate::simulation::plan::Plan;
 
 /// What many scenes came to.
@@ -88,7 +88,13 @@ fn scenes(seeds: Range<u64>) -> Sum {
             sum += thread.join().expect("a thread of scenes");
         }
     });
-    let Sum { scenes, locks, steps, inside, .. } = &sum;
+    let Sum {
+        scenes,
+        locks,
+        steps,
+        inside,
+        ..
+    } = &sum;
     println!(
         "{scenes} scenes, {locks} locks, {steps} steps, {inside:.0?} inside, in {:.1?}",
         began.elapsed()
@@ -103,17 +109,38 @@ fn scenes(seeds: Range<u64>) -> Sum {
 
 /// Plays the scenes of these seeds on this thread, up to the first one that fails.
 fn part(seeds: Range<u64>, failed: &AtomicU64) -> Sum {
-    let (sum, first) = (Rc::new(RefCell::new(Sum::default())), Rc::new(RefCell::new(None)));
+    let (sum, first) = (
+        Rc::new(RefCell::new(Sum::default())),
+        Rc::new(RefCell::new(None)),
+    );
     let (adds, fails) = (Rc::clone(&sum), Rc::clone(&first));
     let ended = move |ended: Ended| {
-        let Ended { seed, failure, hash, steps, took, .. } = ended;
+        let Ended {
+            seed,
+            failure,
+            hash,
+            steps,
+            took,
+            ..
+        } = ended;
         let hashes = vec![(seed, hash)];
-        *adds.borrow_mut() += Sum { scenes: 1, locks: judge::locks_taken(), steps, inside: took, hashes };
+        *adds.borrow_mut() += Sum {
+            scenes: 1,
+            locks: judge::locks_taken(),
+            steps,
+            inside: took,
+            hashes,
+        };
         if failure.is_some() {
             *fails.borrow_mut() = Some(seed);
         }
     };
-    scheduler::run(seeds, |seed| Plan::of(seed).order, |seed| scene::play(&Arc::new(Plan::of(seed))), ended);
+    scheduler::run(
+        seeds,
+        |seed| Plan::of(seed).order,
+        |seed| scene::play(&Arc::new(Plan::of(seed))),
+        ended,
+    );
     if let Some(seed) = first.take() {
         failed.fetch_min(seed, Ordering::Relaxed);
     }
@@ -126,7 +153,11 @@ fn a_seed_replays_its_scene() {
     let mut hashes = scenes(0..100).hashes;
     hashes.sort_unstable();
     let differs = |(seed, hash): &(u64, u64)| scenes(*seed..*seed + 1).hashes[0].1 != *hash;
-    assert_eq!(hashes.into_iter().find(differs), None, "the first seed whose scene differs");
+    assert_eq!(
+        hashes.into_iter().find(differs),
+        None,
+        "the first seed whose scene differs"
+    );
 }
 
 #[test]

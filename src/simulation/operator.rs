@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::Error;
-use crate::base::scheduler::{fail, now, one_in, trace};
+use crate::base::sync::scheduler::{fail, now, one_in, trace};
 use crate::simulation::judge;
 use crate::simulation::player::Player;
 use crate::simulation::scene::{millis, name};
@@ -17,8 +17,12 @@ impl Player {
         let lock = self.manager(manager).named(name(key));
         let call = Call::begins(self.who(manager), &[key], "force_unlock");
         let removed = match only {
-            None => lock.force_unlock().map(|holder| holder.map(|holder| holder.raw().to_owned())),
-            Some(token) => lock.force_unlock_if(token).map(|was_there| was_there.then(|| token.to_owned())),
+            None => lock
+                .force_unlock()
+                .map(|holder| holder.map(|holder| holder.raw().to_owned())),
+            Some(token) => lock
+                .force_unlock_if(token)
+                .map(|was_there| was_there.then(|| token.to_owned())),
         };
         call.ends(Some(self.answer()));
         // Without an answer, the command may be on its way for as long as servers are silent.
@@ -80,7 +84,11 @@ impl Player {
         } else {
             manager.shutdown(millis(limit))
         };
-        let more = if releases { self.response() } else { Duration::ZERO };
+        let more = if releases {
+            self.response()
+        } else {
+            Duration::ZERO
+        };
         call.ends(Some(millis(limit) + answer + more));
         trace(|| format!("shutdown: {left:?}"));
         if left.is_empty() || releases {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::base::scheduler::Order;
+use crate::base::sync::scheduler::Order;
 use crate::simulation::engine::{Decoy, Engine};
 use crate::simulation::faults::Fault;
 use crate::simulation::ledger::Kind;
@@ -114,7 +114,10 @@ pub(super) enum How {
 
 /// The options of one lock.
 #[derive(Clone, Copy, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "they are the options that the lock has")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "they are the options that the lock has"
+)]
 pub(super) struct Terms {
     pub(super) manager: usize,
     pub(super) keeps: u64,
@@ -194,10 +197,18 @@ impl Plan {
         let engine = Engine::draw(draw);
         let switches = [1, 4, 16, 64][draw.random_range(0..4)];
         let stalls = if draw.random_ratio(1, 4) { 500 } else { 0 };
-        let order = Order { switches, stalls, longest: Duration::MAX };
+        let order = Order {
+            switches,
+            stalls,
+            longest: Duration::MAX,
+        };
         let keys = draw.random_range(1..=3);
         let fenced = draw.random_ratio(1, 3);
-        let count = if engine == Engine::Memory { 1 } else { draw.random_range(1..=3) };
+        let count = if engine == Engine::Memory {
+            1
+        } else {
+            draw.random_range(1..=3)
+        };
         let mut taste = Taste::draw(draw, keys);
         let programs = (0..count).map(|_| Program::draw(draw, &mut taste, count == 1));
         let mut processes: Vec<_> = programs.collect();
@@ -208,7 +219,14 @@ impl Plan {
             }
         }
         let faults = Fault::draw_some(draw, engine, keys, count);
-        Plan { order, engine, keys, fenced, processes, faults }
+        Plan {
+            order,
+            engine,
+            keys,
+            fenced,
+            processes,
+            faults,
+        }
     }
 }
 
@@ -225,7 +243,9 @@ impl Program {
             lease,
             response: [100, 500, 2_000][draw.random_range(0..3)],
             renews: !draw.random_ratio(1, 6),
-            waits: draw.random_ratio(1, 8).then(|| [300, 3_000][draw.random_range(0..2)]),
+            waits: draw
+                .random_ratio(1, 8)
+                .then(|| [300, 3_000][draw.random_range(0..2)]),
             tracks: !draw.random_ratio(1, 6),
             pool: [1, 2, 8][draw.random_range(0..3)],
             managers: if draw.random_ratio(1, 5) { 2 } else { 1 },
@@ -237,7 +257,9 @@ impl Program {
             on_lost: [OnLost::Returns, OnLost::Blocks, OnLost::Panics][draw.random_range(0..3)],
             threads: Vec::new(),
         };
-        program.threads = (0..threads).map(|_| taste.ops(draw, &program, is_alone)).collect();
+        program.threads = (0..threads)
+            .map(|_| taste.ops(draw, &program, is_alone))
+            .collect();
         program
     }
 }
@@ -245,9 +267,16 @@ impl Program {
 impl Plan {
     /// The server's clock is set back, and the counter may be lost as well.
     pub(super) fn may_lose_fences(&self) -> bool {
-        let is_set_back = |it: &(u64, Fault)| matches!(it.1, Fault::ClockStep { millis } if millis < 0);
+        let is_set_back =
+            |it: &(u64, Fault)| matches!(it.1, Fault::ClockStep { millis } if millis < 0);
         let restart = |it: &(u64, Fault)| {
-            matches!(it.1, Fault::Ailment { ailment: Ailment::Restart { keeps: false }, .. })
+            matches!(
+                it.1,
+                Fault::Ailment {
+                    ailment: Ailment::Restart { keeps: false },
+                    ..
+                }
+            )
         };
         self.faults.iter().any(is_set_back) && self.faults.iter().any(restart)
     }
@@ -258,7 +287,10 @@ impl Plan {
         let trouble = |(at, fault): &(u64, Fault)| {
             let (kind, millis) = match fault {
                 // Programs never hear of a script that a server does not know.
-                Fault::Ailment { ailment: Ailment::ScriptFlush, .. }
+                Fault::Ailment {
+                    ailment: Ailment::ScriptFlush,
+                    ..
+                }
                 | Fault::Pause { .. }
                 | Fault::Kill { .. }
                 | Fault::PowerOff { .. }
@@ -266,17 +298,27 @@ impl Plan {
                 Fault::Trouble { millis, .. } | Fault::Ailment { millis, .. } => {
                     (Kind::Outage, millis + 3_000)
                 }
-                Fault::Failover { after, back, learns, .. } => {
-                    (Kind::Failover, after + back + learns + 20_000)
-                }
+                Fault::Failover {
+                    after,
+                    back,
+                    learns,
+                    ..
+                } => (Kind::Failover, after + back + learns + 20_000),
                 Fault::Lag { .. } | Fault::ClockStep { .. } => (Kind::Outage, 10_000),
                 Fault::MoveSlot { .. } => (Kind::Move, 10_000),
             };
             Some((kind, at * 1_000_000, (at + millis) * 1_000_000))
         };
         // Something may be wrong with the way all the time.
-        let is_dark = matches!(self.engine, Engine::Server(Decoy::Dead { .. } | Decoy::Silent { .. }));
+        let is_dark = matches!(
+            self.engine,
+            Engine::Server(Decoy::Dead { .. } | Decoy::Silent { .. })
+        );
         let always = is_dark.then_some((Kind::Outage, 0, u64::MAX / 2));
-        self.faults.iter().filter_map(trouble).chain(always).collect()
+        self.faults
+            .iter()
+            .filter_map(trouble)
+            .chain(always)
+            .collect()
     }
 }

@@ -6,7 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::scheduler::{fail, mpsc, one_in, thread, thread_number, trace};
+use crate::base::sync::scheduler::{fail, mpsc, one_in, thread, thread_number, trace};
 use crate::simulation::judge::{self, Deal, Who};
 use crate::simulation::plan::{Body, End, How, Op, Plan, Program, Terms, Under, With};
 use crate::simulation::scene::{self, Left, News, millis, name};
@@ -40,10 +40,33 @@ impl Player {
         trace(|| format!("{op:?}"));
         match op {
             Op::Sleep(time) => thread::sleep(millis(*time)),
-            Op::Lock { key, how, terms, under, end } => self.lock(*key, *how, *terms, under, *end),
-            Op::With { key, with, terms, under, body } => self.with(*key, *with, *terms, under, *body),
-            Op::Several { keys, how, manager, under, end } => self.several(keys, *how, *manager, under, *end),
-            Op::Adopt { key, terms, under, end } => self.adopt(*key, *terms, under, *end),
+            Op::Lock {
+                key,
+                how,
+                terms,
+                under,
+                end,
+            } => self.lock(*key, *how, *terms, under, *end),
+            Op::With {
+                key,
+                with,
+                terms,
+                under,
+                body,
+            } => self.with(*key, *with, *terms, under, *body),
+            Op::Several {
+                keys,
+                how,
+                manager,
+                under,
+                end,
+            } => self.several(keys, *how, *manager, under, *end),
+            Op::Adopt {
+                key,
+                terms,
+                under,
+                end,
+            } => self.adopt(*key, *terms, under, *end),
             Op::Attach => {
                 if let Some(left) = scene::take_left(self.process) {
                     self.attach(left);
@@ -57,13 +80,21 @@ impl Player {
                 verdict::stops(self.process, None);
                 self.stop.stop();
             }
-            Op::Shutdown { manager, limit, releases } => self.shutdown(*manager, *limit, *releases),
+            Op::Shutdown {
+                manager,
+                limit,
+                releases,
+            } => self.shutdown(*manager, *limit, *releases),
         }
     }
 
     pub(super) fn who(&self, manager: usize) -> Who {
         let thread = thread_number().expect("inside");
-        Who { process: self.process, manager: manager % self.managers.len(), thread }
+        Who {
+            process: self.process,
+            manager: manager % self.managers.len(),
+            thread,
+        }
     }
 
     pub(super) fn manager(&self, manager: usize) -> &LockManager {
@@ -71,7 +102,10 @@ impl Player {
     }
 
     fn named(&self, key: usize, terms: Terms) -> Lock {
-        let mut lock = self.manager(terms.manager).named(name(key)).reentrant(!terms.once);
+        let mut lock = self
+            .manager(terms.manager)
+            .named(name(key))
+            .reentrant(!terms.once);
         if terms.keeps > 0 {
             lock = lock.keep_at_least(millis(terms.keeps)).reclaim_dead(false);
         }
@@ -88,7 +122,11 @@ impl Player {
         if terms.often {
             lock = lock.renew_every(lease / 5);
         }
-        if terms.heeds { lock.stopped_by(&self.stop) } else { lock }
+        if terms.heeds {
+            lock.stopped_by(&self.stop)
+        } else {
+            lock
+        }
     }
 
     fn lease(&self, terms: Terms) -> Duration {
@@ -99,9 +137,18 @@ impl Player {
         let capped = terms.most_leases > 0;
         // A lease may be doubled, and is renewed three times.
         let by_renewal = self.lease(terms) * 2 / 3 + millis(50);
-        let told_within = if self.program.tracks { by_renewal.min(millis(1_051)) } else { by_renewal };
+        let told_within = if self.program.tracks {
+            by_renewal.min(millis(1_051))
+        } else {
+            by_renewal
+        };
         let may_expire = capped || terms.unrenewed || !self.program.renews;
-        Deal { may_expire, capped, shortened: false, told_within }
+        Deal {
+            may_expire,
+            capped,
+            shortened: false,
+            told_within,
+        }
     }
 
     /// The time of a release, and of a renewal.
@@ -158,13 +205,21 @@ impl Player {
             Under::Extend => ask("extend", self.response(), &|| guard.extend()),
             Under::ExtendTo(lease) => {
                 judge::change(number, |hold| hold.deal.shortened = true);
-                ask("extend_to", self.response(), &|| guard.extend_to(millis(*lease)));
+                ask("extend_to", self.response(), &|| {
+                    guard.extend_to(millis(*lease))
+                });
             }
             Under::Ensure(span) => ask("ensure", self.response(), &|| guard.ensure(millis(*span))),
-            Under::Confirm(span) => ask("confirm", self.response(), &|| guard.confirm(millis(*span))),
+            Under::Confirm(span) => {
+                ask("confirm", self.response(), &|| guard.confirm(millis(*span)));
+            }
             Under::Verify => ask("verify", self.answer(), &|| guard.verify()),
-            Under::WatchRisk(left) => scene::watch_risk(self.process, number, guard.watch(), millis(*left)),
-            Under::WatchLoss(limit) => scene::watch_loss(self.process, number, guard.watch(), millis(*limit)),
+            Under::WatchRisk(left) => {
+                scene::watch_risk(self.process, number, guard.watch(), millis(*left));
+            }
+            Under::WatchLoss(limit) => {
+                scene::watch_loss(self.process, number, guard.watch(), millis(*limit));
+            }
             Under::Inner(op) => self.op(op),
         }
         if guard.is_valid() {
@@ -178,7 +233,11 @@ impl Player {
         let response = Some(self.response());
         match end {
             End::Unlock | End::UnlockNow => {
-                let unlocked = if end == End::Unlock { guard.unlock() } else { guard.unlock_now() };
+                let unlocked = if end == End::Unlock {
+                    guard.unlock()
+                } else {
+                    guard.unlock_now()
+                };
                 call.ends(response);
                 call.gave_back(number, &unlocked);
             }
@@ -202,7 +261,15 @@ impl Player {
                 }
                 Ok(hold) => {
                     call.ends(Some(Duration::ZERO));
-                    self.leave(Left { hold: ManuallyDrop::new(hold), number, key, who }, end);
+                    self.leave(
+                        Left {
+                            hold: ManuallyDrop::new(hold),
+                            number,
+                            key,
+                            who,
+                        },
+                        end,
+                    );
                 }
             },
             End::HandOver => self.hand_over(&call, guard, number, key),
@@ -224,7 +291,10 @@ impl Player {
             Ok(parcel) => {
                 call.ends(Some(self.response()));
                 if parcel.fence != judge::hold(number).fence {
-                    fail(format!("the parcel of hold {number} has the fence {:?}", parcel.fence));
+                    fail(format!(
+                        "the parcel of hold {number} has the fence {:?}",
+                        parcel.fence
+                    ));
                 }
                 judge::ends(number);
                 scene::send(key, &parcel, judge::hold(number).began);
@@ -239,28 +309,56 @@ impl Player {
             let _ = self.tells.send(News::Left);
             return;
         }
-        let Left { hold, number, key, who } = left;
+        let Left {
+            hold,
+            number,
+            key,
+            who,
+        } = left;
         let attaches = move || {
             let thread = thread_number().expect("inside");
-            attach(ManuallyDrop::into_inner(hold), number, key, Who { thread, ..who });
+            attach(
+                ManuallyDrop::into_inner(hold),
+                number,
+                key,
+                Who { thread, ..who },
+            );
         };
         let _ = thread::spawn(attaches).join();
     }
 
     pub(super) fn attach(&self, left: Left) {
-        let Left { hold, number, key, who } = left;
-        attach(ManuallyDrop::into_inner(hold), number, key, self.who(who.manager));
+        let Left {
+            hold,
+            number,
+            key,
+            who,
+        } = left;
+        attach(
+            ManuallyDrop::into_inner(hold),
+            number,
+            key,
+            self.who(who.manager),
+        );
     }
 
     fn with(&self, key: usize, with: With, terms: Terms, under: &[Under], body: Body) {
         let (lock, who) = (self.named(key, terms), self.who(terms.manager));
         let (ran, hold) = (Cell::new(false), Cell::new(None));
-        let name = if matches!(with, With::Try) { "try_with_lock" } else { "with_lock" };
+        let name = if matches!(with, With::Try) {
+            "try_with_lock"
+        } else {
+            "with_lock"
+        };
         let call = Call::begins(who, &[key], name).heeding(terms.heeds);
         let runs = |guard: Option<&LockGuard>| {
             call.ends(None);
             call.has_got();
-            let current = if guard.is_none() { lock.current() } else { None };
+            let current = if guard.is_none() {
+                lock.current()
+            } else {
+                None
+            };
             let extra = u32::from(current.is_some());
             let Some(guard) = guard.or(current.as_ref()) else {
                 ran.set(true);
@@ -282,12 +380,19 @@ impl Player {
             }
         };
         let result = panic::catch_unwind(AssertUnwindSafe(|| match with {
-            With::Lock => lock.with_lock(|| runs(None)).map(Some).map_err(Failed::Lock),
+            With::Lock => lock
+                .with_lock(|| runs(None))
+                .map(Some)
+                .map_err(Failed::Lock),
             With::Try => lock.try_with_lock(|| runs(None)).map_err(Failed::Lock),
             With::Result => lock
                 .with_lock_result(|guard| {
                     runs(Some(guard));
-                    if body == Body::Fails { Err(Failed::Own) } else { Ok(()) }
+                    if body == Body::Fails {
+                        Err(Failed::Own)
+                    } else {
+                        Ok(())
+                    }
                 })
                 .map(Some),
         }));
@@ -298,15 +403,25 @@ impl Player {
 
     fn adopt(&self, key: usize, terms: Terms, under: &[Under], end: End) {
         // Now and then somebody else has the parcel as well.
-        let Some(sent) = scene::received(key, one_in(4)) else { return };
+        let Some(sent) = scene::received(key, one_in(4)) else {
+            return;
+        };
         let parcel = &sent.parcel;
         let lock = self.named(key, terms);
-        let call = Call::begins(self.who(terms.manager), &[key], "adopt").heeding(terms.heeds).adopts(&sent);
+        let call = Call::begins(self.who(terms.manager), &[key], "adopt")
+            .heeding(terms.heeds)
+            .adopts(&sent);
         let adopted = lock.adopt(parcel);
         call.ends(Some(self.answer()));
-        let Some(guard) = call.got(adopted.map(Some)) else { return };
+        let Some(guard) = call.got(adopted.map(Some)) else {
+            return;
+        };
         if guard.fence() <= parcel.fence && parcel.fence.is_some() {
-            fail(format!("{:?} was handed over, and {:?} adopted", parcel.fence, guard.fence()));
+            fail(format!(
+                "{:?} was handed over, and {:?} adopted",
+                parcel.fence,
+                guard.fence()
+            ));
         }
         self.works(&call, terms, guard, under, end);
     }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use crate::base::scheduler::{below, later, now};
+use crate::base::sync::scheduler::{below, later, now};
 use crate::simulation::engine::Servers;
 use crate::simulation::redis::{Snapshot, Write};
 use crate::simulation::server::Server;
@@ -32,9 +32,13 @@ impl Stream {
         let due = now() + 20_000 + below(100_000) + below(self.lag + 1);
         self.last = due.max(self.last + 1);
         let (master, number) = (master.clone(), self.number);
-        let Some(replica) = self.replica.upgrade().filter(|_| !self.is_cut) else { return };
+        let Some(replica) = self.replica.upgrade().filter(|_| !self.is_cut) else {
+            return;
+        };
         later(Duration::from_nanos(self.last - now()), move || {
-            replica.borrow_mut().event(move |replica| replica.hears(&master, number, news));
+            replica
+                .borrow_mut()
+                .event(move |replica| replica.hears(&master, number, news));
         });
     }
 }
@@ -62,7 +66,9 @@ impl Server {
             }
             redis.offset()
         });
-        let Some(master) = master.upgrade() else { return };
+        let Some(master) = master.upgrade() else {
+            return;
+        };
         later(Duration::from_nanos(20_000 + below(100_000)), move || {
             master.borrow_mut().event(move |master| {
                 if master.streams.iter().any(|it| it.number == number) {
@@ -77,7 +83,10 @@ impl Servers {
     /// Writes take up to so many milliseconds to get to replicas.
     pub(super) fn lag(&self, millis: u64) {
         for node in &self.nodes {
-            node.borrow_mut().streams.iter_mut().for_each(|stream| stream.lag = millis * 1_000_000);
+            node.borrow_mut()
+                .streams
+                .iter_mut()
+                .for_each(|stream| stream.lag = millis * 1_000_000);
         }
     }
 }
@@ -96,7 +105,13 @@ pub(super) fn follow(master: &Rc<RefCell<Server>>, replica: &Rc<RefCell<Server>>
     };
     let mut master = master.borrow_mut();
     let snapshot = master.act(|redis, _| redis.snapshot());
-    let mut stream = Stream { replica: Rc::downgrade(replica), number, last: 0, lag: 0, is_cut: false };
+    let mut stream = Stream {
+        replica: Rc::downgrade(replica),
+        number,
+        last: 0,
+        lag: 0,
+        is_cut: false,
+    };
     stream.send(&master.me, News::All(Box::new(snapshot)));
     master.streams.push(stream);
 }
@@ -105,6 +120,8 @@ pub(super) fn follow(master: &Rc<RefCell<Server>>, replica: &Rc<RefCell<Server>>
 pub(super) fn leave(master: &Rc<RefCell<Server>>, replica: &Rc<RefCell<Server>>) {
     let (mut master, mut replica) = (master.borrow_mut(), replica.borrow_mut());
     master.redis.forget_replica(replica.follows);
-    master.streams.retain(|stream| stream.number != replica.follows);
+    master
+        .streams
+        .retain(|stream| stream.number != replica.follows);
     replica.follows += 1;
 }

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::base::scheduler::{has_failed, later, now, trace};
+use crate::base::sync::scheduler::{has_failed, later, now, trace};
 use crate::simulation::judge;
 use crate::simulation::ledger::{self, Kind};
 use crate::simulation::redis::Heard;
@@ -48,13 +48,18 @@ struct Routes {
 /// A new scene begins, in which these nodes have the keys.
 pub(super) fn begin(owners: impl Iterator<Item = usize>) {
     let owners = owners.map(|node| vec![(node, now())]).collect();
-    ROUTES.set(Routes { owners, ..Routes::default() });
+    ROUTES.set(Routes {
+        owners,
+        ..Routes::default()
+    });
 }
 
 /// Another node has the key.
 pub(super) fn moved(key: usize, node: usize) {
     ROUTES.with_borrow_mut(|routes| {
-        let Some(owners) = routes.owners.get_mut(key) else { return };
+        let Some(owners) = routes.owners.get_mut(key) else {
+            return;
+        };
         owners.push((node, now()));
         routes.learned.retain(|it, _| it.1 != key);
     });
@@ -62,7 +67,12 @@ pub(super) fn moved(key: usize, node: usize) {
 
 /// A node has answered a command of a process. `knows`: which node has each key, as far as the node
 /// knows.
-pub(super) fn heard(process: usize, node: usize, it: &Heard, knows: impl Fn(&[u8]) -> Option<usize>) {
+pub(super) fn heard(
+    process: usize,
+    node: usize,
+    it: &Heard,
+    knows: impl Fn(&[u8]) -> Option<usize>,
+) {
     let keys = ROUTES.with_borrow(|routes| routes.owners.len());
     if let Some(path_of) = &it.key {
         if let Some(key) = (0..keys).find(|key| path(*key) == *path_of) {
@@ -74,7 +84,11 @@ pub(super) fn heard(process: usize, node: usize, it: &Heard, knows: impl Fn(&[u8
     ROUTES.with_borrow_mut(|routes| routes.maps.insert(process, now()));
     for key in 0..keys {
         let owner = ROUTES.with_borrow(|routes| routes.owners[key].last().map(|it| it.0));
-        let shows = if it.command == "hello" { Some(node) } else { knows(&path(key)) };
+        let shows = if it.command == "hello" {
+            Some(node)
+        } else {
+            knows(&path(key))
+        };
         if it.code.is_empty() && shows == owner {
             learns(process, key);
         }
@@ -98,7 +112,9 @@ fn asks(process: usize, node: usize, key: usize, it: &Heard) {
     });
     // A node that refuses everything has refused the `ASKING` as well.
     if lacks_asking && !is_excused(process, Kind::Outage, now()) {
-        has_failed(format!("process {process} asks node {node} for {key} without ASKING"));
+        has_failed(format!(
+            "process {process} asks node {node} for {key} without ASKING"
+        ));
     }
     if it.code == "MOVED" {
         let at = now();
@@ -106,7 +122,9 @@ fn asks(process: usize, node: usize, key: usize, it: &Heard) {
             let has_asked =
                 ROUTES.with_borrow(|routes| routes.maps.get(&process).is_some_and(|it| *it >= at));
             if !has_asked && !is_excused(process, Kind::Failover, at) {
-                has_failed(format!("process {process} wants no map after MOVED for {key}"));
+                has_failed(format!(
+                    "process {process} wants no map after MOVED for {key}"
+                ));
             }
         });
     }
@@ -122,7 +140,9 @@ fn leaves_replica(process: usize, node: usize, it: &Heard) {
         && Duration::from_nanos(now() - at) > AT_ONCE
         && !is_excused(process, Kind::Outage, at)
     {
-        has_failed(format!("process {process} goes on with a connection to a replica, {node}"));
+        has_failed(format!(
+            "process {process} goes on with a connection to a replica, {node}"
+        ));
     }
 }
 
@@ -136,13 +156,18 @@ fn learns(process: usize, key: usize) {
         let is_another = !before.is_empty() && before.iter().all(|it| it.0 != last.0);
         (is_new && is_another).then_some(last.1)
     });
-    let (at, Some(since)) = (now(), since) else { return };
+    let (at, Some(since)) = (now(), since) else {
+        return;
+    };
     // Nobody knows which of two managers has learned of it.
     if judge::program(process).managers > 1 {
         return;
     }
     let answer = Duration::from_millis(judge::program(process).response);
-    for (needs, limit) in [(judge::relies as fn(_, _, _) -> _, AT_ONCE), (turns::waits, SOON + 3 * answer)] {
+    for (needs, limit) in [
+        (judge::relies as fn(_, _, _) -> _, AT_ONCE),
+        (turns::waits, SOON + 3 * answer),
+    ] {
         if !needs(process, key, since) {
             continue;
         }
@@ -150,11 +175,18 @@ fn learns(process: usize, key: usize) {
         later(limit, move || {
             let has_asked = ROUTES.with_borrow(|routes| {
                 let is_old = routes.owners[key].last().is_none_or(|it| it.1 != since);
-                is_old || routes.asked.get(&(process, key)).is_some_and(|it| *it >= since)
+                is_old
+                    || routes
+                        .asked
+                        .get(&(process, key))
+                        .is_some_and(|it| *it >= since)
             });
-            let is_excused = || is_excused(process, Kind::Outage, at) || ledger::fails_over(since, now());
+            let is_excused =
+                || is_excused(process, Kind::Outage, at) || ledger::fails_over(since, now());
             if !has_asked && needs(process, key, since) && !is_excused() {
-                has_failed(format!("process {process} does not ask the new node of {key}, which it knows"));
+                has_failed(format!(
+                    "process {process} does not ask the new node of {key}, which it knows"
+                ));
             }
         });
     }

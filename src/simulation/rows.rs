@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::base::scheduler::{self, Ended, Order, below, change_link, fail, now, one_in, reset_all, thread};
+use crate::base::sync::scheduler::{
+    self, Ended, Order, below, change_link, fail, now, one_in, reset_all, thread,
+};
 use crate::simulation::engine::{Decoy, Engine, Servers};
 use crate::simulation::ledger;
 use crate::simulation::redis::{Entry, Value};
@@ -34,12 +36,21 @@ pub(super) fn in_scenes(times: u64, events: impl Fn(&World) + Send + Sync + 'sta
     in_scenes_with(Engine::Server(Decoy::None), times, events);
 }
 
-pub(super) fn in_scenes_with(engine: Engine, times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
-    let order =
-        |seed| Order { switches: [1, 2, 4, 16][(seed % 4) as usize], stalls: 0, longest: Duration::MAX };
+pub(super) fn in_scenes_with(
+    engine: Engine,
+    times: u64,
+    events: impl Fn(&World) + Send + Sync + 'static,
+) {
+    let order = |seed| Order {
+        switches: [1, 2, 4, 16][(seed % 4) as usize],
+        stalls: 0,
+        longest: Duration::MAX,
+    };
     let play = move |_| {
         ledger::rest();
-        let world = World { servers: Rc::new(Servers::start(engine)) };
+        let world = World {
+            servers: Rc::new(Servers::start(engine)),
+        };
         events(&world);
         let left = scheduler::threads_left();
         if !left.is_empty() {
@@ -48,14 +59,20 @@ pub(super) fn in_scenes_with(engine: Engine, times: u64, events: impl Fn(&World)
     };
     scheduler::run(0..times, order, play, |ended| {
         let Ended { seed, failure, .. } = ended;
-        assert!(failure.is_none(), "seed {seed}: {}", failure.unwrap_or_default());
+        assert!(
+            failure.is_none(),
+            "seed {seed}: {}",
+            failure.unwrap_or_default()
+        );
     });
 }
 
 impl World {
     pub(super) fn delete(&self, key: &str) {
         let key = format!("lock:{key}");
-        self.servers.nodes[0].borrow_mut().act(|redis, now| redis.delete(key.as_bytes(), now));
+        self.servers.nodes[0]
+            .borrow_mut()
+            .act(|redis, now| redis.delete(key.as_bytes(), now));
     }
 
     /// Another process has the lock.
@@ -79,12 +96,16 @@ impl World {
     /// Nothing arrives for `span`.
     fn silence(&self, span: Duration) {
         let until = now() + u64::try_from(span.as_nanos()).expect("a short time");
-        change_link(self.servers.address(0), |link| link.silent_until = [until; 2]);
+        change_link(self.servers.address(0), |link| {
+            link.silent_until = [until; 2];
+        });
     }
 }
 
 pub(super) fn locks(change: impl FnOnce(Builder) -> Builder) -> LockManager {
-    change(Engine::Server(Decoy::None).builder()).build_unchecked().expect("options that can work")
+    change(Engine::Server(Decoy::None).builder())
+        .build_unchecked()
+        .expect("options that can work")
 }
 
 pub(super) fn since(moment: u64) -> Duration {
@@ -106,9 +127,20 @@ fn row_06_a_key_that_is_deleted_at_any_age_of_its_hold_is_told_in_time() {
         thread::sleep(age);
         world.delete("a");
         let deleted = now();
-        assert_eq!(guard.watch().wait_lost(60 * SECOND), Some(LostCause::Deleted));
-        let limit = if age > SECOND + QUICK { 50 * QUICK } else { SECOND.saturating_sub(age) + 50 * QUICK };
-        assert!(since(deleted) < limit, "told after {:?}, at the age of {age:?}", since(deleted));
+        assert_eq!(
+            guard.watch().wait_lost(60 * SECOND),
+            Some(LostCause::Deleted)
+        );
+        let limit = if age > SECOND + QUICK {
+            50 * QUICK
+        } else {
+            SECOND.saturating_sub(age) + 50 * QUICK
+        };
+        assert!(
+            since(deleted) < limit,
+            "told after {:?}, at the age of {age:?}",
+            since(deleted)
+        );
     });
 }
 
@@ -117,15 +149,24 @@ fn row_06_a_key_that_is_deleted_at_any_age_of_its_hold_is_told_in_time() {
 pub(super) fn row_08_a_hold_in_a_black_hole_ends_with_its_lease_and_its_key_does_not_end_sooner() {
     in_scenes(200, |world| {
         let (lease, latency) = (3 * SECOND, below(200_000_000));
-        change_link(world.servers.address(0), |link| link.latency = (latency, latency));
+        change_link(world.servers.address(0), |link| {
+            link.latency = (latency, latency);
+        });
         let locks = locks(|builder| builder.lease(lease).response_timeout(SECOND));
         let guard = locks.lock("a").expect("locks");
         thread::sleep(some(8 * SECOND));
         world.silence(60 * SECOND);
         let silent = now();
-        assert_eq!(guard.watch().wait_lost(60 * SECOND), Some(LostCause::Expired));
+        assert_eq!(
+            guard.watch().wait_lost(60 * SECOND),
+            Some(LostCause::Expired)
+        );
         assert!(world.exists("a"), "the key was gone before the hold");
-        assert!(since(silent) <= lease, "told {:?} after the beginning of the silence", since(silent));
+        assert!(
+            since(silent) <= lease,
+            "told {:?} after the beginning of the silence",
+            since(silent)
+        );
     });
 }
 
@@ -134,7 +175,10 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
     in_scenes(200, |world| {
         let answer = SECOND / 2;
         let locks = locks(|builder| {
-            builder.response_timeout(answer).connect_timeout(answer).tolerate_outage(4 * answer)
+            builder
+                .response_timeout(answer)
+                .connect_timeout(answer)
+                .tolerate_outage(4 * answer)
         });
         if one_in(2) {
             drop(locks.lock("b").expect("locks")); // Now there is a connection.
@@ -144,8 +188,15 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
         let (began, taken) = (now(), locks.try_lock_for("a", limit));
         // A limit in which no answer could come gets none, and the shorter of both ends the wait.
         let most = limit.min(4 * answer) + 3 * answer + QUICK;
-        assert!(matches!(taken, Err(Error::Unavailable { .. }) | Ok(None)), "{taken:?}");
-        assert!(since(began) <= most, "took {:?}, with a limit of {limit:?}", since(began));
+        assert!(
+            matches!(taken, Err(Error::Unavailable { .. }) | Ok(None)),
+            "{taken:?}"
+        );
+        assert!(
+            since(began) <= most,
+            "took {:?}, with a limit of {limit:?}",
+            since(began)
+        );
     });
 }
 
@@ -168,11 +219,20 @@ fn a_hold_lasts_for_as_long_as_its_thread_wants() {
 #[test]
 fn row_18_holds_that_end_keep_no_other_from_being_renewed() {
     in_scenes(4, |world| {
-        change_link(world.servers.address(0), |link| link.latency = (29_000_000, 31_000_000));
+        change_link(world.servers.address(0), |link| {
+            link.latency = (29_000_000, 31_000_000);
+        });
         let locks = locks(|builder| builder);
         let lease = |n: u64| 4 * SECOND + Duration::from_millis(20 * n);
-        let held: Vec<_> =
-            (0..100).map(|n| locks.named(format!("{n}")).lease(lease(n)).lock().expect("locks")).collect();
+        let held: Vec<_> = (0..100)
+            .map(|n| {
+                locks
+                    .named(format!("{n}"))
+                    .lease(lease(n))
+                    .lock()
+                    .expect("locks")
+            })
+            .collect();
         thread::sleep(3 * SECOND);
         let until = now() + 60_000_000_000;
         change_link(world.servers.address(0), |link| link.refuses_until = until);
@@ -182,7 +242,10 @@ fn row_18_holds_that_end_keep_no_other_from_being_renewed() {
         }
         change_link(world.servers.address(0), |link| link.refuses_until = 0);
         // A pause between two attempts, a connection, a login, a batch.
-        let in_time: Vec<_> = held.iter().filter(|guard| guard.remaining() > SECOND).collect();
+        let in_time: Vec<_> = held
+            .iter()
+            .filter(|guard| guard.remaining() > SECOND)
+            .collect();
         assert!(in_time.len() > 20, "{} had a second left", in_time.len());
         thread::sleep(2 * SECOND);
         let kept = in_time.iter().filter(|guard| guard.is_valid()).count();
@@ -193,10 +256,16 @@ fn row_18_holds_that_end_keep_no_other_from_being_renewed() {
 #[test]
 fn a_lease_of_six_round_trips_survives_its_first_renewal() {
     in_scenes(50, |world| {
-        change_link(world.servers.address(0), |link| link.latency = (200_000_000, 200_000_000));
+        change_link(world.servers.address(0), |link| {
+            link.latency = (200_000_000, 200_000_000);
+        });
         let locks = locks(|builder| builder);
         drop(locks.lock("b"));
-        let guard = locks.named("a").lease(6 * SECOND * 4 / 10 + 10 * QUICK).lock().expect("locks");
+        let guard = locks
+            .named("a")
+            .lease(6 * SECOND * 4 / 10 + 10 * QUICK)
+            .lock()
+            .expect("locks");
         thread::sleep(20 * SECOND);
         assert!(guard.is_valid());
     });
@@ -210,8 +279,14 @@ fn wait_at_risk_returns_at_its_time() {
         thread::sleep(some(5 * SECOND));
         world.silence(60 * SECOND);
         let left = some(SECOND);
-        let remaining = guard.watch().wait_at_risk(left).expect("the hold is at risk");
-        assert!(remaining <= left && remaining + QUICK > left, "{remaining:?} left, asked for {left:?}");
+        let remaining = guard
+            .watch()
+            .wait_at_risk(left)
+            .expect("the hold is at risk");
+        assert!(
+            remaining <= left && remaining + QUICK > left,
+            "{remaining:?} left, asked for {left:?}"
+        );
     });
 }
 
@@ -224,11 +299,19 @@ fn max_hold_is_a_limit_to_the_microsecond() {
         let asked = now();
         let guard = locks.named("a").max_hold(limit).lock().expect("locks");
         while since(asked) < limit + lease + QUICK {
-            assert!(guard.is_valid() || since(asked) + QUICK > limit, "it ended after {:?}", since(asked));
+            assert!(
+                guard.is_valid() || since(asked) + QUICK > limit,
+                "it ended after {:?}",
+                since(asked)
+            );
             thread::sleep(some(SECOND / 10));
             let _ = one_in(3).then(|| guard.confirm(some(SECOND)));
         }
-        assert!(!guard.is_valid(), "with a limit of {limit:?}, it has {:?} left", guard.remaining());
+        assert!(
+            !guard.is_valid(),
+            "with a limit of {limit:?}, it has {:?} left",
+            guard.remaining()
+        );
     });
 }
 
@@ -269,18 +352,29 @@ fn a_lock_is_kept_for_its_time_whenever_it_is_released() {
         let asked = now();
         let guard = locks.named("a").keep_at_least(least).lock().expect("locks");
         // Also just before the time, and in the middle of it.
-        let age = if one_in(2) { some(2 * least) } else { (least + some(QUICK)).saturating_sub(QUICK / 2) };
+        let age = if one_in(2) {
+            some(2 * least)
+        } else {
+            (least + some(QUICK)).saturating_sub(QUICK / 2)
+        };
         thread::sleep(age);
         if one_in(3) {
             reset_all(world.servers.address(0));
         }
         let released = guard.unlock();
-        assert!(released.is_ok(), "{released:?} at the age of {age:?}, to be kept for {least:?}");
+        assert!(
+            released.is_ok(),
+            "{released:?} at the age of {age:?}, to be kept for {least:?}"
+        );
         if since(asked) + QUICK < least {
             assert!(world.exists("a"), "it was not kept");
         }
         thread::sleep((least + 5 * QUICK).saturating_sub(since(asked)));
-        assert!(!world.exists("a"), "it is kept for too long: {:?} of {least:?}", since(asked));
+        assert!(
+            !world.exists("a"),
+            "it is kept for too long: {:?} of {least:?}",
+            since(asked)
+        );
     });
 }
 
@@ -291,10 +385,16 @@ fn a_loss_that_a_call_has_told_is_reported_though_the_release_finds_the_key() {
         let told = Arc::new(Mutex::new(0));
         let counts = Arc::clone(&told);
         let locks = locks(|builder| builder.on_lost(move |_| *counts.lock() += 1).renew(false));
-        locks.lock("other").expect("locks").verify().expect("it is held"); // The scripts are known.
+        locks
+            .lock("other")
+            .expect("locks")
+            .verify()
+            .expect("it is held"); // The scripts are known.
         let guard = locks.named("a").lease(SECOND / 2).lock().expect("locks");
         thread::sleep(350 * QUICK);
-        change_link(world.servers.address(0), |link| link.latency = (60_000_000, 60_000_000));
+        change_link(world.servers.address(0), |link| {
+            link.latency = (60_000_000, 60_000_000);
+        });
         let verified = guard.verify();
         assert!(verified.as_ref().is_err_and(Error::is_lost), "{verified:?}");
         drop(guard);

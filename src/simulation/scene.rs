@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::base::scheduler::{self, fail, later, mpsc, now, thread, trace};
+use crate::base::sync::scheduler::{self, fail, later, mpsc, now, thread, trace};
 use crate::simulation::engine::Servers;
 use crate::simulation::judge::{self, Who};
 use crate::simulation::plan::{OnLost, Plan, Program};
@@ -75,7 +75,15 @@ pub(super) fn take_left(process: usize) -> Option<Left> {
 pub(super) fn send(key: usize, parcel: &Parcel, began: u64) {
     SENT.with_borrow_mut(|all| all.push(parcel.token.clone()));
     let parcel = parcel.to_string().parse().expect("a parcel");
-    PARCELS.with_borrow_mut(|all| all.push(Sent { parcel, key, at: now(), began, is_copied: false }));
+    PARCELS.with_borrow_mut(|all| {
+        all.push(Sent {
+            parcel,
+            key,
+            at: now(),
+            began,
+            is_copied: false,
+        });
+    });
 }
 
 /// The oldest parcel for this key. If it `stays`, somebody else gets it as well.
@@ -83,7 +91,11 @@ pub(super) fn received(key: usize, stays: bool) -> Option<Sent> {
     PARCELS.with_borrow_mut(|all| {
         let at = all.iter().position(|it| it.key == key)?;
         all[at].is_copied |= stays;
-        Some(if stays { all[at].clone() } else { all.remove(at) })
+        Some(if stays {
+            all[at].clone()
+        } else {
+            all.remove(at)
+        })
     })
 }
 
@@ -93,7 +105,11 @@ pub(super) fn play(plan: &Arc<Plan>) {
     judge::begin(plan);
     verdict::begin();
     ledger::begin(plan, servers.nodes.len());
-    let may_change = if servers.nodes.len() > 1 { plan.keys } else { 0 };
+    let may_change = if servers.nodes.len() > 1 {
+        plan.keys
+    } else {
+        0
+    };
     routes::begin((0..may_change).map(|key| servers.master_of_key(key)));
     PARCELS.take();
     LEFT.take();
@@ -109,7 +125,9 @@ pub(super) fn play(plan: &Arc<Plan>) {
             live(process, program, plan);
             done.lock().push(process);
         };
-        let thread = thread::Builder::new().name(format!("main{process}")).process(process);
+        let thread = thread::Builder::new()
+            .name(format!("main{process}"))
+            .process(process);
         thread.spawn(main).expect("a thread");
     }
     for (at, fault) in plan.faults.clone() {
@@ -117,7 +135,12 @@ pub(super) fn play(plan: &Arc<Plan>) {
         later(millis(at), move || fault.happens(&servers, &alive, keys));
     }
     let lives = |process: &&usize| !judge::is_dead(**process);
-    let are_done = || alive.iter().filter(lives).all(|process| done.lock().contains(process));
+    let are_done = || {
+        alive
+            .iter()
+            .filter(lives)
+            .all(|process| done.lock().contains(process))
+    };
     if !comes_true(LONGEST, are_done) {
         fail(format!("the scene hangs: {:?}", scheduler::threads_left()));
     }
@@ -131,7 +154,9 @@ pub(super) fn play(plan: &Arc<Plan>) {
     let may_stay = |token: &str| {
         let of = |process: &usize| token.contains(&format!("-{}-", 1000 + process));
         sent.iter().any(|it| it == token)
-            || alive.iter().any(|it| of(it) && (judge::is_dead(*it) || forgot.contains(it)))
+            || alive
+                .iter()
+                .any(|it| of(it) && (judge::is_dead(*it) || forgot.contains(it)))
     };
     for key in 0..plan.keys {
         ledger::is_clean(key, may_stay).unwrap_or_else(fail);
@@ -154,20 +179,34 @@ fn comes_true(limit: Duration, is: impl Fn() -> bool) -> bool {
 
 /// A thread that connects ends when that has taken its time.
 fn until_nothing_is_left() {
-    let is_all_gone = || scheduler::threads_left().is_empty() && scheduler::open_connections().is_empty();
+    let is_all_gone =
+        || scheduler::threads_left().is_empty() && scheduler::open_connections().is_empty();
     if comes_true(millis(12_000), is_all_gone) {
         return;
     }
     let (threads, connections) = (scheduler::threads_left(), scheduler::open_connections());
-    fail(format!("threads are left: {threads:?}, and connections: {connections:?}"));
+    fail(format!(
+        "threads are left: {threads:?}, and connections: {connections:?}"
+    ));
 }
 
 fn manager(process: usize, number: usize, program: &Program, plan: &Plan) -> LockManager {
     let (response, lost) = (millis(program.response), program.on_lost);
-    let builder = plan.engine.builder().response_timeout(response).connect_timeout(response * 2);
-    let builder = builder.client_tracking(program.tracks).pool_size(program.pool).fenced(plan.fenced);
-    let builder = builder.reclaim_dead(program.reclaims).tolerate_outage(millis(program.outage));
-    let builder = builder.local_handoff(millis(program.handoff)).poll_every(millis(program.polls));
+    let builder = plan
+        .engine
+        .builder()
+        .response_timeout(response)
+        .connect_timeout(response * 2);
+    let builder = builder
+        .client_tracking(program.tracks)
+        .pool_size(program.pool)
+        .fenced(plan.fenced);
+    let builder = builder
+        .reclaim_dead(program.reclaims)
+        .tolerate_outage(millis(program.outage));
+    let builder = builder
+        .local_handoff(millis(program.handoff))
+        .poll_every(millis(program.polls));
     let mut builder = builder.lease(millis(program.lease)).renew(program.renews);
     if let Some(limit) = program.waits {
         builder = builder.wait(millis(limit));
@@ -184,7 +223,10 @@ fn manager(process: usize, number: usize, program: &Program, plan: &Plan) -> Loc
             OnLost::Panics => panic::resume_unwind(Box::new("a panic of the program")),
         }
     };
-    builder.on_lost(on_lost).build_unchecked().expect("options that can work")
+    builder
+        .on_lost(on_lost)
+        .build_unchecked()
+        .expect("options that can work")
 }
 
 pub(super) fn millis(count: u64) -> Duration {
@@ -193,10 +235,19 @@ pub(super) fn millis(count: u64) -> Duration {
 
 /// The life of a process.
 fn live(process: usize, program: Program, plan: Arc<Plan>) {
-    let managers = (0..program.managers).map(|number| manager(process, number, &program, &plan)).collect();
+    let managers = (0..program.managers)
+        .map(|number| manager(process, number, &program, &plan))
+        .collect();
     let threads = program.threads.clone();
     let (tells, news) = mpsc::channel();
-    let player = Arc::new(Player { process, program, managers, stop: Stop::new(), plan, tells });
+    let player = Arc::new(Player {
+        process,
+        program,
+        managers,
+        stop: Stop::new(),
+        plan,
+        tells,
+    });
     let mut running = threads.len();
     for (number, ops) in threads.into_iter().enumerate() {
         let player = Arc::clone(&player);
@@ -206,7 +257,10 @@ fn live(process: usize, program: Program, plan: Arc<Plan>) {
             }
             let _ = player.tells.send(News::Ended);
         };
-        thread::Builder::new().name(format!("{process}.{number}")).spawn(run).expect("a thread");
+        thread::Builder::new()
+            .name(format!("{process}.{number}"))
+            .spawn(run)
+            .expect("a thread");
     }
     while running > 0 {
         match news.recv().expect("a sender is here") {
@@ -223,12 +277,22 @@ fn live(process: usize, program: Program, plan: Arc<Plan>) {
 
 /// All threads of the process have ended, but for those that watch a hold.
 fn ends(player: &Player) {
-    let Player { process, program, managers, plan, .. } = player;
+    let Player {
+        process,
+        program,
+        managers,
+        plan,
+        ..
+    } = player;
     for (number, manager) in managers.iter().enumerate() {
         let none_left = || manager.held().iter().all(|held| held.lost.is_some());
         let is_free = comes_true(millis(program.lease * 2 + 2_000), none_left);
         if !is_free || !manager.waiting().is_empty() {
-            fail(format!("at the end: {:?}, {:?}", manager.held(), manager.waiting()));
+            fail(format!(
+                "at the end: {:?}, {:?}",
+                manager.held(),
+                manager.waiting()
+            ));
         }
         let told = || (0..plan.keys).try_for_each(|key| judge::all_told(*process, number, key));
         comes_true(millis(10_000), || told().is_ok());
@@ -244,8 +308,9 @@ pub(super) fn watch_risk(process: usize, number: usize, watch: LockWatch, left: 
         let told = watch.wait_at_risk(left);
         trace(|| format!("wait_at_risk: {told:?}"));
         let lost = watch.wait_lost(Duration::ZERO).is_some();
-        let is_excused =
-            ledger::stalls() || judge::was_paused(process, began) || judge::hold(number).deal.shortened;
+        let is_excused = ledger::stalls()
+            || judge::was_paused(process, began)
+            || judge::hold(number).deal.shortened;
         match told {
             None if lost => fail("wait_at_risk says that a lost hold was released"),
             Some(told) if told > left => fail(format!("{told:?} are left, more than {left:?}")),
@@ -269,10 +334,14 @@ pub(super) fn watch_loss(process: usize, number: usize, watch: LockWatch, limit:
         let took = Duration::from_nanos(now() - began);
         let is_excused = ledger::stalls() || judge::was_paused(process, began);
         if took > limit + limit / 100 + millis(2) && !is_excused {
-            fail(format!("wait_lost took {took:?}, with a limit of {limit:?}"));
+            fail(format!(
+                "wait_lost took {took:?}, with a limit of {limit:?}"
+            ));
         }
         if cause.is_some() && !judge::may_be_lost(number) {
-            fail(format!("no reason for the loss of hold {number}: {cause:?}"));
+            fail(format!(
+                "no reason for the loss of hold {number}: {cause:?}"
+            ));
         }
     };
     let _ = thread::Builder::new().name("loss".to_owned()).spawn(run);

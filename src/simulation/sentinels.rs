@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::base::scheduler::{below, later};
+use crate::base::sync::scheduler::{below, later};
 use crate::simulation::engine::{Node, address};
 use crate::simulation::redis::{Redis, Settings, Watched};
 use crate::simulation::server::Server;
@@ -38,12 +38,19 @@ impl Sentinels {
                 master: place(self::address(0)),
                 epoch: 1,
                 replicas: u32::try_from(replicas).expect("a few"),
-                others: addresses().filter(|other| *other != address).map(place).collect(),
+                others: addresses()
+                    .filter(|other| *other != address)
+                    .map(place)
+                    .collect(),
             });
             Server::start(address, &format!("sentinel{}", number + 1), redis)
         };
         let servers = addresses().enumerate().map(start).collect();
-        Sentinels { servers, newest: Rc::new(Cell::new((1, 0))), known: Rc::default() }
+        Sentinels {
+            servers,
+            newest: Rc::new(Cell::new((1, 0))),
+            known: Rc::default(),
+        }
     }
 
     /// Another node is the master: one sentinel knows at once, the others learn of it.
@@ -52,14 +59,23 @@ impl Sentinels {
         let first = below(3);
         for (number, server) in self.servers.iter().enumerate() {
             let slow = [5, 1_000, 12_000][usize::try_from(below(3)).expect("small")];
-            let delay = if number as u64 == first { 0 } else { below(slow) };
-            let (server, newest, known) =
-                (Rc::clone(server), Rc::clone(&self.newest), Rc::clone(&self.known));
+            let delay = if number as u64 == first {
+                0
+            } else {
+                below(slow)
+            };
+            let (server, newest, known) = (
+                Rc::clone(server),
+                Rc::clone(&self.newest),
+                Rc::clone(&self.known),
+            );
             later(Duration::from_millis(delay), move || {
                 let (epoch, master) = newest.get();
                 if known[number].replace(epoch) != epoch {
                     server.borrow_mut().event(move |server| {
-                        server.act(|redis, now| redis.switch_master(place(address(master)), epoch, now));
+                        server.act(|redis, now| {
+                            redis.switch_master(place(address(master)), epoch, now);
+                        });
                     });
                 }
             });

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use crate::base::scheduler::{Answerer, close, later, listen, now, one_in, process_of, send};
+use crate::base::sync::scheduler::{Answerer, close, later, listen, now, one_in, process_of, send};
 use crate::simulation::redis::{Client, Output, Redis, commands, slot};
 use crate::simulation::replication::Stream;
 use crate::simulation::{ledger, routes};
@@ -38,7 +38,9 @@ type Event = Box<dyn FnOnce(&mut Server)>;
 impl Server {
     /// Starts a server at this address.
     pub(super) fn start(address: SocketAddr, name: &str, redis: Redis) -> Rc<RefCell<Server>> {
-        let IpAddr::V4(ip) = address.ip() else { unreachable!("all have such addresses") };
+        let IpAddr::V4(ip) = address.ip() else {
+            unreachable!("all have such addresses")
+        };
         let number = usize::from(ip.octets()[3]) - 1;
         let server = Rc::new_cyclic(|me| {
             RefCell::new(Server {
@@ -55,7 +57,11 @@ impl Server {
                 proxy_fails_until: 0,
             })
         });
-        listen(address, name, Rc::clone(&server) as Rc<RefCell<dyn Answerer>>);
+        listen(
+            address,
+            name,
+            Rc::clone(&server) as Rc<RefCell<dyn Answerer>>,
+        );
         server
     }
 
@@ -74,7 +80,10 @@ impl Server {
         let result = act(&mut self.redis, now());
         ledger::saw(self.number, &self.redis);
         for it in self.redis.take_heard() {
-            let process = self.connections.get(&it.client).and_then(|it| process_of(*it));
+            let process = self
+                .connections
+                .get(&it.client)
+                .and_then(|it| process_of(*it));
             // What a node of a cluster says of itself is no map.
             let is_hello = it.command == "hello" && self.redis.view().is_some();
             if let Some(process) = process.filter(|_| !is_hello) {
@@ -84,7 +93,9 @@ impl Server {
             }
         }
         for (client, output) in self.redis.take_output() {
-            let Some(connection) = self.connections.get(&client).copied() else { continue };
+            let Some(connection) = self.connections.get(&client).copied() else {
+                continue;
+            };
             match output {
                 Output::Bytes(bytes) => send(connection, &bytes),
                 Output::Close => {
@@ -144,7 +155,9 @@ impl Server {
 
     /// The proxy in front of the server answers in its place. Some commands were executed before.
     fn fails(&mut self, connection: u64, client: Client, bytes: &[u8]) -> bool {
-        let Some(count) = commands(bytes).filter(|_| one_in(4)) else { return false };
+        let Some(count) = commands(bytes).filter(|_| one_in(4)) else {
+            return false;
+        };
         let executes = one_in(2);
         if executes {
             self.connections.remove(&client);

@@ -2,7 +2,7 @@
 
 use std::panic::{self, AssertUnwindSafe};
 
-use crate::base::scheduler::thread;
+use crate::base::sync::scheduler::thread;
 use crate::simulation::judge;
 use crate::simulation::plan::{How, SeveralEnd, Terms, Under};
 use crate::simulation::player::Player;
@@ -11,11 +11,23 @@ use crate::simulation::verdict::Call;
 use crate::{LockManager, MultiLockGuard};
 
 impl Player {
-    pub(super) fn several(&self, keys: &[usize], how: How, manager: usize, under: &[Under], end: SeveralEnd) {
+    pub(super) fn several(
+        &self,
+        keys: &[usize],
+        how: How,
+        manager: usize,
+        under: &[Under],
+        end: SeveralEnd,
+    ) {
         let names: Vec<_> = keys.iter().map(|key| name(*key)).collect();
         let (manager, who) = (self.manager(manager), self.who(manager));
         if end == SeveralEnd::With {
-            return self.with_several(&Call::begins(who, keys, "with_locks"), manager, &names, under);
+            return self.with_several(
+                &Call::begins(who, keys, "with_locks"),
+                manager,
+                &names,
+                under,
+            );
         }
         let call = Call::begins(who, keys, "lock_all");
         let taken = match how {
@@ -52,7 +64,9 @@ impl Player {
             }
         };
         // Over a slow link, each of the locks has time for an answer of its own.
-        call.ends(Some(self.response() + millis(100) * u32::try_from(numbers.len()).expect("a few")));
+        call.ends(Some(
+            self.response() + millis(100) * u32::try_from(numbers.len()).expect("a few"),
+        ));
         call.gave_several_back(&numbers, unlocked);
     }
 
@@ -100,11 +114,22 @@ impl Player {
     /// Tells the judge of one of several locks.
     fn one_of(&self, call: &Call, manager: &LockManager, key: usize) -> Option<usize> {
         let guard = manager.current(name(key))?;
-        Some(judge::taken(call.who, key, call.began, self.deal(Terms::default()), &guard, 1))
+        Some(judge::taken(
+            call.who,
+            key,
+            call.began,
+            self.deal(Terms::default()),
+            &guard,
+            1,
+        ))
     }
 
     fn under_several(&self, taken: &Call, guard: &MultiLockGuard, under: &Under) {
-        let what = if matches!(under, Under::Confirm(_)) { "confirm several" } else { "ensure several" };
+        let what = if matches!(under, Under::Confirm(_)) {
+            "confirm several"
+        } else {
+            "ensure several"
+        };
         let call = Call::begins(taken.who, &taken.keys, what);
         match under {
             Under::Inner(op) => self.op(op),

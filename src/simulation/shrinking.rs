@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::base::scheduler::{self, Ended};
+use crate::base::sync::scheduler::{self, Ended};
 use crate::simulation::plan::{Op, Plan, Under};
 use crate::simulation::scene;
 
@@ -29,7 +29,9 @@ pub(super) fn show(plan: Plan, seed: u64) {
             steps += ended.as_ref().map_or(0, |ended| ended.steps);
             ended.is_some_and(|ended| ended.failure.is_some())
         };
-        (order..order + ORDERS).find(&mut fails).map(|seed| (plan, seed))
+        (order..order + ORDERS)
+            .find(&mut fails)
+            .map(|seed| (plan, seed))
     }) {
         (smallest, order) = (plan, seed);
     }
@@ -71,18 +73,21 @@ fn smaller(plan: &Plan) -> impl Iterator<Item = Plan> + use<> {
     let mut found = Vec::new();
     for process in 0..plan.processes.len() {
         for thread in 0..plan.processes[process].threads.len() {
-            found.push(without(&plan, &|plan| plan.processes[process].threads[thread].clear()));
+            found.push(without(&plan, &|plan| {
+                plan.processes[process].threads[thread].clear();
+            }));
         }
     }
-    (0..plan.faults.len()).for_each(|at| found.push(without(&plan, &|plan| _ = plan.faults.remove(at))));
+    (0..plan.faults.len())
+        .for_each(|at| found.push(without(&plan, &|plan| _ = plan.faults.remove(at))));
     for process in 0..plan.processes.len() {
         for thread in 0..plan.processes[process].threads.len() {
             let ops = &plan.processes[process].threads[thread];
-            found.extend(
-                fewer_ops(ops).map(|ops| {
-                    without(&plan, &|plan| plan.processes[process].threads[thread].clone_from(&ops))
-                }),
-            );
+            found.extend(fewer_ops(ops).map(|ops| {
+                without(&plan, &|plan| {
+                    plan.processes[process].threads[thread].clone_from(&ops);
+                })
+            }));
         }
     }
     found.retain(|it| format!("{it:?}") != format!("{plan:?}"));
@@ -104,7 +109,9 @@ fn fewer_ops(ops: &[Op]) -> impl Iterator<Item = Vec<Op>> {
 }
 
 fn inner_ops(op: &Op) -> Vec<Op> {
-    let Some(under) = under_of(&mut op.clone()).cloned() else { return Vec::new() };
+    let Some(under) = under_of(&mut op.clone()).cloned() else {
+        return Vec::new();
+    };
     let mut found = Vec::new();
     for at in 0..under.len() {
         let mut change = |change: &dyn Fn(&mut Vec<Under>)| {

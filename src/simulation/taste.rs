@@ -35,22 +35,55 @@ impl Taste {
             some[0] = weights[0]; // The first one always comes.
             some
         };
-        let (ops, under) = (some(&[10, 2, 4, 3, 3, 3, 1, 1, 1, 1, 1, 1]), some(&[8, 1, 1, 1, 2, 1, 1, 1, 6]));
-        let (ends, terms) = (some(&[8, 2, 6, 1, 2, 3, 3, 2]), some(&[8, 2, 1, 1, 1, 2, 1, 1]));
-        Taste { keys, ops, under, ends, terms }
+        let (ops, under) = (
+            some(&[10, 2, 4, 3, 3, 3, 1, 1, 1, 1, 1, 1]),
+            some(&[8, 1, 1, 1, 2, 1, 1, 1, 6]),
+        );
+        let (ends, terms) = (
+            some(&[8, 2, 6, 1, 2, 3, 3, 2]),
+            some(&[8, 2, 1, 1, 1, 2, 1, 1]),
+        );
+        Taste {
+            keys,
+            ops,
+            under,
+            ends,
+            terms,
+        }
     }
 
     /// What a thread does.
-    pub(super) fn ops(&mut self, draw: &mut SmallRng, program: &Program, is_alone: bool) -> Vec<Op> {
+    pub(super) fn ops(
+        &mut self,
+        draw: &mut SmallRng,
+        program: &Program,
+        is_alone: bool,
+    ) -> Vec<Op> {
         let none: &[usize] = &[];
-        let place = Place { program, depth: 0, held: (!is_alone).then_some(none) };
-        let mut ops: Vec<Op> = (0..draw.random_range(1..=5)).map(|_| self.op(draw, place)).collect();
+        let place = Place {
+            program,
+            depth: 0,
+            held: (!is_alone).then_some(none),
+        };
+        let mut ops: Vec<Op> = (0..draw.random_range(1..=5))
+            .map(|_| self.op(draw, place))
+            .collect();
         if draw.random_ratio(1, 4) {
             let again = self.short(draw, place);
             ops.extend(vec![again; draw.random_range(2..=16)]);
         }
-        let forgets =
-            |op: &Op| matches!(op, Op::Lock { end: End::Forget, .. } | Op::Adopt { end: End::Forget, .. });
+        let forgets = |op: &Op| {
+            matches!(
+                op,
+                Op::Lock {
+                    end: End::Forget,
+                    ..
+                } | Op::Adopt {
+                    end: End::Forget,
+                    ..
+                }
+            )
+        };
         if let Some(last) = ops.iter().position(forgets) {
             ops.truncate(last + 1);
         }
@@ -67,8 +100,13 @@ impl Taste {
             }
             2 => {
                 let with = [With::Lock, With::Try, With::Result][draw.random_range(0..3)];
-                let with = if place.is_safe(&[key]) { with } else { With::Try };
-                let body = [Body::Returns, Body::Returns, Body::Fails, Body::Panics][draw.random_range(0..4)];
+                let with = if place.is_safe(&[key]) {
+                    with
+                } else {
+                    With::Try
+                };
+                let body = [Body::Returns, Body::Returns, Body::Fails, Body::Panics]
+                    [draw.random_range(0..4)];
                 Op::With {
                     key,
                     with,
@@ -80,10 +118,21 @@ impl Taste {
             3 => {
                 let keys: Vec<_> = (0..self.keys).filter(|_| draw.random_bool(0.7)).collect();
                 let how = place.may_wait(How::draw(draw), &keys);
-                let ends = [SeveralEnd::Unlock, SeveralEnd::Drop, SeveralEnd::Panic, SeveralEnd::With];
+                let ends = [
+                    SeveralEnd::Unlock,
+                    SeveralEnd::Drop,
+                    SeveralEnd::Panic,
+                    SeveralEnd::With,
+                ];
                 let end = ends[draw.random_range(0..if matches!(how, How::Lock) { 4 } else { 3 })];
                 let under = self.under(draw, place, &keys);
-                Op::Several { keys, how, manager, under, end }
+                Op::Several {
+                    keys,
+                    how,
+                    manager,
+                    under,
+                    end,
+                }
             }
             4 => Op::Adopt {
                 key,
@@ -116,21 +165,54 @@ impl Taste {
     fn short(&self, draw: &mut SmallRng, place: Place<'_>) -> Op {
         let key = draw.random_range(0..self.keys);
         let under = vec![Under::Work(draw.random_range(0..3))];
-        let terms = Terms { manager: draw.random_range(0..place.program.managers), ..Terms::default() };
-        Op::Lock { key, how: How::draw(draw), terms, under, end: End::Unlock }
+        let terms = Terms {
+            manager: draw.random_range(0..place.program.managers),
+            ..Terms::default()
+        };
+        Op::Lock {
+            key,
+            how: How::draw(draw),
+            terms,
+            under,
+            end: End::Unlock,
+        }
     }
 
     fn terms(&self, draw: &mut SmallRng, place: Place<'_>) -> Terms {
         let manager = draw.random_range(0..place.program.managers);
-        let terms = Terms { manager, ..Terms::default() };
+        let terms = Terms {
+            manager,
+            ..Terms::default()
+        };
         match choose(draw, &self.terms) {
-            1 => Terms { keeps: [1, 50, 700, 3_000][draw.random_range(0..4)], ..terms },
-            2 => Terms { once: true, ..terms },
-            3 => Terms { most_leases: draw.random_range(1..=3), ..terms },
-            4 => Terms { unrenewed: true, ..terms },
-            5 => Terms { heeds: true, ..terms },
-            6 => Terms { doubled: true, ..terms },
-            7 => Terms { often: true, ..terms },
+            1 => Terms {
+                keeps: [1, 50, 700, 3_000][draw.random_range(0..4)],
+                ..terms
+            },
+            2 => Terms {
+                once: true,
+                ..terms
+            },
+            3 => Terms {
+                most_leases: draw.random_range(1..=3),
+                ..terms
+            },
+            4 => Terms {
+                unrenewed: true,
+                ..terms
+            },
+            5 => Terms {
+                heeds: true,
+                ..terms
+            },
+            6 => Terms {
+                doubled: true,
+                ..terms
+            },
+            7 => Terms {
+                often: true,
+                ..terms
+            },
             _ => terms,
         }
     }
@@ -138,8 +220,14 @@ impl Taste {
     /// What is done under these locks.
     fn under(&self, draw: &mut SmallRng, place: Place<'_>, keys: &[usize]) -> Vec<Under> {
         let held = place.held.map(|held| [held, keys].concat());
-        let place = Place { depth: place.depth + 1, held: held.as_deref(), ..place };
-        (0..draw.random_range(0..=3)).map(|_| self.one_under(draw, place)).collect()
+        let place = Place {
+            depth: place.depth + 1,
+            held: held.as_deref(),
+            ..place
+        };
+        (0..draw.random_range(0..=3))
+            .map(|_| self.one_under(draw, place))
+            .collect()
     }
 
     fn one_under(&self, draw: &mut SmallRng, place: Place<'_>) -> Under {
@@ -176,19 +264,30 @@ impl Place<'_> {
     fn is_safe(&self, keys: &[usize]) -> bool {
         // The thread may have lost that lock. Through another manager, it then waits for it as for
         // any other.
-        let is_known = |key: &usize, held: &[usize]| self.program.managers == 1 && held.contains(key);
-        let is_behind = |key: &usize, held: &[usize]| is_known(key, held) || held.iter().all(|it| it < key);
-        self.held.is_none_or(|held| keys.iter().all(|key| is_behind(key, held)))
+        let is_known =
+            |key: &usize, held: &[usize]| self.program.managers == 1 && held.contains(key);
+        let is_behind =
+            |key: &usize, held: &[usize]| is_known(key, held) || held.iter().all(|it| it < key);
+        self.held
+            .is_none_or(|held| keys.iter().all(|key| is_behind(key, held)))
     }
 
     fn may_wait(&self, how: How, keys: &[usize]) -> How {
-        if matches!(how, How::Lock) && !self.is_safe(keys) { How::For(300) } else { how }
+        if matches!(how, How::Lock) && !self.is_safe(keys) {
+            How::For(300)
+        } else {
+            how
+        }
     }
 }
 
 impl How {
     pub(super) fn name(self) -> &'static str {
-        if matches!(self, How::Try | How::For(0) | How::Wait(0)) { "try_lock" } else { "lock" }
+        if matches!(self, How::Try | How::For(0) | How::Wait(0)) {
+            "try_lock"
+        } else {
+            "lock"
+        }
     }
 
     fn draw(draw: &mut SmallRng) -> How {
@@ -205,5 +304,8 @@ impl How {
 /// The number of one of these weights.
 fn choose(draw: &mut SmallRng, weights: &[u32]) -> usize {
     let mut at = draw.random_range(0..weights.iter().sum());
-    weights.iter().position(|weight| at.checked_sub(*weight).map(|rest| at = rest).is_none()).unwrap_or(0)
+    weights
+        .iter()
+        .position(|weight| at.checked_sub(*weight).map(|rest| at = rest).is_none())
+        .unwrap_or(0)
 }

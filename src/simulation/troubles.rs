@@ -7,7 +7,7 @@ use std::time::Duration;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use crate::base::scheduler::{change_link, later, lose_all, now, reset_all};
+use crate::base::sync::scheduler::{change_link, later, lose_all, now, reset_all};
 use crate::simulation::engine::Servers;
 use crate::simulation::judge;
 use crate::simulation::redis::Redis;
@@ -59,8 +59,10 @@ impl Trouble {
             Trouble::Silence([there, here]) => {
                 // What was held back already is due at the old end, and must not be overtaken.
                 let [old_there, old_here] = link.silent_until;
-                link.silent_until =
-                    [old_there.max(u64::from(there) * until), old_here.max(u64::from(here) * until)];
+                link.silent_until = [
+                    old_there.max(u64::from(there) * until),
+                    old_here.max(u64::from(here) * until),
+                ];
             }
             Trouble::Hangs => link.hangs_until = until,
             Trouble::Refusal => link.refuses_until = link.refuses_until.max(until),
@@ -73,7 +75,9 @@ impl Trouble {
             Trouble::Refusal | Trouble::ResetAll => reset_all(address),
             Trouble::HalfOpen => lose_all(address),
             Trouble::Slow(..) => {
-                later(span, move || change_link(address, |link| link.latency = (20_000, 60_000)));
+                later(span, move || {
+                    change_link(address, |link| link.latency = (20_000, 60_000));
+                });
             }
             Trouble::Resets(_) => later(span, move || change_link(address, |link| link.resets = 0)),
             Trouble::Repeats(_) => {
@@ -116,7 +120,9 @@ impl Ailment {
     pub(super) fn draw(draw: &mut SmallRng) -> Ailment {
         match draw.random_range(0..17) {
             0 | 1 => Ailment::Stops,
-            2..=4 => Ailment::Restart { keeps: draw.random_bool(0.7) },
+            2..=4 => Ailment::Restart {
+                keeps: draw.random_bool(0.7),
+            },
             5 => Ailment::ScriptFlush,
             6 => Ailment::KillClients,
             7 => Ailment::Loading,
@@ -124,7 +130,9 @@ impl Ailment {
             9 => Ailment::OutOfMemory,
             10 => Ailment::LacksReplicas,
             11 => Ailment::Stuck,
-            12 => Ailment::Pause { only_writes: draw.random_bool(0.5) },
+            12 => Ailment::Pause {
+                only_writes: draw.random_bool(0.5),
+            },
             13 => Ailment::Password,
             14 => Ailment::Readdressed,
             _ => Ailment::ProxyFails,
@@ -168,7 +176,9 @@ impl Ailment {
                     redis.promote(now);
                 }
             };
-            later(span, move || server.borrow_mut().event(move |server| server.act(ends)));
+            later(span, move || {
+                server.borrow_mut().event(move |server| server.act(ends));
+            });
         }
     }
 
@@ -183,7 +193,10 @@ impl Ailment {
             Ailment::Stuck => redis.faults().stuck_until = until,
             Ailment::Pause { only_writes } => redis.pause_until(until, only_writes),
             Ailment::Password => redis.settings().password = Some("another".to_owned()),
-            Ailment::Stops | Ailment::Restart { .. } | Ailment::Readdressed | Ailment::ProxyFails => {}
+            Ailment::Stops
+            | Ailment::Restart { .. }
+            | Ailment::Readdressed
+            | Ailment::ProxyFails => {}
         }
     }
 }
@@ -191,7 +204,10 @@ impl Ailment {
 /// A server begins anew. Its replicas, or it itself, load all data of their master.
 fn restart(servers: &Rc<Servers>, number: usize, keeps: bool, keys: usize) {
     let Some(at) = servers.shard_of(number) else {
-        return servers.server(number).borrow_mut().event(|it| it.act(|redis, now| redis.restart(true, now)));
+        return servers
+            .server(number)
+            .borrow_mut()
+            .event(|it| it.act(|redis, now| redis.restart(true, now)));
     };
     let shard = servers.shards.borrow()[at].clone();
     let server = &servers.nodes[number];
@@ -200,9 +216,14 @@ fn restart(servers: &Rc<Servers>, number: usize, keeps: bool, keys: usize) {
     }
     let keeps = keeps || shard.is_busy || number != shard.master;
     if !keeps {
-        servers.keys_of(at, keys).into_iter().for_each(|key| judge::removed(key, now()));
+        servers
+            .keys_of(at, keys)
+            .into_iter()
+            .for_each(|key| judge::removed(key, now()));
     }
-    server.borrow_mut().act(|redis, now| redis.restart(keeps, now));
+    server
+        .borrow_mut()
+        .act(|redis, now| redis.restart(keeps, now));
     if !shard.is_busy {
         for replica in &shard.replicas {
             if number == shard.master || number == *replica {

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::base::scheduler::{has_failed, later, now};
+use crate::base::sync::scheduler::{has_failed, later, now};
 use crate::simulation::judge::{self, Who};
 use crate::simulation::ledger;
 use crate::simulation::verdict::{Call, takes_several, waiting};
@@ -18,7 +18,9 @@ const FREE: Duration = Duration::from_millis(700);
 pub(super) fn waits(process: usize, key: usize, since: u64) -> bool {
     !judge::has(process, None, key, since)
         && !takes_several(process, None, key, since)
-        && waiting(key, since).iter().any(|it| it.who.process == process)
+        && waiting(key, since)
+            .iter()
+            .any(|it| it.who.process == process)
 }
 
 /// No server has this key any more. A thread that waits for it takes it.
@@ -38,10 +40,13 @@ pub(super) fn is_free(key: usize) {
                 && !judge::was_paused(process, at)
                 && !judge::was_removed(key, at)
         });
-        let is_excused =
-            ledger::was_there(key, at + 1) || ledger::trouble(at.saturating_sub(20_000_000_000), now());
+        let is_excused = ledger::was_there(key, at + 1)
+            || ledger::trouble(at.saturating_sub(20_000_000_000), now());
         if let Some(call) = idle.filter(|_| !is_excused) {
-            has_failed(format!("key {key} is free since {FREE:?}, and {:?} waits for it", call.who));
+            has_failed(format!(
+                "key {key} is free since {FREE:?}, and {:?} waits for it",
+                call.who
+            ));
         }
     });
 }
@@ -50,7 +55,11 @@ pub(super) fn is_free(key: usize) {
 /// turn, and a lock that the thread holds already neither.)
 pub(super) fn came_in_turn(call: &Call) {
     let [key] = call.keys[..] else { return };
-    let Who { process, manager, thread } = call.who;
+    let Who {
+        process,
+        manager,
+        thread,
+    } = call.who;
     if call.parcel.is_some() || judge::has(process, Some(thread), key, now()) || ledger::stalls() {
         return;
     }

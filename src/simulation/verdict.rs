@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use crate::base::scheduler::{fail, now, thread_number, trace};
+use crate::base::sync::scheduler::{fail, now, thread_number, trace};
 use crate::simulation::judge::{self, Who};
 use crate::simulation::ledger;
 use crate::simulation::plan::Body;
@@ -78,12 +78,23 @@ impl Call {
     pub(super) fn begins(who: Who, keys: &[usize], what: &'static str) -> Call {
         CALLS.with_borrow_mut(|calls| {
             let (number, began) = (calls.len(), now());
-            let is_shut = |it: &(usize, Option<usize>, u64)| it.0 == who.process && it.1 == Some(who.manager);
+            let is_shut =
+                |it: &(usize, Option<usize>, u64)| it.0 == who.process && it.1 == Some(who.manager);
             let is_new = |key: &usize| !judge::has(who.process, Some(who.thread), *key, began);
             let has_to_be_refused =
                 STOPS.with_borrow(|stops| stops.iter().any(is_shut)) && keys.iter().any(is_new);
             let (keys, ended, heeds, parcel) = (keys.to_vec(), None, false, None);
-            calls.push(Call { number, who, keys, what, began, ended, has_to_be_refused, heeds, parcel });
+            calls.push(Call {
+                number,
+                who,
+                keys,
+                what,
+                began,
+                ended,
+                has_to_be_refused,
+                heeds,
+                parcel,
+            });
             calls[number].clone()
         })
     }
@@ -93,9 +104,19 @@ impl Call {
     }
 
     pub(super) fn adopts(self, it: &Sent) -> Call {
-        let left = if it.is_copied { Duration::ZERO } else { it.parcel.lease_left() };
+        let left = if it.is_copied {
+            Duration::ZERO
+        } else {
+            it.parcel.lease_left()
+        };
         let left = left.saturating_sub(left / 100 + LATE);
-        Call { parcel: Some((it.began, it.at + u64::try_from(left.as_nanos()).expect("a lease"))), ..self }
+        Call {
+            parcel: Some((
+                it.began,
+                it.at + u64::try_from(left.as_nanos()).expect("a lease"),
+            )),
+            ..self
+        }
     }
 
     /// What was handed over can be adopted until its lease ends, unless another process has adopted it.
@@ -109,7 +130,10 @@ impl Call {
     }
 
     pub(super) fn blame(&self, why: impl std::fmt::Display) {
-        fail(format!("{} of {:?} by {:?}: {why}", self.what, self.keys, self.who));
+        fail(format!(
+            "{} of {:?} by {:?}: {why}",
+            self.what, self.keys, self.who
+        ));
     }
 
     /// The call has returned, and had to by `limit`, if it has one.
@@ -144,8 +168,11 @@ impl Call {
             calls.iter().any(|other| is_other(&other))
         });
         // A thread that has not learned of its loss yet counts as a holder.
-        let others =
-            others || self.keys.iter().any(|key| judge::has(self.who.process, None, *key, self.began));
+        let others = others
+            || self
+                .keys
+                .iter()
+                .any(|key| judge::has(self.who.process, None, *key, self.began));
         // A process leaves a lock to others for some milliseconds.
         let since = self.began.saturating_sub(10_000_000);
         let was_there = self.keys.iter().any(|key| ledger::was_there(*key, since));
@@ -162,10 +189,14 @@ impl Call {
             Error::Timeout { .. } => self.was_busy(),
             Error::Unavailable { .. } | Error::Refused { .. } if self.has_trouble() => {}
             // An answer that a proxy repeats may be that for another key.
-            Error::WouldDeadlock { .. } if self.keys.iter().any(|it| judge::was_removed(*it, self.began)) => {
-            }
+            Error::WouldDeadlock { .. }
+                if self
+                    .keys
+                    .iter()
+                    .any(|it| judge::was_removed(*it, self.began)) => {}
             Error::WouldDeadlock { cycle, .. } => {
-                let is_mine = |it: &crate::BlockedThread| Some(it.thread.thread()) == thread_number();
+                let is_mine =
+                    |it: &crate::BlockedThread| Some(it.thread.thread()) == thread_number();
                 if !cycle.first().is_some_and(is_mine) {
                     self.blame("the cycle does not begin with this thread");
                 }
@@ -185,8 +216,12 @@ impl Call {
     }
 
     fn has_one(&self) -> bool {
-        let Who { process, thread, .. } = self.who;
-        self.keys.iter().any(|key| judge::has(process, Some(thread), *key, self.began))
+        let Who {
+            process, thread, ..
+        } = self.who;
+        self.keys
+            .iter()
+            .any(|key| judge::has(process, Some(thread), *key, self.began))
     }
 
     /// One thread waited for a lock that the next one held.
@@ -202,15 +237,20 @@ impl Call {
         });
         let is_taking = takes_several(process, Some(next), key, self.began);
         if !waits || !is_taking && !judge::has(process, Some(next), key, self.began) {
-            self.blame(format!("no deadlock: {thread} waits for {key}: {waits}, and {next} has it not"));
+            self.blame(format!(
+                "no deadlock: {thread} waits for {key}: {waits}, and {next} has it not"
+            ));
         }
     }
 
     fn was_stopped(&self) -> bool {
-        let Who { process, manager, .. } = self.who;
+        let Who {
+            process, manager, ..
+        } = self.who;
         let counts = |it: Option<usize>| it.map_or(self.heeds, |it| it == manager);
         let is_it = |it: &(usize, Option<usize>, u64)| it.0 == process && counts(it.1);
-        let stopped = STOPS.with_borrow(|stops| stops.iter().filter(|it| is_it(it)).map(|it| it.2).min());
+        let stopped =
+            STOPS.with_borrow(|stops| stops.iter().filter(|it| is_it(it)).map(|it| it.2).min());
         let Some(stopped) = stopped else { return false };
         let program = judge::program(process);
         // An answer that is due is waited for.
@@ -287,7 +327,9 @@ impl Call {
             self.blame(format!("body_ran is {} for {error:?}", error.body_ran()));
         }
         match (result, ran) {
-            (Ok(Some(())), true) if left == Some(0) && !is_lost => self.is_gone(number.expect("it is known")),
+            (Ok(Some(())), true) if left == Some(0) && !is_lost => {
+                self.is_gone(number.expect("it is known"));
+            }
             (Ok(Some(())), true) => {}
             (Err(Failed::Own), true) if body == Body::Fails => {}
             (Err(Failed::Lock(Error::Lost { .. })), true) if is_lost => {}
@@ -309,13 +351,18 @@ impl Call {
             // What asks the server each time gets `Ok` only from one that has the token.
             Ok(()) if matches!(self.what, "verify" | "confirm" | "confirm several") => {
                 let has_key = |number: &&usize| self.keys.contains(&judge::hold(**number).key);
-                if mine.iter().filter(has_key).any(|number| judge::is_nowhere(*number, self.began)) {
+                if mine
+                    .iter()
+                    .filter(has_key)
+                    .any(|number| judge::is_nowhere(*number, self.began))
+                {
                     self.blame("no server has the token");
                 }
             }
             Ok(()) => {}
             // Nobody can be asked any more.
-            Err(Error::Unavailable { .. }) if mine.iter().any(|number| left(number) < LATE * 5) => {}
+            Err(Error::Unavailable { .. }) if mine.iter().any(|number| left(number) < LATE * 5) => {
+            }
             Err(Error::Lost { .. }) if is_unknown => {}
             Err(error) => self.allows(error, &mine, false),
         }
@@ -325,7 +372,8 @@ impl Call {
     pub(super) fn keeps(&self, number: usize, error: &Error) {
         self.ends(None);
         match error {
-            Error::OtherGuards { depth, .. } if *depth > 1 && *depth == judge::hold(number).depth => {}
+            Error::OtherGuards { depth, .. }
+                if *depth > 1 && *depth == judge::hold(number).depth => {}
             Error::AlreadyHeld { .. } if self.has_one() => {}
             _ => self.allows(error, &[number], false),
         }
@@ -338,9 +386,13 @@ impl Call {
             Error::Lost { .. } if is_lost => {}
             Error::OuterLost { .. } if is_release => self.has_lost(error),
             Error::Unconfirmed { .. } if is_release && (is_lost || self.has_trouble()) => {}
-            Error::Unavailable { .. } | Error::Refused { .. } if !is_release && self.has_trouble() => {}
+            Error::Unavailable { .. } | Error::Refused { .. }
+                if !is_release && self.has_trouble() => {}
             Error::InvalidOption { .. }
-                if !is_release && numbers.iter().any(|number| judge::hold(*number).deal.capped) => {}
+                if !is_release
+                    && numbers
+                        .iter()
+                        .any(|number| judge::hold(*number).deal.capped) => {}
             _ => self.blame(format!("{error:?}")),
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::Error;
-use crate::base::scheduler::{self, below, change_link, fail, later, now, thread};
+use crate::base::sync::scheduler::{self, below, change_link, fail, later, now, thread};
 use crate::simulation::engine::{Copies, Engine};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, in_scenes_with, locks, since, some};
 
@@ -40,25 +40,33 @@ fn a_waiter_is_woken_when_the_lock_is_released_and_not_a_poll_later() {
 fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
     in_scenes(400, |world| {
         let latency = 50_000 + below(20_000_000);
-        change_link(world.servers.address(0), |link| link.latency = (latency, latency));
+        change_link(world.servers.address(0), |link| {
+            link.latency = (latency, latency);
+        });
         let (holder, waiters) = (locks(|builder| builder), locks(|builder| builder));
         let guard = holder.lock("a").expect("locks");
         let wait = SECOND + some(SECOND);
         let asked = now();
         let first = waiters.clone();
-        let first = thread::spawn(move || drop(first.try_lock_for("a", wait).expect("there are answers")));
+        let first =
+            thread::spawn(move || drop(first.try_lock_for("a", wait).expect("there are answers")));
         thread::sleep(SECOND / 2);
         let second = thread::spawn(move || {
             drop(waiters.lock("a").expect("locks"));
             now()
         });
         let way = Duration::from_nanos(latency);
-        thread::sleep((wait + some(2 * QUICK)).saturating_sub(since(asked) + QUICK + some(6 * way)));
+        thread::sleep(
+            (wait + some(2 * QUICK)).saturating_sub(since(asked) + QUICK + some(6 * way)),
+        );
         world.delete("a");
         let deleted = now();
         let taken = second.join().expect("no panic") - deleted;
         // The news, the pause for rivals, and what two waiters send, one after the other.
-        assert!(taken < 20 * latency + 5_000_000, "{taken} ns with a latency of {latency} ns");
+        assert!(
+            taken < 20 * latency + 5_000_000,
+            "{taken} ns with a latency of {latency} ns"
+        );
         first.join().expect("no panic");
         thread::sleep(SECOND);
         assert!(!world.exists("a"), "a key is left");
@@ -78,23 +86,37 @@ fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
         let second = thread::spawn(move || drop(gives_up.try_lock_for("a", wait)));
         thread::sleep(SECOND / 10);
         let third = thread::spawn(move || {
-            let guard = waits.try_lock_for("a", 60 * SECOND).expect("answers").expect("its turn comes");
+            let guard = waits
+                .try_lock_for("a", 60 * SECOND)
+                .expect("answers")
+                .expect("its turn comes");
             let unlocked = guard.unlock();
-            assert!(!unlocked.as_ref().is_err_and(Error::is_lost), "{unlocked:?}");
+            assert!(
+                !unlocked.as_ref().is_err_and(Error::is_lost),
+                "{unlocked:?}"
+            );
             now()
         });
         thread::sleep(wait.saturating_sub(since(asked) + some(2 * answer)));
         let silence = some(3 * answer);
         let until = now() + u64::try_from(silence.as_nanos()).expect("a short time");
-        change_link(world.servers.address(0), |link| link.silent_until = [0, until]);
+        change_link(world.servers.address(0), |link| {
+            link.silent_until = [0, until];
+        });
         let released = now();
         let unlocked = first.unlock();
-        assert!(!unlocked.as_ref().is_err_and(Error::is_lost), "{unlocked:?}");
+        assert!(
+            !unlocked.as_ref().is_err_and(Error::is_lost),
+            "{unlocked:?}"
+        );
         second.join().expect("no panic");
         let took = Duration::from_nanos(third.join().expect("no panic") - released);
         // The key of a claim whose answer came too late is deleted within a second.
         let most = silence + SECOND + 3 * answer;
-        assert!(took < most, "the turn came after {took:?}, with a silence of {silence:?}");
+        assert!(
+            took < most,
+            "the turn came after {took:?}, with a silence of {silence:?}"
+        );
         thread::sleep(2 * SECOND);
         assert!(!world.exists("a"), "a key is left");
         assert_eq!(locks.stats().lost, 0);
@@ -107,7 +129,9 @@ fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
 fn a_wait_shorter_than_the_pause_for_rivals_ends_on_time_with_an_attempt() {
     in_scenes(50, |world| {
         let locks = locks(|builder| builder.client_tracking(false).poll_every(QUICK));
-        change_link(world.servers.address(0), |link| link.latency = (5_000_000, 5_000_000));
+        change_link(world.servers.address(0), |link| {
+            link.latency = (5_000_000, 5_000_000);
+        });
         world.occupy("a", 0);
         let waiter = locks.clone();
         let waiter = thread::spawn(move || drop(waiter.lock("a").expect("locks")));
@@ -121,8 +145,21 @@ fn a_wait_shorter_than_the_pause_for_rivals_ends_on_time_with_an_attempt() {
         world.occupy("a", 9);
         let wait = 70 * QUICK + some(30 * QUICK);
         let (began, taken) = (now(), locks.named("a").wait(wait).lock());
-        assert!(since(began) <= wait + QUICK, "waited for {:?} of {wait:?}", since(began));
-        assert!(matches!(taken, Err(Error::Timeout { holder: Some(_), .. })), "{wait:?}: {taken:?}");
+        assert!(
+            since(began) <= wait + QUICK,
+            "waited for {:?} of {wait:?}",
+            since(began)
+        );
+        assert!(
+            matches!(
+                taken,
+                Err(Error::Timeout {
+                    holder: Some(_),
+                    ..
+                })
+            ),
+            "{wait:?}: {taken:?}"
+        );
         world.delete("a");
     });
 }
@@ -136,7 +173,9 @@ fn a_limit_holds_for_several_locks_whatever_is_silent_and_when() {
         let silence = some(3 * QUICK);
         let address = world.servers.address(0);
         let until = now() + 60_000_000_000;
-        later(silence, move || change_link(address, |link| link.silent_until = [until; 2]));
+        later(silence, move || {
+            change_link(address, |link| link.silent_until = [until; 2]);
+        });
         let limit = some(SECOND);
         let (began, taken) = (now(), locks.try_lock_all_for(["a", "b", "c"], limit));
         let most = limit + 2 * answer + QUICK;
@@ -154,10 +193,15 @@ fn threads_that_wait_for_the_first_map_of_a_silent_cluster_do_not_wake_each_othe
     let engine = Engine::Cluster(Copies::NONE);
     in_scenes_with(engine, 20, move |world| {
         for number in 0..3 {
-            change_link(world.servers.address(number), |link| link.silent_until = [u64::MAX / 2; 2]);
+            change_link(world.servers.address(number), |link| {
+                link.silent_until = [u64::MAX / 2; 2];
+            });
         }
-        let locks =
-            engine.builder().connect_timeout(2 * SECOND).build_unchecked().expect("options that can work");
+        let locks = engine
+            .builder()
+            .connect_timeout(2 * SECOND)
+            .build_unchecked()
+            .expect("options that can work");
         let wait = |name| {
             let locks = locks.clone();
             thread::spawn(move || {

@@ -1,90 +1,35 @@
-//! Redis, or a store in memory, as the rest of the crate sees it: a few commands, and small enums
-//! for the replies.
+//! Where the keys are: in Redis, or in the memory of this process. The seam between the lock and the
+//! client.
 //!
-//! May use `base`. No other room names the crates `redis` and `r2d2`. From the outside to the wire:
-//!
-//! - [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the
-//!   commands.
-//! - `memory`: the store in the memory of this process. `keys`: its keys. All that follows is about
-//!   servers.
-//! - `router`: which node has a key. `cluster`: the thread that reads the map of a cluster. `view`:
-//!   whom it believes. `map`: which node has which slot. `slots`: the slot of a key, and what a map
-//!   and a redirect say. `route`: the way of a batch to a node, and on to the one to which that
-//!   node redirects.
-//! - `node`: a server with all its connections. `pool` lends most of them. Over the connection in
-//!   `tracking`, Redis sends invalidations.
-//! - `link`: a connection whose replies are counted. `wire`: the bytes of a connection. `resp`: the
-//!   bytes of commands and replies. `reply`: what a reply means.
-//! - `wanted`: the commands that take a lock. `script`: the Lua scripts.
-//! - `replicas`: which replicas have to acknowledge a lock.
-//! - `failure`: why a command has no result, and whether Redis executed it. `io_error`: what an
-//!   error of the socket or of TLS says of the connection.
+//! [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the commands of a
+//! lock; [`memory`] has the keys of this process. What comes back is in small enums, and no room above
+//! knows a server, a reply or a link.
+//! This room may use `client` and `base`.
 
-mod address;
-mod cluster;
-mod commands;
 mod connection;
-mod endpoint;
-mod epochs;
-mod failure;
-mod io_error;
-mod keys;
-mod link;
-mod login;
-mod map;
-mod master;
 mod memory;
-mod node;
-mod pool;
-mod replicas;
-mod reply;
-mod resp;
-mod route;
-mod router;
-mod script;
-mod sentinels;
-mod slots;
-mod subscription;
-mod tls;
-mod tracking;
-mod view;
-mod wanted;
-mod wire;
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
+use crate::base::error::body::Made;
 use crate::base::key::Key;
 use crate::base::options::Settings;
-use crate::store::address::Servers;
-use crate::store::cluster::Cluster;
-use crate::store::endpoint::{Endpoint, Place};
-use crate::store::login::{Access, Credentials, Expected};
-use crate::store::master::Master;
-use crate::store::node::{Common, Location};
-use crate::store::route::Route;
-use crate::store::router::Router;
-use crate::store::sentinels::Sentinels;
+use crate::client::{self, Router};
 
-pub(crate) use crate::store::address::{Address, Target};
-pub(crate) use crate::store::commands::Connection;
-pub(crate) use crate::store::connection::{Extension, ServerConnection};
-pub(crate) use crate::store::endpoint::Login;
-pub(crate) use crate::store::failure::{Cause, Failure, Fate, Refusal};
-pub(crate) use crate::store::link::FAIR_TRY;
-pub(crate) use crate::store::login::AskCredentials;
-pub(crate) use crate::store::memory::MemoryStore;
-pub(crate) use crate::store::node::Node;
-pub(crate) use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
 #[cfg(not(feature = "tls-no-provider"))]
-pub(crate) use crate::store::tls::Tls;
+pub(crate) use crate::client::Tls;
 #[cfg(feature = "tls-no-provider")]
-pub use crate::store::tls::Tls;
-pub(crate) use crate::store::tracking::{Heard, TrackingConnection};
-pub(crate) use crate::store::wanted::Wanted;
+pub use crate::client::Tls;
+pub(crate) use crate::client::{
+    Address, AdoptReply, AskCredentials, Cause, ClaimReply, Compared, Extension, FAIR_TRY, Failure,
+    Fate, Heard, Login, Node, Refusal, Seen, ServerConnection, Target, Tracking,
+    TrackingConnection, Wanted,
+};
+pub(crate) use crate::store::connection::Connection;
+pub(crate) use crate::store::memory::MemoryStore;
 
 /// The servers and the connections to them, or the store in memory.
 pub(crate) struct Store {
@@ -99,7 +44,9 @@ enum Where {
 impl Store {
     /// A store in memory. If it is disabled, nobody is excluded.
     pub(crate) fn in_memory(is_disabled: bool) -> Store {
-        Store { place: Where::Memory(Arc::new(MemoryStore::new(is_disabled))) }
+        Store {
+            place: Where::Memory(Arc::new(MemoryStore::new(is_disabled))),
+        }
     }
 
     pub(crate) fn is_disabled(&self) -> bool {
@@ -122,28 +69,11 @@ impl Store {
     }
 
     pub(crate) fn new(target: Target, settings: &Settings) -> Result<Store, Error> {
-        script::prepare();
-        let Target { servers, credentials, db, tls, sentinel_login, sentinel_tls } = target;
-        let common = |expected| Common::new(Access::new(credentials, db, expected), settings).map(Arc::new);
-        let router = match servers {
-            Servers::One(place) => {
-                let location = Location::At(Endpoint::new(place, tls));
-                Router::to_one(Arc::new(Node::new(location, common(Expected::Server)?)))
-            }
-            Servers::Sentinels { hosts, name } => {
-                let counts_replicas = settings.replicas.is_some_and(|(replicas, _)| replicas.count.is_none());
-                let access = Access::new(sentinel_login.map(Credentials::Fixed), 0, Expected::Sentinel);
-                let sentinels = Sentinels::new(name, hosts, access, sentinel_tls, counts_replicas);
-                let location = Location::Master(Arc::new(Master::new(sentinels, tls)));
-                Router::to_one(Arc::new(Node::new(location, common(Expected::Master)?)))
-            }
-            Servers::Cluster { hosts } => {
-                let seeds = hosts.into_iter().map(|(host, port)| Place::Tcp { host, port }).collect();
-                let cluster = |common, on_move| Cluster::new(seeds, tls, common, on_move);
-                Router::to_cluster(common(Expected::ClusterNode)?, cluster)
-            }
-        };
-        Ok(Store { place: Where::Servers(Arc::new(router)) })
+        client::prepare();
+        let router = Router::new(target, settings)?;
+        Ok(Store {
+            place: Where::Servers(Arc::new(router)),
+        })
     }
 
     /// Speaks to Redis once. In a cluster, any node will do.
@@ -153,7 +83,9 @@ impl Store {
                 let answer = router.ping(deadline);
                 answer.map_err(|(failure, server)| error_of(server, None, action, failure))
             }
-            Where::Memory(memory) => memory.ping().map_err(|failure| self.error(None, action, failure)),
+            Where::Memory(memory) => memory
+                .ping()
+                .map_err(|failure| self.error(None, action, failure)),
         }
     }
 
@@ -161,10 +93,9 @@ impl Store {
     /// necessary, until the deadline.
     pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match &self.place {
-            Where::Servers(router) => {
-                let route = Route::lent(router, key, deadline)?;
-                Ok(Connection::To(ServerConnection::new(route)))
-            }
+            Where::Servers(router) => Ok(Connection::To(ServerConnection::lent(
+                router, key, deadline,
+            )?)),
             Where::Memory(memory) => Ok(Connection::Memory(memory)),
         }
     }
@@ -173,18 +104,21 @@ impl Store {
     /// may be dead.
     pub(crate) fn connect(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match &self.place {
-            Where::Servers(router) => {
-                let route = Route::own(router, key, deadline)?;
-                Ok(Connection::To(ServerConnection::new(route)))
-            }
+            Where::Servers(router) => Ok(Connection::To(ServerConnection::own(
+                router, key, deadline,
+            )?)),
             Where::Memory(memory) => Ok(Connection::Memory(memory)),
         }
     }
 
     /// Opens a connection outside the pool to this node, for a thread that serves no other.
-    pub(crate) fn connect_to(&self, node: &Arc<Node>, deadline: Moment) -> Result<ServerConnection, Failure> {
+    pub(crate) fn connect_to(
+        &self,
+        node: &Arc<Node>,
+        deadline: Moment,
+    ) -> Result<ServerConnection, Failure> {
         let router = self.router().ok_or_else(no_server)?;
-        Ok(ServerConnection::new(Route::pinned(router, node, deadline)?))
+        ServerConnection::pinned(router, node, deadline)
     }
 
     /// The node that has this key, as far as is known. `None` if the map of the cluster was not
@@ -195,7 +129,8 @@ impl Store {
 
     /// True if each key may be on a node of its own.
     pub(crate) fn is_cluster(&self) -> bool {
-        self.router().is_some_and(|router| router.cluster().is_some())
+        self.router()
+            .is_some_and(|router| router.cluster().is_some())
     }
 
     /// True if this node has the key, as far as is known.
@@ -206,15 +141,21 @@ impl Store {
 
     /// Opens a connection for the invalidations of a node. `probe` is a key that nobody else uses,
     /// or the beginning of one: it is changed, to make sure that its invalidation comes.
-    pub(crate) fn listen(&self, node: &Arc<Node>, probe: &str) -> Result<TrackingConnection, Failure> {
-        connection::listen(self.router().ok_or_else(no_server)?, node, probe)
+    pub(crate) fn listen(
+        &self,
+        node: &Arc<Node>,
+        probe: &str,
+    ) -> Result<TrackingConnection, Failure> {
+        client::listen(self.router().ok_or_else(no_server)?, node, probe)
     }
 
     /// True if the node that has this key has answered since `moment`, over a connection that has
     /// gone back to the pool. Memory has, unless it is away.
     pub(crate) fn answered_since(&self, key: &str, moment: Moment) -> bool {
         match &self.place {
-            Where::Servers(_) => self.node_of(key).is_some_and(|node| node.answered_since(moment)),
+            Where::Servers(_) => self
+                .node_of(key)
+                .is_some_and(|node| node.answered_since(moment)),
             Where::Memory(memory) => !memory.is_away(),
         }
     }
@@ -245,7 +186,9 @@ impl Store {
 
     /// The error that the caller sees, of a command for this key.
     pub(crate) fn error(&self, key: Option<&Key>, action: &'static str, failure: Failure) -> Error {
-        let server = self.router().map_or_else(|| "memory".to_owned(), |it| it.name(key.map(Key::in_redis)));
+        let server = self
+            .router()
+            .map_or_else(|| "memory".to_owned(), |it| it.name(key.map(Key::in_redis)));
         error_of(server, key, action, failure)
     }
 }
@@ -254,18 +197,37 @@ fn error_of(server: String, key: Option<&Key>, action: &'static str, failure: Fa
     let key = key.map(|key| Box::from(&**key.name()));
     let made = Made::now();
     match failure {
-        Failure::Refused(refusal) if !refusal.can_pass() => {
-            Error::Refused { server, action, key, code: refusal.code, message: refusal.message, made }
-        }
-        Failure::Tls { cause, source } => Error::Tls { server, cause, source, made },
-        other => Error::Unavailable { server, action, key, cause: other.into_cause(), made },
+        Failure::Refused(refusal) if !refusal.can_pass() => Error::Refused {
+            server,
+            action,
+            key,
+            code: refusal.code,
+            message: refusal.message,
+            made,
+        },
+        Failure::Tls { cause, source } => Error::Tls {
+            server,
+            cause,
+            source,
+            made,
+        },
+        other => Error::Unavailable {
+            server,
+            action,
+            key,
+            cause: other.into_cause(),
+            made,
+        },
     }
 }
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            Where::Servers(router) => f.debug_struct("Store").field("router", router).finish_non_exhaustive(),
+            Where::Servers(router) => f
+                .debug_struct("Store")
+                .field("router", router)
+                .finish_non_exhaustive(),
             Where::Memory(memory) => memory.fmt(f),
         }
     }

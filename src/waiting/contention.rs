@@ -23,7 +23,7 @@ use std::mem;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::holder::Holder;
+use crate::base::owner::holder::Holder;
 
 /// How many sightings are kept. With 8, four hundred processes that hold for a millisecond ask 128
 /// times a turn instead of 34; with 32, it takes a third longer until each of them has had the lock
@@ -95,11 +95,15 @@ impl Contention {
     pub(crate) fn nap(&mut self, mut random: impl FnMut() -> f64) -> Duration {
         let (contention, is_new) = (self.contention(), mem::take(&mut self.is_new));
         let turn = self.turn();
-        if contention == 0.0 || turn.is_zero() || contention <= 1.0 && !is_new && random() < AT_ONCE {
+        if contention == 0.0 || turn.is_zero() || contention <= 1.0 && !is_new && random() < AT_ONCE
+        {
             return Duration::ZERO;
         }
         let turns = (contention - self.slept.div_duration_f64(turn)).max(contention * LATE);
-        let nap = turn.mul_f64(turns).min(LONGEST).mul_f64(0.5 + random() / 2.0);
+        let nap = turn
+            .mul_f64(turns)
+            .min(LONGEST)
+            .mul_f64(0.5 + random() / 2.0);
         self.slept += nap;
         nap
     }
@@ -112,7 +116,10 @@ impl Contention {
     /// A look has taken the time `look`. A look that took more than twice the mean counts as twice
     /// the mean: a Redis, or a machine, that paused once is not slow.
     pub(crate) fn took(&mut self, look: Duration) {
-        self.look = Some(self.look.map_or(look, |mean| (mean + look.min(2 * mean)) / 2));
+        self.look = Some(
+            self.look
+                .map_or(look, |mean| (mean + look.min(2 * mean)) / 2),
+        );
     }
 
     /// The process has found the lock held.
@@ -151,7 +158,10 @@ impl Contention {
             return 0.0;
         }
         let is_first = |at: &usize| !self.seen[..*at].contains(&self.seen[*at]);
-        let (many, kinds) = (self.seen.len(), (0..self.seen.len()).filter(is_first).count());
+        let (many, kinds) = (
+            self.seen.len(),
+            (0..self.seen.len()).filter(is_first).count(),
+        );
         kinds as f64 * (many as f64 / (2 * (many - kinds) + 1) as f64).max(1.0)
     }
 }
@@ -197,7 +207,9 @@ mod tests {
         let mut contention = Contention::default();
         contention.begin(at(0));
         contention.took(micros(1000));
-        holders.into_iter().for_each(|number| contention.saw(&process(number), at(0)));
+        holders
+            .into_iter()
+            .for_each(|number| contention.saw(&process(number), at(0)));
         contention
     }
 
@@ -224,11 +236,16 @@ mod tests {
             (token("host-1-1", nonce), token("host-1-2", nonce + 1), true),
             (token("host-1-1", nonce), token("host-2-1", nonce), false),
             (token("host-1-1", nonce), token("other-1-1", nonce), false),
-            (token("host-1-1", nonce), format!("host-1-1-{:08x}{nonce:024x}", 1), false),
+            (
+                token("host-1-1", nonce),
+                format!("host-1-1-{:08x}{nonce:024x}", 1),
+                false,
+            ),
             ("e7a1".to_owned(), "93b2".to_owned(), true),
             ("e7a1".to_owned(), token("host-1-1", nonce), false),
         ] {
-            let [one, other] = [one, other].map(|raw| process_of(&Holder::new(raw.as_bytes(), None)));
+            let [one, other] =
+                [one, other].map(|raw| process_of(&Holder::new(raw.as_bytes(), None)));
             assert_eq!(one == other, same);
         }
     }
@@ -243,17 +260,27 @@ mod tests {
         contention.begin(at(3_000_001));
         contention.won(at(3_000_002));
         assert!(contention.contention() == 0.0);
-        assert!(!contention.is_alone(at(4_000_000)), "it got the lock first again, but others may wait");
+        assert!(
+            !contention.is_alone(at(4_000_000)),
+            "it got the lock first again, but others may wait"
+        );
         assert!(contention.is_alone(at(4_000_001)));
     }
 
     #[test]
     fn a_waiter_sleeps_for_each_rival_and_less_after_what_it_has_slept() {
         let mut contention = after_seeing((0..16).map(|it| it % 4));
-        let naps: Vec<_> = iter::repeat_with(|| contention.nap(|| 0.0).as_micros()).take(4).collect();
+        let naps: Vec<_> = iter::repeat_with(|| contention.nap(|| 0.0).as_micros())
+            .take(4)
+            .collect();
         // Four rivals, 3.5 ms each, and the lower end of what is drawn.
         assert_eq!(naps, [7000, 3500, 1750, 875]);
-        assert_eq!(iter::repeat_with(|| contention.nap(|| 1.0).as_micros()).take(2).last(), Some(875));
+        assert_eq!(
+            iter::repeat_with(|| contention.nap(|| 1.0).as_micros())
+                .take(2)
+                .last(),
+            Some(875)
+        );
         contention.begin(at(0));
         assert_eq!(contention.nap(|| 1.0), micros(14_000), "a new wait");
     }
@@ -266,7 +293,10 @@ mod tests {
         assert_eq!(contention.nap(|| 0.74), micros(0));
         assert!(contention.nap(|| 0.76) > micros(0));
         let mut contention = after_seeing([1, 2]);
-        assert!((0..9).all(|_| contention.nap(|| 0.0) > micros(0)), "two rivals");
+        assert!(
+            (0..9).all(|_| contention.nap(|| 0.0) > micros(0)),
+            "two rivals"
+        );
     }
 
     #[test]
@@ -277,7 +307,11 @@ mod tests {
         assert_eq!(contention.nap(|| 1.0), micros(3500));
         contention.took(Duration::from_secs(3600));
         contention.begin(at(0));
-        assert_eq!(contention.nap(|| 1.0), micros(5250), "a slow look counts as twice the mean");
+        assert_eq!(
+            contention.nap(|| 1.0),
+            micros(5250),
+            "a slow look counts as twice the mean"
+        );
         (0..40).for_each(|_| contention.took(Duration::from_secs(3600)));
         contention.begin(at(0));
         assert_eq!(contention.nap(|| 1.0), LONGEST);
@@ -373,7 +407,13 @@ mod tests {
             };
             for number in 0..processes {
                 let (contention, name) = (Contention::default(), process(number));
-                herd.processes.push(Process { contention, name, began: 0, asked: 0, run: 0 });
+                herd.processes.push(Process {
+                    contention,
+                    name,
+                    began: 0,
+                    asked: 0,
+                    run: 0,
+                });
                 let soon = herd.random.random_range(0..10);
                 herd.at(soon, Event::Begin(number as usize));
             }
@@ -457,14 +497,24 @@ mod tests {
             if me.run < RUN {
                 return 0;
             }
-            let least = if me.contention.is_alone(at(now)) { 250 } else { 750 };
+            let least = if me.contention.is_alone(at(now)) {
+                250
+            } else {
+                750
+            };
             (mem::take(&mut me.run) / 24).clamp(least, 2500)
         }
 
         fn look(&mut self, now: u64, who: usize) {
             let random = &mut self.random;
-            let nap = self.processes[who].contention.nap(|| random.random_range(0.0..1.0));
-            let nap = if self.follows { u64::try_from(nap.as_micros()).unwrap() } else { 0 };
+            let nap = self.processes[who]
+                .contention
+                .nap(|| random.random_range(0.0..1.0));
+            let nap = if self.follows {
+                u64::try_from(nap.as_micros()).unwrap()
+            } else {
+                0
+            };
             self.processes[who].asked = now + nap;
             self.at(now + nap + ONE_WAY, Event::Look(who));
         }
@@ -482,7 +532,12 @@ mod tests {
     impl Herd {
         fn outcome(&self, now: u64) -> Outcome {
             let open = self.processes.iter().map(|process| now - process.began);
-            let waits: Vec<_> = self.turns.iter().map(|(.., wait)| *wait).chain(open).collect();
+            let waits: Vec<_> = self
+                .turns
+                .iter()
+                .map(|(.., wait)| *wait)
+                .chain(open)
+                .collect();
             let turns = self.turns.len();
             let mean = waits.iter().sum::<u64>() / waits.len() as u64;
             let turns_of = |who| self.turns.iter().filter(|turn| turn.1 == who).count();
@@ -497,25 +552,42 @@ mod tests {
 
     #[test]
     fn no_process_starves_and_little_is_lost_however_many_take_turns() {
-        for (hold, processes) in
-            [40, 1000, 20_000].into_iter().flat_map(|hold| [2, 3, 10, 50, 400].map(|many| (hold, many)))
+        for (hold, processes) in [40, 1000, 20_000]
+            .into_iter()
+            .flat_map(|hold| [2, 3, 10, 50, 400].map(|many| (hold, many)))
         {
             let until = (4000 * (hold + HAND_OFF)).min(10_000_000);
             let outcome = Herd::new(processes, hold).run(until).outcome(until);
-            let Outcome { turns, commands_a_turn, longest, fewest } = outcome;
+            let Outcome {
+                turns,
+                commands_a_turn,
+                longest,
+                fewest,
+            } = outcome;
             let told = format!(
                 "{processes} processes, {hold} us: {turns} turns, {commands_a_turn} commands each, \
                  the longest wait {longest} times the mean, {fewest} turns at least"
             );
             if processes < 400 {
-                let herd = Herd { follows: false, ..Herd::new(processes, hold) };
+                let herd = Herd {
+                    follows: false,
+                    ..Herd::new(processes, hold)
+                };
                 let at_once = herd.run(until).turns.len();
                 assert!(100 * turns >= 85 * at_once, "{told}; at once, {at_once}");
             }
             assert!(longest <= 30, "{told}");
             assert!(fewest > 0 || turns < 20 * processes as usize, "{told}");
             // During a long hold, every waiter looks. That is no harm, since Redis has time for it.
-            assert!(commands_a_turn <= if hold > 1000 { u64::from(processes) + 2 } else { 60 }, "{told}");
+            assert!(
+                commands_a_turn
+                    <= if hold > 1000 {
+                        u64::from(processes) + 2
+                    } else {
+                        60
+                    },
+                "{told}"
+            );
         }
     }
 
@@ -524,14 +596,22 @@ mod tests {
         for processes in [2, 3, 4] {
             let until = 400_000_000;
             let outcome = Herd::new(processes, 2_000_000).run(until).outcome(until);
-            assert!(outcome.longest <= 10, "{processes}: {} times the mean", outcome.longest);
+            assert!(
+                outcome.longest <= 10,
+                "{processes}: {} times the mean",
+                outcome.longest
+            );
         }
     }
 
     #[test]
     fn all_that_wait_for_one_hold_have_it_soon() {
         for (processes, seconds, commands) in [(50, 0.2, 30), (200, 0.7, 50), (400, 2.0, 100)] {
-            let herd = Herd { once: true, ..Herd::new(processes, 1000) }.run(u64::MAX);
+            let herd = Herd {
+                once: true,
+                ..Herd::new(processes, 1000)
+            }
+            .run(u64::MAX);
             let last = micros(herd.turns.last().unwrap().0).as_secs_f64();
             let commands_each = herd.commands / u64::from(processes);
             assert_eq!(herd.turns.len(), processes as usize);
@@ -544,12 +624,23 @@ mod tests {
 
     #[test]
     fn a_process_that_is_left_alone_is_soon_at_full_speed() {
-        let herd = Herd { leave_at: 3_000_000, ..Herd::new(50, 1000) }.run(4_000_000);
+        let herd = Herd {
+            leave_at: 3_000_000,
+            ..Herd::new(50, 1000)
+        }
+        .run(4_000_000);
         let turns = |tenth| {
-            let mine = herd.turns.iter().filter(|(at, who, _)| *who == 0 && at / 100_000 == tenth);
+            let mine = herd
+                .turns
+                .iter()
+                .filter(|(at, who, _)| *who == 0 && at / 100_000 == tenth);
             mine.count()
         };
         let alone = Herd::new(1, 1000).run(1_000_000).turns.len() / 10;
-        assert!(turns(35) >= alone - 5, "{} turns in a tenth of a second, of {alone}", turns(35));
+        assert!(
+            turns(35) >= alone - 5,
+            "{} turns in a tenth of a second, of {alone}",
+            turns(35)
+        );
     }
 }

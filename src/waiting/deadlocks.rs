@@ -17,17 +17,18 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::body::Made;
 use crate::base::clock::Moment;
+use crate::base::error::body::Made;
 use crate::base::error::{BlockedThread, Error};
-use crate::base::holder::Holder;
 use crate::base::key::Key;
 use crate::base::owner::Owner;
+use crate::base::owner::holder::Holder;
 use crate::base::sync::{Mutex, PerProcess};
 use crate::hold::Hold;
 
 /// The threads of this process that hold locks and sleep until they get another one.
-static BLOCKED: PerProcess<Mutex<Vec<Blocked>>> = PerProcess::new(Mutex::new(Vec::new()), Mutex::default);
+static BLOCKED: PerProcess<Mutex<Vec<Blocked>>> =
+    PerProcess::new(Mutex::new(Vec::new()), Mutex::default);
 
 /// Why a thread must not go on waiting.
 #[derive(Debug)]
@@ -102,7 +103,14 @@ impl<'a> Wait<'a> {
         deadline: Moment,
         holds: fn() -> Vec<HeldBy>,
     ) -> Wait<'a> {
-        Wait { manager, name, thread, deadline, holds, state: RefCell::new(State::Awake) }
+        Wait {
+            manager,
+            name,
+            thread,
+            deadline,
+            holds,
+            state: RefCell::new(State::Awake),
+        }
     }
 
     /// The thread is about to sleep. Redis has named this holder, if any. Returns the cycle if the
@@ -119,8 +127,11 @@ impl<'a> Wait<'a> {
             *state = State::Free;
             return Ok(());
         }
-        let of_this_process =
-            |holder: &&Holder| holder.owner().is_some_and(|it| it.pid() == self.thread.pid());
+        let of_this_process = |holder: &&Holder| {
+            holder
+                .owner()
+                .is_some_and(|it| it.pid() == self.thread.pid())
+        };
         let seen = seen.filter(of_this_process).map(Holder::raw);
         // The thread enters the list and looks for a cycle in one step. If it entered first, two
         // threads that close a cycle together would both find it, and both get the error.
@@ -131,11 +142,16 @@ impl<'a> Wait<'a> {
                 _ => self.enter(&mut blocked, holds),
             };
             *state = State::Blocked(number);
-            let Some(me) = blocked.iter_mut().find(|it| it.number == number) else { return Ok(()) };
+            let Some(me) = blocked.iter_mut().find(|it| it.number == number) else {
+                return Ok(());
+            };
             let is_new = is_first || seen.is_some() && me.seen.as_deref() != seen;
             me.seen = seen.map(str::to_owned).or(me.seen.take());
             // If nothing is new, the thread that closes a cycle is another one.
-            let Some(cycle) = is_new.then(|| cycle(&blocked, number, Moment::now())).flatten() else {
+            let Some(cycle) = is_new
+                .then(|| cycle(&blocked, number, Moment::now()))
+                .flatten()
+            else {
                 return Ok(());
             };
             // The wait is over. If the thread stayed in the list until it has left its queue,
@@ -147,7 +163,8 @@ impl<'a> Wait<'a> {
     }
 
     fn enter(&self, blocked: &mut Vec<Blocked>, holds: Vec<HeldBy>) -> u64 {
-        static NEXT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
+        static NEXT: PerProcess<AtomicU64> =
+            PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
         let number = NEXT.with(|it| it.fetch_add(1, Ordering::Relaxed));
         blocked.push(Blocked {
             number,
@@ -188,7 +205,10 @@ fn cycle(blocked: &[Blocked], number: u64, now: Moment) -> Option<Vec<BlockedThr
     // A walk that is longer than the list has come into a cycle that leads past `first`.
     while cycle.len() < blocked.len() {
         let next = blocked.iter().find(|it| it.holds_for(at, now))?;
-        cycle.push(BlockedThread { thread: at.thread.clone(), key: at.wants.1.to_string() });
+        cycle.push(BlockedThread {
+            thread: at.thread.clone(),
+            key: at.wants.1.to_string(),
+        });
         if next.number == number {
             return (ends >= first.deadline).then_some(cycle);
         }
@@ -229,30 +249,50 @@ mod tests {
         let last = waits.last().expect("at least one").number;
         let found = cycle(waits, last, Moment::now())?;
         let threads: Vec<_> = found.iter().map(|it| it.thread.thread()).collect();
-        assert_eq!(threads[0], 100 + last, "the cycle begins with who closes it");
+        assert_eq!(
+            threads[0],
+            100 + last,
+            "the cycle begins with who closes it"
+        );
         Some(found.into_iter().map(|it| it.key).collect())
     }
 
     #[test]
     fn two_or_three_threads_that_wait_for_each_other_are_a_cycle() {
-        assert_eq!(closed(&[blocked(1, "b", &["a"]), blocked(2, "a", &["b"])]).unwrap(), ["a", "b"]);
-        let three = [blocked(1, "b", &["a"]), blocked(2, "c", &["b"]), blocked(3, "a", &["x", "c"])];
+        assert_eq!(
+            closed(&[blocked(1, "b", &["a"]), blocked(2, "a", &["b"])]).unwrap(),
+            ["a", "b"]
+        );
+        let three = [
+            blocked(1, "b", &["a"]),
+            blocked(2, "c", &["b"]),
+            blocked(3, "a", &["x", "c"]),
+        ];
         assert_eq!(closed(&three).unwrap(), ["a", "b", "c"]);
         assert_eq!(closed(&three[..2]), None, "the holder of c does not wait");
-        assert_eq!(closed(&[blocked(1, "a", &["a"])]).unwrap(), ["a"], "a thread that waits for itself");
+        assert_eq!(
+            closed(&[blocked(1, "a", &["a"])]).unwrap(),
+            ["a"],
+            "a thread that waits for itself"
+        );
     }
 
     #[test]
     fn who_closes_a_cycle_leaves_the_list_at_once() {
         const MANAGER: u64 = u64::MAX; // No other test has it.
-        let listed = || BLOCKED.with(|all| all.lock().iter().filter(|it| it.wants.0 == MANAGER).count());
+        let listed =
+            || BLOCKED.with(|all| all.lock().iter().filter(|it| it.wants.0 == MANAGER).count());
         let owner = |thread| Owner::new("host".into(), 1, thread);
         let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
         let (one, two) = (owner(1), owner(2));
-        let first = Wait::new(MANAGER, &b, &one, Moment::NEVER, || vec![(MANAGER, hold("a"))]);
+        let first = Wait::new(MANAGER, &b, &one, Moment::NEVER, || {
+            vec![(MANAGER, hold("a"))]
+        });
         assert!(first.begins(None).is_ok());
         assert_eq!(listed(), 1);
-        let second = Wait::new(MANAGER, &a, &two, Moment::NEVER, || vec![(MANAGER, hold("b"))]);
+        let second = Wait::new(MANAGER, &a, &two, Moment::NEVER, || {
+            vec![(MANAGER, hold("b"))]
+        });
         assert_eq!(second.begins(None).unwrap_err().len(), 2);
         assert_eq!(listed(), 1, "only the thread that goes on waiting");
         drop(first);
@@ -261,7 +301,11 @@ mod tests {
 
     #[test]
     fn waits_that_lead_into_a_cycle_are_no_part_of_it() {
-        let waits = [blocked(1, "b", &["a"]), blocked(2, "a", &["b"]), blocked(3, "a", &["c"])];
+        let waits = [
+            blocked(1, "b", &["a"]),
+            blocked(2, "a", &["b"]),
+            blocked(3, "a", &["c"]),
+        ];
         assert_eq!(closed(&waits), None);
     }
 
@@ -276,13 +320,18 @@ mod tests {
         (other.wants.0, other.seen) = (2, Some(token));
         let Blocked { seen, .. } = &mut other;
         *seen = Some(first.holds[0].1.token.clone());
-        assert!(closed(&[first, other]).is_some(), "Redis has named the token of that hold");
+        assert!(
+            closed(&[first, other]).is_some(),
+            "Redis has named the token of that hold"
+        );
     }
 
     #[test]
     fn a_hold_that_is_lost_closes_no_cycle() {
         let waits = [blocked(1, "b", &["a"]), blocked(2, "a", &["b"])];
-        let _ = waits[0].holds[0].1.lose(crate::base::error::LostCause::Deleted);
+        let _ = waits[0].holds[0]
+            .1
+            .lose(crate::base::error::LostCause::Deleted);
         assert_eq!(closed(&waits), None);
     }
 
@@ -299,8 +348,14 @@ mod tests {
             (sooner, Moment::NEVER, false),
         ] {
             let waits = [
-                Blocked { deadline: other, ..blocked(1, "b", &["a"]) },
-                Blocked { deadline: mine, ..blocked(2, "a", &["b"]) },
+                Blocked {
+                    deadline: other,
+                    ..blocked(1, "b", &["a"])
+                },
+                Blocked {
+                    deadline: mine,
+                    ..blocked(2, "a", &["b"])
+                },
             ];
             assert_eq!(closed(&waits).is_some(), reported, "{other:?} {mine:?}");
         }
@@ -308,7 +363,10 @@ mod tests {
 
     #[test]
     fn a_hold_that_will_be_lost_excuses_no_cycle() {
-        let mut options = Options { lease: MINUTE, ..Options::default() };
+        let mut options = Options {
+            lease: MINUTE,
+            ..Options::default()
+        };
         options.renewal.on = false;
         let without_renewal = Arc::new(sample_with("b", &options, Moment::now()));
         let mut closer = blocked(2, "a", &[]);

@@ -22,7 +22,12 @@ pub(crate) struct Claim {
 impl Claim {
     /// The claim, as it is sent for this key.
     pub(crate) fn wanted<'a>(&'a self, key: &'a str) -> Wanted<'a> {
-        Wanted { key, token: &self.token, lease: self.lease.millis(), counter: self.counter.as_deref() }
+        Wanted {
+            key,
+            token: &self.token,
+            lease: self.lease.millis(),
+            counter: self.counter.as_deref(),
+        }
     }
 }
 
@@ -32,7 +37,11 @@ pub(crate) enum HandoffOutcome {
     /// It was not sent, or another process had the lock: the token is not in Redis.
     NotTaken,
     /// Redis has stored the token.
-    Taken { sent: Moment, answered: Moment, fence: Option<u64> },
+    Taken {
+        sent: Moment,
+        answered: Moment,
+        fence: Option<u64>,
+    },
     /// It was sent at this moment, and there was no answer: Redis may have stored it, or may still
     /// do so. The token must not be used again, and has to be deleted.
     Unanswered { sent: Moment },
@@ -54,13 +63,20 @@ pub(crate) struct HandoffBudget {
 
 impl HandoffBudget {
     pub(crate) fn new(now: Moment) -> HandoffBudget {
-        HandoffBudget { since: now, free_since: Some(now) }
+        HandoffBudget {
+            since: now,
+            free_since: Some(now),
+        }
     }
 
     /// The budget of a turn that asks Redis at `now`. It is a new one if the lock was free for a
     /// while.
     pub(crate) fn at(self, now: Moment) -> HandoffBudget {
-        if self.free_for(now) >= LONG_FREE { HandoffBudget::new(now) } else { self }
+        if self.free_for(now) >= LONG_FREE {
+            HandoffBudget::new(now)
+        } else {
+            self
+        }
     }
 
     /// The process has the lock now. True if the lock was free before, or another process had it.
@@ -80,18 +96,25 @@ impl HandoffBudget {
     #[must_use]
     pub(crate) fn released(mut self, now: Moment) -> HandoffBudget {
         self.acquired(now);
-        HandoffBudget { free_since: Some(now), ..self }
+        HandoffBudget {
+            free_since: Some(now),
+            ..self
+        }
     }
 
     /// For how long the lock has been free.
     pub(crate) fn free_for(&self, now: Moment) -> Duration {
-        self.free_since.map_or(Duration::ZERO, |since| now.since(since))
+        self.free_since
+            .map_or(Duration::ZERO, |since| now.since(since))
     }
 
     /// The lock was handed off, so it was never free.
     #[must_use]
     pub(crate) fn handed_off(self) -> HandoffBudget {
-        HandoffBudget { free_since: None, ..self }
+        HandoffBudget {
+            free_since: None,
+            ..self
+        }
     }
 
     /// For how long the process had the lock until its last release began.
@@ -126,7 +149,10 @@ mod tests {
     #[test]
     fn a_budget_is_spent_after_its_limit_of_time_with_the_lock() {
         assert!(!held_until(20).is_spent(LIMIT));
-        assert!(held_until(21).is_spent(LIMIT), "the time in which it asked does not count");
+        assert!(
+            held_until(21).is_spent(LIMIT),
+            "the time in which it asked does not count"
+        );
         assert!(!held_until(2).handed_off().is_spent(LIMIT));
     }
 
@@ -165,6 +191,9 @@ mod tests {
         budget.acquired(at(15));
         budget.release_begins(at(25));
         assert!(budget.is_spent(LIMIT), "20 ms");
-        assert!(!held_until(30).at(at(31)).is_spent(LIMIT), "others had time to take it");
+        assert!(
+            !held_until(30).at(at(31)).is_spent(LIMIT),
+            "others had time to take it"
+        );
     }
 }

@@ -8,9 +8,6 @@
 //! end, and [`waits`] lists who waits.
 //! This room may use `hold`, `store` and `base`.
 
-pub(crate) mod listener;
-pub(crate) mod listeners;
-pub(crate) mod wakeups;
 pub(crate) mod queues;
 pub(crate) mod place;
 pub(crate) mod queue;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::holder::Holder;
+use crate::base::owner::holder::Holder;
 use crate::store::{FAIR_TRY, Failure, Refusal};
 
 /// For how long a Redis that has answered before counts as slow, and not as away.
@@ -57,7 +57,13 @@ impl Silence {
     /// `answered` says that Redis had answered before.
     pub(crate) fn new(since: Moment, answered: bool) -> Silence {
         let outage_after = if answered { SLOW_ANSWER } else { FAIR_TRY };
-        Silence { since, outage_after, cause: None, failed: 0, failed_at: since }
+        Silence {
+            since,
+            outage_after,
+            cause: None,
+            failed: 0,
+            failed_at: since,
+        }
     }
 
     /// True if Redis has answered other threads since the last failure, and that failure was no
@@ -107,7 +113,13 @@ impl Patience {
     ///
     /// Before the deadline, one failed attempt is no outage, however long it took: its connection
     /// may have been dead while Redis is well. The next one goes over another connection.
-    pub(crate) fn judge(&self, now: Moment, kind: Kind, silence: Option<&Silence>, tries: u32) -> Verdict {
+    pub(crate) fn judge(
+        &self,
+        now: Moment,
+        kind: Kind,
+        silence: Option<&Silence>,
+        tries: u32,
+    ) -> Verdict {
         let counts = tries > 1 || self.deadline <= now;
         let outage = counts && silence.is_some_and(|silence| self.is_outage(silence, now));
         let over = self.deadline <= now || (self.once && tries > 1);
@@ -155,8 +167,11 @@ impl Patience {
     /// How long a caller tolerates a silence. Until two attempts have failed, that is at least as
     /// long as two may take.
     fn tolerated(&self, silence: &Silence) -> Duration {
-        let two_attempts =
-            if silence.failed < 2 { self.an_attempt.saturating_mul(2) } else { Duration::ZERO };
+        let two_attempts = if silence.failed < 2 {
+            self.an_attempt.saturating_mul(2)
+        } else {
+            Duration::ZERO
+        };
         self.tolerate_outage.max(two_attempts)
     }
 }
@@ -179,7 +194,11 @@ impl WithoutExpiry {
     pub(crate) fn saw(&mut self, holder: &Holder, lease: Duration, now: Moment) {
         let before = self.0.take().filter(|(value, _)| value == holder.raw());
         if holder.time_left().is_none() {
-            let repaired = if holder.owner().is_some() { lease / 2 } else { Duration::ZERO };
+            let repaired = if holder.owner().is_some() {
+                lease / 2
+            } else {
+                Duration::ZERO
+            };
             let end = now.after(WITHOUT_EXPIRY.max(repaired));
             self.0 = before.or_else(|| Some((holder.raw().to_owned(), end)));
         }
@@ -206,7 +225,12 @@ pub(crate) struct Attempts {
 impl Attempts {
     /// Starts with what the threads before this one in the queue have found out.
     pub(crate) fn after(silence: Option<Silence>, answered: bool) -> Attempts {
-        Attempts { silence, failed: 0, refusal: None, answered }
+        Attempts {
+            silence,
+            failed: 0,
+            refusal: None,
+            answered,
+        }
     }
 
     pub(crate) fn hear(&mut self) {
@@ -228,7 +252,11 @@ impl Attempts {
         if kind != Kind::OutOfTime {
             let new = Silence::new(since, self.answered);
             let silence = self.silence.get_or_insert_with(|| new.clone());
-            silence.outage_after = if kind == Kind::Down { Duration::ZERO } else { new.outage_after };
+            silence.outage_after = if kind == Kind::Down {
+                Duration::ZERO
+            } else {
+                new.outage_after
+            };
             (silence.cause, silence.failed_at) = (Some(failure.text().into()), now);
             silence.failed += 1;
         }
@@ -238,7 +266,11 @@ impl Attempts {
     /// Forgets the silence if it is over: Redis has answered other threads since
     /// ([`Silence::is_refuted`]).
     pub(crate) fn refute(&mut self, answered_since: impl Fn(Moment) -> bool) {
-        if self.silence.as_ref().is_some_and(|silence| silence.is_refuted(answered_since)) {
+        if self
+            .silence
+            .as_ref()
+            .is_some_and(|silence| silence.is_refuted(answered_since))
+        {
             self.silence = None;
         }
     }
@@ -247,7 +279,10 @@ impl Attempts {
     /// one; otherwise the failure. If time ran out before Redis was asked again, what went wrong
     /// before says more.
     pub(crate) fn cause(&mut self, failure: Failure) -> Failure {
-        let before = self.silence.as_ref().and_then(|silence| silence.cause.as_deref());
+        let before = self
+            .silence
+            .as_ref()
+            .and_then(|silence| silence.cause.as_deref());
         match (failure, self.refusal.take(), before) {
             (failure @ (Failure::Refused(_) | Failure::Tls { .. }), ..) => failure,
             (_, Some(refusal), _) => Failure::Refused(refusal),
@@ -300,20 +335,33 @@ pub(crate) mod tests {
     }
 
     fn once() -> Patience {
-        Patience { once: true, ..limit(2000) }
+        Patience {
+            once: true,
+            ..limit(2000)
+        }
     }
 
     fn endless() -> Patience {
-        Patience { deadline: Moment::NEVER, ..limit(0) }
+        Patience {
+            deadline: Moment::NEVER,
+            ..limit(0)
+        }
     }
 
     /// Tolerates no outage.
     fn impatient() -> Patience {
-        Patience { tolerate_outage: Duration::ZERO, ..endless() }
+        Patience {
+            tolerate_outage: Duration::ZERO,
+            ..endless()
+        }
     }
 
     fn failed(since: u64, failed: u32) -> Silence {
-        Silence { cause: Some("no answer".into()), failed, ..silent(since) }
+        Silence {
+            cause: Some("no answer".into()),
+            failed,
+            ..silent(since)
+        }
     }
 
     #[test]
@@ -374,7 +422,10 @@ pub(crate) mod tests {
         ];
         for (row, (patience, now, kind, silence, tries, verdict)) in table.into_iter().enumerate() {
             let said = patience.judge(at(now), kind, silence.as_ref(), tries);
-            assert_eq!(said, verdict, "row {row}: {patience:?}, {kind:?} at {now} ms, {silence:?}");
+            assert_eq!(
+                said, verdict,
+                "row {row}: {patience:?}, {kind:?} at {now} ms, {silence:?}"
+            );
         }
     }
 
@@ -394,14 +445,36 @@ pub(crate) mod tests {
         };
         let millis = Duration::from_millis;
         assert_eq!(left(&[(0, "a", minute)]), None);
-        assert_eq!(left(&[(0, "a", None)]), Some(millis(250)), "not at the first look");
+        assert_eq!(
+            left(&[(0, "a", None)]),
+            Some(millis(250)),
+            "not at the first look"
+        );
         assert_eq!(left(&[(0, "a", None), (100, "a", None)]), Some(millis(150)));
-        assert_eq!(left(&[(0, "a", None), (250, "a", None)]), Some(Duration::ZERO));
-        assert_eq!(left(&[(0, "a", None), (100, "a", minute)]), None, "it was repaired");
-        assert_eq!(left(&[(0, "a", None), (100, "a", minute), (300, "a", None)]), Some(millis(250)));
-        assert_eq!(left(&[(0, "a", None), (300, "b", None)]), Some(millis(250)), "that is another value");
+        assert_eq!(
+            left(&[(0, "a", None), (250, "a", None)]),
+            Some(Duration::ZERO)
+        );
+        assert_eq!(
+            left(&[(0, "a", None), (100, "a", minute)]),
+            None,
+            "it was repaired"
+        );
+        assert_eq!(
+            left(&[(0, "a", None), (100, "a", minute), (300, "a", None)]),
+            Some(millis(250))
+        );
+        assert_eq!(
+            left(&[(0, "a", None), (300, "b", None)]),
+            Some(millis(250)),
+            "that is another value"
+        );
         let token = format!("host-1-2-{}", "0".repeat(32));
-        assert_eq!(left(&[(0, &token, None)]), Some(millis(15_000)), "its holder may repair it");
+        assert_eq!(
+            left(&[(0, &token, None)]),
+            Some(millis(15_000)),
+            "its holder may repair it"
+        );
     }
 
     #[test]
@@ -416,14 +489,30 @@ pub(crate) mod tests {
 
     #[test]
     fn an_earlier_refusal_says_more_than_an_attempt_that_was_cut_short() {
-        let unanswered = || Failure::Unanswered { link_stands: true, cause: "late".into() };
-        let loading = Refusal { code: "LOADING".into(), message: "LOADING".into() };
+        let unanswered = || Failure::Unanswered {
+            link_stands: true,
+            cause: "late".into(),
+        };
+        let loading = Refusal {
+            code: "LOADING".into(),
+            message: "LOADING".into(),
+        };
         let mut attempts = Attempts::after(None, false);
         assert_eq!(attempts.fail(&unanswered(), at(0), at(0)), Kind::Silent);
-        assert_eq!(attempts.fail(&Failure::Refused(loading), at(1), at(1)), Kind::Down);
-        assert_eq!(attempts.silence.as_ref().unwrap().outage_after, Duration::ZERO);
+        assert_eq!(
+            attempts.fail(&Failure::Refused(loading), at(1), at(1)),
+            Kind::Down
+        );
+        assert_eq!(
+            attempts.silence.as_ref().unwrap().outage_after,
+            Duration::ZERO
+        );
         assert_eq!(attempts.fail(&unanswered(), at(2), at(2)), Kind::Down);
-        assert_eq!(attempts.silence.as_ref().unwrap().since, at(0), "from the first failure on");
+        assert_eq!(
+            attempts.silence.as_ref().unwrap().since,
+            at(0),
+            "from the first failure on"
+        );
         attempts.hear();
         assert_eq!(attempts.fail(&unanswered(), at(3), at(3)), Kind::Silent);
     }
@@ -441,21 +530,33 @@ pub(crate) mod tests {
     #[test]
     fn one_refused_connection_does_not_make_an_outage_of_a_short_silence_after_it() {
         let mut attempts = Attempts::after(None, true);
-        assert_eq!(attempts.fail(&Failure::not_sent("refused"), at(0), at(0)), Kind::Down);
-        let cut_short = Failure::Unanswered { link_stands: true, cause: "late".into() };
+        assert_eq!(
+            attempts.fail(&Failure::not_sent("refused"), at(0), at(0)),
+            Kind::Down
+        );
+        let cut_short = Failure::Unanswered {
+            link_stands: true,
+            cause: "late".into(),
+        };
         assert_eq!(attempts.fail(&cut_short, at(1), at(1)), Kind::Silent);
         assert_eq!(attempts.silence.as_ref().unwrap().outage_after, SLOW_ANSWER);
     }
 
     #[test]
     fn a_silence_is_over_if_redis_answers_others_but_not_if_it_refuses() {
-        let cut_short = Failure::Unanswered { link_stands: true, cause: "late".into() };
+        let cut_short = Failure::Unanswered {
+            link_stands: true,
+            cause: "late".into(),
+        };
         for (failure, over) in [(cut_short, true), (Failure::not_sent("refused"), false)] {
             let mut attempts = Attempts::after(None, true);
             attempts.fail(&failure, at(0), at(0));
             let failed = attempts.silence.as_ref().unwrap().failed_at;
             attempts.refute(|since| since < failed);
-            assert!(attempts.silence.is_some(), "the answer came before the failure");
+            assert!(
+                attempts.silence.is_some(),
+                "the answer came before the failure"
+            );
             attempts.refute(|since| since <= failed);
             assert_eq!(attempts.silence.is_none(), over, "{failure:?}");
         }
@@ -470,16 +571,37 @@ pub(crate) mod tests {
         assert_eq!(Kind::of(&refused("NOPERM")), Kind::Final);
         assert_eq!(Kind::of(&refused("LOADING")), Kind::Down);
         assert_eq!(Kind::of(&Failure::NotSent("refused".into())), Kind::Down);
-        assert_eq!(Kind::of(&Failure::Unanswered { link_stands: true, cause: "".into() }), Kind::Silent);
-        assert_eq!(Kind::of(&Failure::OutOfTime("no slot".into())), Kind::OutOfTime);
+        assert_eq!(
+            Kind::of(&Failure::Unanswered {
+                link_stands: true,
+                cause: "".into()
+            }),
+            Kind::Silent
+        );
+        assert_eq!(
+            Kind::of(&Failure::OutOfTime("no slot".into())),
+            Kind::OutOfTime
+        );
     }
 
     #[test]
     fn a_wait_is_reported_after_five_seconds_and_after_each_doubling() {
         let seconds = |after: u64| at(1000 + 1000 * after);
-        let reports = [(0, 5), (4, 5), (5, 10), (9, 10), (10, 20), (39, 40), (40, 80)];
+        let reports = [
+            (0, 5),
+            (4, 5),
+            (5, 10),
+            (9, 10),
+            (10, 20),
+            (39, 40),
+            (40, 80),
+        ];
         for (now, next) in reports {
-            assert_eq!(endless().next_report(seconds(now)), seconds(next), "{now} s");
+            assert_eq!(
+                endless().next_report(seconds(now)),
+                seconds(next),
+                "{now} s"
+            );
         }
     }
 
@@ -487,7 +609,11 @@ pub(crate) mod tests {
     fn a_thread_in_a_queue_looks_again_when_an_outage_may_be_too_long() {
         let now = at(1500);
         assert_eq!(endless().look_again(Some(&silent(1200)), now), at(11_200));
-        assert_eq!(endless().look_again(Some(&silent(500)), now), at(11_000), "from when the caller came");
+        assert_eq!(
+            endless().look_again(Some(&silent(500)), now),
+            at(11_000),
+            "from when the caller came"
+        );
         assert_eq!(endless().look_again(None, now), at(11_500));
         assert_eq!(limit(700).look_again(Some(&silent(1200)), now), at(1700));
         assert!(impatient().look_again(None, now) > now, "it does not spin");

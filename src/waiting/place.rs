@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
-use crate::base::holder::Holder;
+use crate::base::owner::holder::Holder;
 use crate::waiting::deadlocks::Vain;
 use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::waiting::queue::WaitQueue;
@@ -51,8 +51,18 @@ pub(crate) enum NoTurn {
 
 impl<'a> Place<'a> {
     pub(super) fn new(me: &'a Arc<Waiter>, patience: &'a Patience, announces: bool) -> Place<'a> {
-        let speaks = if announces { Moment::PAST } else { patience.next_report(patience.began) };
-        Place { me, patience, speaks, stayed_awake_for: None, look_again: Moment::NEVER }
+        let speaks = if announces {
+            Moment::PAST
+        } else {
+            patience.next_report(patience.began)
+        };
+        Place {
+            me,
+            patience,
+            speaks,
+            stayed_awake_for: None,
+            look_again: Moment::NEVER,
+        }
     }
 
     /// What the thread does if its turn has not come at `now`.
@@ -65,7 +75,10 @@ impl<'a> Place<'a> {
         now: Moment,
     ) -> Step {
         // If Redis has answered other threads since the silence began, there is no outage.
-        let silence = queue.silence.as_ref().filter(|it| !it.is_refuted(answered_since));
+        let silence = queue
+            .silence
+            .as_ref()
+            .filter(|it| !it.is_refuted(answered_since));
         let overslept = now.since(self.look_again) > SLOW_ANSWER;
         if let Some(no_turn) = self.give_up(queue, is_vain, silence, overslept, now) {
             return Step::GiveUp(no_turn);
@@ -82,9 +95,14 @@ impl<'a> Place<'a> {
         let look_again = self.patience.look_again(silence, now).min(self.speaks);
         self.look_again = queue.look_again(self.me, now).min(look_again);
         if overslept {
-            self.look_again = self.look_again.max(now.after(SLOW_ANSWER)).min(self.patience.deadline);
+            self.look_again = self
+                .look_again
+                .max(now.after(SLOW_ANSWER))
+                .min(self.patience.deadline);
         }
-        Step::Sleep { until: self.look_again }
+        Step::Sleep {
+            until: self.look_again,
+        }
     }
 
     /// Why the thread leaves the queue at `now`, if it does.
@@ -135,27 +153,51 @@ mod tests {
         let me = Arc::new(Waiter::new(claim(), at(5000)));
         queue.waiting.push_back(Arc::clone(&me));
         let patience = until(at(5000));
-        let place = |look_again| Place { look_again, ..Place::new(&me, &patience, false) };
+        let place = |look_again| Place {
+            look_again,
+            ..Place::new(&me, &patience, false)
+        };
         let step = |place: &mut Place<'_>, queue: &WaitQueue, cores_are_free, now| {
             place.next_step(queue, |_, _| Ok(()), |_| false, cores_are_free, at(now))
         };
         let mut announces = Place::new(&me, &patience, true);
         let first = step(&mut announces, &queue, true, 100);
         assert!(matches!(first, Step::Announce));
-        assert!(matches!(step(&mut announces, &queue, true, 100), Step::Sleep { .. }), "it announces once");
+        assert!(
+            matches!(step(&mut announces, &queue, true, 100), Step::Sleep { .. }),
+            "it announces once"
+        );
         let mut waits = place(Moment::NEVER);
-        assert!(matches!(step(&mut waits, &queue, true, 100), Step::Sleep { until } if until == at(1100)));
-        assert!(matches!(step(&mut waits, &queue, true, 600), Step::Sleep { until } if until == at(1600)));
-        assert!(matches!(step(&mut waits, &queue, true, 1601), Step::Sleep { until } if until == at(2601)));
+        assert!(
+            matches!(step(&mut waits, &queue, true, 100), Step::Sleep { until } if until == at(1100))
+        );
+        assert!(
+            matches!(step(&mut waits, &queue, true, 600), Step::Sleep { until } if until == at(1600))
+        );
+        assert!(
+            matches!(step(&mut waits, &queue, true, 1601), Step::Sleep { until } if until == at(2601))
+        );
         let _ = queue.hand_off(1, Duration::ZERO, at(2000), at(2001));
-        assert!(matches!(step(&mut waits, &queue, false, 2000), Step::Sleep { .. }), "the cores are busy");
-        assert!(matches!(step(&mut waits, &queue, true, 2000), Step::StayAwake));
-        assert!(matches!(step(&mut waits, &queue, true, 2001), Step::Sleep { .. }), "once for each turn");
+        assert!(
+            matches!(step(&mut waits, &queue, false, 2000), Step::Sleep { .. }),
+            "the cores are busy"
+        );
+        assert!(matches!(
+            step(&mut waits, &queue, true, 2000),
+            Step::StayAwake
+        ));
+        assert!(
+            matches!(step(&mut waits, &queue, true, 2001), Step::Sleep { .. }),
+            "once for each turn"
+        );
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
         assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(Some(it))) if it.raw() == hold.token));
         queue.asks(1, at(4000));
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
-        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Outage(None))), "a second without an answer");
+        assert!(
+            matches!(gives_up, Step::GiveUp(NoTurn::Outage(None))),
+            "a second without an answer"
+        );
         // This waiter woke a second late, so the process was probably stopped. The thread in front
         // may have an answer that it has not read yet.
         let gives_up = step(&mut place(at(4000)), &queue, false, 5000);

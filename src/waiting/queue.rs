@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::holder::Holder;
+use crate::base::owner::holder::Holder;
 use crate::base::random::{between, fraction};
 use crate::hold::Hold;
 use crate::waiting::contention::Contention;
@@ -108,7 +108,9 @@ impl WaitQueue {
         now: Moment,
     ) -> Option<Start> {
         let handed_off = self.front.as_mut().and_then(|front| {
-            let (_, handed) = front.handed.take_if(|(to, _)| waiter.is_some_and(|me| Arc::ptr_eq(to, me)))?;
+            let (_, handed) = front
+                .handed
+                .take_if(|(to, _)| waiter.is_some_and(|me| Arc::ptr_eq(to, me)))?;
             Some((front.number, handed))
         });
         if let Some((number, handed)) = handed_off {
@@ -119,21 +121,39 @@ impl WaitQueue {
                 HandoffOutcome::NotTaken | HandoffOutcome::Taken { .. } => {}
             }
             let attempts = Attempts::after(self.silence.clone(), true);
-            return Some(Start { number, handed, nap: Duration::ZERO, crowded: false, attempts });
+            return Some(Start {
+                number,
+                handed,
+                nap: Duration::ZERO,
+                crowded: false,
+                attempts,
+            });
         }
         if !self.is_open(now) || !self.is_next(waiter) {
             return None;
         }
         self.waiting.pop_front();
         // If there is still a front, its hold is over, and its turn is passed over.
-        let last = self.past.budget.take().or(self.front.as_ref().map(|front| front.budget.released(now)));
+        let last = self
+            .past
+            .budget
+            .take()
+            .or(self.front.as_ref().map(|front| front.budget.released(now)));
         let is_over = !once && mem::take(&mut self.past.budget_is_spent);
-        let budget = last.filter(|_| !is_over).map_or(HandoffBudget::new(now), |last| last.at(now));
+        let budget = last
+            .filter(|_| !is_over)
+            .map_or(HandoffBudget::new(now), |last| last.at(now));
         self.front = Some(self.front(number, budget, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
         let nap = self.first_nap(last.filter(|_| is_over), now);
         let crowded = self.past.contention.contention() > 0.0;
-        Some(Start { number, handed: HandoffOutcome::NotTaken, nap, crowded, attempts })
+        Some(Start {
+            number,
+            handed: HandoffOutcome::NotTaken,
+            nap,
+            crowded,
+            attempts,
+        })
     }
 
     /// For how long a turn that starts leaves the lock to other processes: for the nap that
@@ -145,8 +165,16 @@ impl WaitQueue {
         let pause = over.map_or(Duration::ZERO, |budget| {
             self.past.pauses = self.past.pauses.wrapping_add(1);
             let is_rare = self.past.pauses.is_multiple_of(RARELY);
-            let shortest = if contention.is_alone(now) { SHORTEST } else { 3 * SHORTEST };
-            let least = if is_rare { LONGEST } else { (budget.held() / PART).clamp(shortest, LONGEST) };
+            let shortest = if contention.is_alone(now) {
+                SHORTEST
+            } else {
+                3 * SHORTEST
+            };
+            let least = if is_rare {
+                LONGEST
+            } else {
+                (budget.held() / PART).clamp(shortest, LONGEST)
+            };
             between(least, least * 4 / 3).saturating_sub(budget.free_for(now))
         });
         contention.nap(fraction).max(pause)
@@ -154,7 +182,11 @@ impl WaitQueue {
 
     /// For how long the front leaves the lock to other processes before it asks again.
     pub(super) fn nap(&mut self, number: u64) -> Duration {
-        if self.has_turn(number) { self.past.contention.nap(fraction) } else { Duration::ZERO }
+        if self.has_turn(number) {
+            self.past.contention.nap(fraction)
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// The front has learned from Redis who has the lock. Asking took the time `took`.
@@ -178,7 +210,9 @@ impl WaitQueue {
             front.seen = None;
             // A lock that was handed off says nothing about other processes: they had no chance.
             if front.budget.acquired(now) {
-                self.past.contention.took(hold.acquired.answered.since(hold.acquired.sent));
+                self.past
+                    .contention
+                    .took(hold.acquired.answered.since(hold.acquired.sent));
                 self.past.contention.won(now);
             }
         }
@@ -218,7 +252,10 @@ impl WaitQueue {
 
     /// The turn that is about to end, if this waiter is the next.
     pub(super) fn ending(&self, waiter: &Arc<Waiter>) -> Option<u64> {
-        let front = self.front.as_ref().filter(|front| front.ending && self.is_next(Some(waiter)));
+        let front = self
+            .front
+            .as_ref()
+            .filter(|front| front.ending && self.is_next(Some(waiter)));
         front.map(|front| front.number)
     }
 
@@ -243,7 +280,8 @@ impl WaitQueue {
     pub(super) fn asks(&mut self, number: u64, now: Moment) {
         if self.has_turn(number) {
             let answered = self.answered;
-            self.silence.get_or_insert_with(|| Silence::new(now, answered));
+            self.silence
+                .get_or_insert_with(|| Silence::new(now, answered));
         }
     }
 
@@ -263,7 +301,9 @@ impl WaitQueue {
     }
 
     fn has_turn(&self, number: u64) -> bool {
-        self.front.as_ref().is_some_and(|front| front.number == number)
+        self.front
+            .as_ref()
+            .is_some_and(|front| front.number == number)
     }
 
     /// The holder that Redis named, in another process or through another manager.
@@ -275,8 +315,12 @@ impl WaitQueue {
     pub(super) fn holder(&self, now: Moment) -> Option<Holder> {
         let front = self.front.as_ref()?;
         let hold = front.hold.as_ref().filter(|hold| !hold.is_over(now));
-        hold.map(|hold| hold.as_holder(now))
-            .or_else(|| front.seen.as_ref().map(|seen| seen.after(now.since(front.seen_at))))
+        hold.map(|hold| hold.as_holder(now)).or_else(|| {
+            front
+                .seen
+                .as_ref()
+                .map(|seen| seen.after(now.since(front.seen_at)))
+        })
     }
 
     /// The release of a turn begins. Returns the waiter whose claim is to be sent behind the
@@ -323,14 +367,18 @@ impl WaitQueue {
         self.waiting.pop_front();
         self.last_was_short = now.since(last.started) < AWAKE;
         let front = self.front(next, last.budget.handed_off(), now);
-        self.front = Some(Front { handed: Some((Arc::clone(to), handed)), ..front });
+        self.front = Some(Front {
+            handed: Some((Arc::clone(to), handed)),
+            ..front
+        });
         true
     }
 
     /// True if no answer of Redis is due to the thread in front: it has the lock, and does not give
     /// it back yet.
     pub(crate) fn is_settled(&self, now: Moment) -> bool {
-        self.hold().is_some_and(|hold| hold.is_valid(now) || hold.is_over(now))
+        self.hold()
+            .is_some_and(|hold| hold.is_valid(now) || hold.is_over(now))
     }
 
     /// True while the release of the thread in front is on its way, with the claim of the next one.
@@ -341,7 +389,11 @@ impl WaitQueue {
     /// The hold of the thread that has the turn. `None` as well while the thread gives the lock to
     /// the next one: its own hold may be over, and the claim of the next one taken.
     pub(crate) fn hold(&self) -> Option<&Arc<Hold>> {
-        self.front.as_ref().filter(|front| !front.handing_off)?.hold.as_ref()
+        self.front
+            .as_ref()
+            .filter(|front| !front.handing_off)?
+            .hold
+            .as_ref()
     }
 
     /// No thread has the turn or waits for it.
@@ -389,7 +441,14 @@ mod tests {
 
     fn waiter() -> Arc<Waiter> {
         let lease = Lease::new(Duration::from_secs(30));
-        Arc::new(Waiter::new(Claim { token: "host-1-2-00".into(), lease, counter: None }, SOON))
+        Arc::new(Waiter::new(
+            Claim {
+                token: "host-1-2-00".into(),
+                lease,
+                counter: None,
+            },
+            SOON,
+        ))
     }
 
     fn hold() -> Arc<Hold> {
@@ -408,17 +467,29 @@ mod tests {
     #[test]
     fn a_claim_that_was_sent_for_a_waiter_is_handed_off_to_it() {
         let (mut queue, [second, third]) = queue();
-        let next = queue.hand_off(1, LIMIT, at(0), at(1)).expect("a thread waits");
+        let next = queue
+            .hand_off(1, LIMIT, at(0), at(1))
+            .expect("a thread waits");
         assert!(Arc::ptr_eq(&next, &second));
         assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
-        assert!(queue.start_turn(3, Some(&third), false, at(0)).is_none(), "it is the second's turn");
+        assert!(
+            queue.start_turn(3, Some(&third), false, at(0)).is_none(),
+            "it is the second's turn"
+        );
         assert!(queue.start_turn(3, None, false, at(0)).is_none());
         let start = queue.start_turn(3, Some(&second), false, at(0)).unwrap();
         assert_eq!((start.number, start.handed), (2, GONE));
-        assert!(queue.start_turn(3, Some(&second), false, at(0)).is_none(), "once");
+        assert!(
+            queue.start_turn(3, Some(&second), false, at(0)).is_none(),
+            "once"
+        );
         assert!(queue.end_turn(2, at(0)));
         let start = queue.start_turn(3, Some(&third), false, at(0)).unwrap();
-        assert_eq!(start.handed, HandoffOutcome::NotTaken, "no claim was sent, so none is handed off");
+        assert_eq!(
+            start.handed,
+            HandoffOutcome::NotTaken,
+            "no claim was sent, so none is handed off"
+        );
     }
 
     #[test]
@@ -428,9 +499,18 @@ mod tests {
         queue.holds(1, &hold, at(0));
         queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
         hold.mark_released();
-        assert!(queue.start_turn(2, Some(&second), false, at(0)).is_none(), "though the hold is over");
+        assert!(
+            queue.start_turn(2, Some(&second), false, at(0)).is_none(),
+            "though the hold is over"
+        );
         assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
-        assert_eq!(queue.start_turn(2, Some(&second), false, at(0)).unwrap().handed, GONE);
+        assert_eq!(
+            queue
+                .start_turn(2, Some(&second), false, at(0))
+                .unwrap()
+                .handed,
+            GONE
+        );
     }
 
     /// If a shutdown ended here, the next thread would have a valid hold after it.
@@ -444,7 +524,10 @@ mod tests {
         hold.mark_released();
         assert!(!queue.is_settled(at(1)) && queue.hold().is_none());
         assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
-        assert!(!queue.is_settled(at(1)), "the next thread has a claim under way");
+        assert!(
+            !queue.is_settled(at(1)),
+            "the next thread has a claim under way"
+        );
     }
 
     #[test]
@@ -454,7 +537,10 @@ mod tests {
         queue.holds(1, &hold, at(0));
         assert_eq!(queue.holder(at(1)).unwrap().raw(), hold.token);
         hold.lose(LostCause::Deleted);
-        assert_eq!(queue.holder(at(1)).map(|holder| holder.raw().to_owned()), None);
+        assert_eq!(
+            queue.holder(at(1)).map(|holder| holder.raw().to_owned()),
+            None
+        );
     }
 
     #[test]
@@ -463,14 +549,22 @@ mod tests {
         assert!(queue.hand_off(1, LIMIT, at(0), SOON).is_none());
         queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
         queue.leave(&second);
-        assert!(!queue.hand_over(1, &second, 2, GONE, at(0)), "the waiter has gone since");
+        assert!(
+            !queue.hand_over(1, &second, 2, GONE, at(0)),
+            "the waiter has gone since"
+        );
         assert!(queue.end_turn(1, at(0)));
         assert!(queue.start_turn(2, Some(&third), false, at(0)).is_some());
     }
 
     /// The front finds that another process has the lock.
     fn sees(queue: &mut WaitQueue, number: u64) {
-        queue.saw(number, &Holder::new(b"theirs", None), Duration::from_micros(50), at(0));
+        queue.saw(
+            number,
+            &Holder::new(b"theirs", None),
+            Duration::from_micros(50),
+            at(0),
+        );
     }
 
     #[test]
@@ -478,24 +572,50 @@ mod tests {
         let (mut queue, waiters) = queue::<6>();
         sees(&mut queue, 1);
         queue.holds(1, &hold(), at(0));
-        let taken = HandoffOutcome::Taken { sent: at(0), answered: at(0), fence: None };
+        let taken = HandoffOutcome::Taken {
+            sent: at(0),
+            answered: at(0),
+            fence: None,
+        };
         for number in 1..3 {
             let now = at(9 * number);
             let next = queue.hand_off(number, LIMIT, now, now).unwrap();
             assert!(queue.hand_over(number, &next, number + 1, taken, now));
-            assert_eq!(queue.start_turn(9, Some(&next), false, now).unwrap().nap, Duration::ZERO);
+            assert_eq!(
+                queue.start_turn(9, Some(&next), false, now).unwrap().nap,
+                Duration::ZERO
+            );
             queue.holds(number + 1, &hold(), now);
         }
-        assert!(queue.hand_off(3, LIMIT, at(20), at(21)).is_none(), "20 ms with the lock");
+        assert!(
+            queue.hand_off(3, LIMIT, at(20), at(21)).is_none(),
+            "20 ms with the lock"
+        );
         assert!(queue.end_turn(3, at(20)));
-        assert!(queue.start_turn(4, Some(&waiters[2]), false, at(20)).unwrap().nap >= 3 * SHORTEST);
-        assert!(queue.hand_off(4, LIMIT, at(20), at(21)).is_some(), "there is a new budget");
+        assert!(
+            queue
+                .start_turn(4, Some(&waiters[2]), false, at(20))
+                .unwrap()
+                .nap
+                >= 3 * SHORTEST
+        );
+        assert!(
+            queue.hand_off(4, LIMIT, at(20), at(21)).is_some(),
+            "there is a new budget"
+        );
     }
 
     #[test]
     fn a_process_without_known_rivals_leaves_the_lock_free_for_a_waiter_that_is_woken() {
         let (mut queue, _) = queue::<0>();
-        queue.holds(1, &Arc::new(sample_of(AcquiredAt { sent: at(0), answered: at(2) })), at(2));
+        queue.holds(
+            1,
+            &Arc::new(sample_of(AcquiredAt {
+                sent: at(0),
+                answered: at(2),
+            })),
+            at(2),
+        );
         queue.hand_off(1, AT_ONCE, at(8), at(8));
         assert!(queue.end_turn(1, at(8)));
         let nap = queue.start_turn(2, None, false, at(8)).unwrap().nap;
@@ -514,7 +634,11 @@ mod tests {
                 sees(&mut queue, 2);
             }
             queue.holds(2, &hold(), at(13));
-            assert_eq!(queue.hand_off(2, LIMIT, at(21), at(22)).is_some(), others, "20 ms with the lock");
+            assert_eq!(
+                queue.hand_off(2, LIMIT, at(21), at(22)).is_some(),
+                others,
+                "20 ms with the lock"
+            );
         }
     }
 
@@ -534,22 +658,42 @@ mod tests {
             2,
             &third,
             3,
-            HandoffOutcome::Taken { sent: at(0), answered: at(0), fence: None },
+            HandoffOutcome::Taken {
+                sent: at(0),
+                answered: at(0),
+                fence: None
+            },
             at(0)
         ));
         queue.start_turn(9, Some(&third), false, at(0)).unwrap();
         assert!(queue.past.contention.contention() > 0.0);
         queue.holds(3, &hold(), at(0));
-        assert!(queue.past.contention.contention() > 0.0, "no other process could have had it");
+        assert!(
+            queue.past.contention.contention() > 0.0,
+            "no other process could have had it"
+        );
     }
 
     #[test]
     fn a_process_that_hands_nothing_off_does_not_pause() {
         let (mut queue, [second]) = queue();
-        queue.holds(1, &Arc::new(sample_of(AcquiredAt { sent: at(0), answered: at(2) })), at(2));
+        queue.holds(
+            1,
+            &Arc::new(sample_of(AcquiredAt {
+                sent: at(0),
+                answered: at(2),
+            })),
+            at(2),
+        );
         assert!(queue.hand_off(1, Duration::ZERO, at(30), at(31)).is_none());
         assert!(queue.end_turn(1, at(30)));
-        assert_eq!(queue.start_turn(2, Some(&second), false, at(30)).unwrap().nap, Duration::ZERO);
+        assert_eq!(
+            queue
+                .start_turn(2, Some(&second), false, at(30))
+                .unwrap()
+                .nap,
+            Duration::ZERO
+        );
     }
 
     #[test]
@@ -557,12 +701,20 @@ mod tests {
         for (millis, remembers) in [(1000, true), (1001, false)] {
             let (mut queue, [second]) = queue();
             for process in 1..=2 {
-                let holder = Holder::new(format!("host-{process}-1-{process:032x}").as_bytes(), None);
+                let holder =
+                    Holder::new(format!("host-{process}-1-{process:032x}").as_bytes(), None);
                 queue.saw(1, &holder, Duration::from_micros(50), at(0));
             }
             assert!(queue.end_turn(1, at(0)));
-            let nap = queue.start_turn(2, Some(&second), false, at(millis)).unwrap().nap;
-            assert_eq!(nap > Duration::ZERO, remembers, "after {millis} ms: {nap:?}");
+            let nap = queue
+                .start_turn(2, Some(&second), false, at(millis))
+                .unwrap()
+                .nap;
+            assert_eq!(
+                nap > Duration::ZERO,
+                remembers,
+                "after {millis} ms: {nap:?}"
+            );
         }
     }
 
@@ -574,7 +726,10 @@ mod tests {
         queue.hand_off(1, AT_ONCE, at(1), at(1));
         assert!(queue.end_turn(1, at(1)));
         queue.end();
-        assert!(queue.start_turn(2, None, false, at(1)).unwrap().nap >= SHORTEST, "the budget was spent");
+        assert!(
+            queue.start_turn(2, None, false, at(1)).unwrap().nap >= SHORTEST,
+            "the budget was spent"
+        );
     }
 
     /// What was found out about Redis may be old by the time that a thread wants the key again.
@@ -582,7 +737,13 @@ mod tests {
     fn a_queue_that_has_ended_forgets_whether_redis_answered() {
         let (mut queue, _) = queue::<0>();
         queue.asks(1, at(0));
-        queue.failed(1, Some(&Silence { cause: Some("no answer".into()), ..Silence::new(at(0), false) }));
+        queue.failed(
+            1,
+            Some(&Silence {
+                cause: Some("no answer".into()),
+                ..Silence::new(at(0), false)
+            }),
+        );
         assert!(queue.end_turn(1, at(1)) && queue.is_idle());
         queue.end();
         let start = queue.start_turn(2, None, false, at(5000)).unwrap();
@@ -594,18 +755,27 @@ mod tests {
         let (mut queue, [second, third]) = queue();
         assert_eq!(queue.ending(&second), None);
         queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
-        assert_eq!((queue.ending(&second), queue.ending(&third)), (Some(1), None));
+        assert_eq!(
+            (queue.ending(&second), queue.ending(&third)),
+            (Some(1), None)
+        );
         assert!(queue.end_turn(1, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         assert_eq!(queue.ending(&third), Some(2), "the last turn was short");
         assert!(queue.end_turn(2, at(1)));
         queue.start_turn(3, Some(&third), false, at(1)).unwrap();
-        assert!(!queue.front.as_ref().unwrap().ending, "the last turn was long");
+        assert!(
+            !queue.front.as_ref().unwrap().ending,
+            "the last turn was long"
+        );
     }
 
     /// When the silence began, in milliseconds.
     fn silent_since(queue: &WaitQueue) -> Option<u64> {
-        queue.silence.as_ref().map(|silence| silence.since.as_nanos() / 1_000_000)
+        queue
+            .silence
+            .as_ref()
+            .map(|silence| silence.since.as_nanos() / 1_000_000)
     }
 
     #[test]
@@ -613,8 +783,18 @@ mod tests {
         let (mut queue, [second, third]) = queue();
         assert_eq!(silent_since(&queue), None);
         queue.asks(1, at(0));
-        assert_eq!(silent_since(&queue), Some(0), "from before the first attempt");
-        queue.failed(1, Some(&Silence { cause: Some("no answer".into()), ..Silence::new(at(0), false) }));
+        assert_eq!(
+            silent_since(&queue),
+            Some(0),
+            "from before the first attempt"
+        );
+        queue.failed(
+            1,
+            Some(&Silence {
+                cause: Some("no answer".into()),
+                ..Silence::new(at(0), false)
+            }),
+        );
         assert!(queue.end_turn(1, at(50)));
         let start = queue.start_turn(2, Some(&second), false, at(50)).unwrap();
         assert_eq!(silent_since(&queue), Some(0), "it is the same outage");
@@ -628,7 +808,10 @@ mod tests {
         queue.failed(2, None);
         assert!(queue.end_turn(2, at(70)));
         let start = queue.start_turn(3, Some(&third), false, at(80)).unwrap();
-        assert!(start.attempts.silence.is_none(), "an attempt that was cut short says nothing about Redis");
+        assert!(
+            start.attempts.silence.is_none(),
+            "an attempt that was cut short says nothing about Redis"
+        );
     }
 
     #[test]
@@ -638,7 +821,13 @@ mod tests {
         queue.holds(1, &hold(), at(0));
         queue.hand_off(1, AT_ONCE, at(1), at(1));
         assert!(queue.end_turn(1, at(1)));
-        assert!(queue.start_turn(2, Some(&second), false, at(1)).unwrap().nap >= SHORTEST);
+        assert!(
+            queue
+                .start_turn(2, Some(&second), false, at(1))
+                .unwrap()
+                .nap
+                >= SHORTEST
+        );
         assert_eq!(silent_since(&queue), None);
         queue.asks(2, at(20));
         queue.asks(2, at(30));
@@ -648,7 +837,14 @@ mod tests {
     /// A queue whose budget was spent after `millis` with the lock.
     fn after_turns_of(millis: u64) -> WaitQueue {
         let (mut queue, _) = queue::<0>();
-        queue.holds(1, &Arc::new(sample_of(AcquiredAt { sent: at(0), answered: at(0) })), at(0));
+        queue.holds(
+            1,
+            &Arc::new(sample_of(AcquiredAt {
+                sent: at(0),
+                answered: at(0),
+            })),
+            at(0),
+        );
         queue.hand_off(1, Duration::from_millis(5), at(millis), at(millis));
         assert!(queue.end_turn(1, at(millis)));
         queue
@@ -657,7 +853,10 @@ mod tests {
     #[test]
     fn there_is_no_pause_for_a_lock_that_was_free_already() {
         for (free, pauses) in [(0, true), (1, false)] {
-            let nap = after_turns_of(6).start_turn(2, None, false, at(6 + free)).unwrap().nap;
+            let nap = after_turns_of(6)
+                .start_turn(2, None, false, at(6 + free))
+                .unwrap()
+                .nap;
             assert_eq!(!nap.is_zero(), pauses, "{nap:?}");
         }
     }
@@ -668,7 +867,14 @@ mod tests {
             let mut queue = after_turns_of(6);
             queue.start_turn(2, None, once, at(6)).unwrap();
             assert!(queue.end_turn(2, at(6)));
-            assert_eq!(!queue.start_turn(3, None, false, at(6)).unwrap().nap.is_zero(), once);
+            assert_eq!(
+                !queue
+                    .start_turn(3, None, false, at(6))
+                    .unwrap()
+                    .nap
+                    .is_zero(),
+                once
+            );
         }
     }
 
@@ -695,7 +901,10 @@ mod tests {
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         sees(&mut queue, 2);
         queue.holds(2, &hold(), at(500));
-        assert!(queue.hand_off(2, LIMIT, at(501), at(502)).is_some(), "another process had the lock");
+        assert!(
+            queue.hand_off(2, LIMIT, at(501), at(502)).is_some(),
+            "another process had the lock"
+        );
     }
 
     #[test]
@@ -706,7 +915,11 @@ mod tests {
         queue.hand_off(1, AT_ONCE, at(6), at(7));
         hold.mark_released();
         assert!(
-            !queue.start_turn(2, Some(&second), false, at(50)).unwrap().nap.is_zero(),
+            !queue
+                .start_turn(2, Some(&second), false, at(50))
+                .unwrap()
+                .nap
+                .is_zero(),
             "the release took 44 ms"
         );
     }
@@ -716,7 +929,10 @@ mod tests {
         for (held, micros) in [(48, 2000), (60, 2500), (9000, 2500)] {
             let (least, nap) = (
                 Duration::from_micros(micros),
-                after_turns_of(held).start_turn(2, None, false, at(held)).unwrap().nap,
+                after_turns_of(held)
+                    .start_turn(2, None, false, at(held))
+                    .unwrap()
+                    .nap,
             );
             assert!(least <= nap && nap <= least * 4 / 3, "{held} ms: {nap:?}");
         }
@@ -727,15 +943,27 @@ mod tests {
         let (mut queue, _) = queue::<0>();
         for number in [1, 1, 1, 2, 3, 4] {
             let token = format!("host-{number}-1-{number:032x}");
-            queue.saw(1, &Holder::new(token.as_bytes(), None), Duration::from_micros(50), at(0));
+            queue.saw(
+                1,
+                &Holder::new(token.as_bytes(), None),
+                Duration::from_micros(50),
+                at(0),
+            );
         }
-        assert!(queue.past.contention.contention() > 10.0, "four of four were different");
+        assert!(
+            queue.past.contention.contention() > 10.0,
+            "four of four were different"
+        );
     }
 
     #[test]
     fn a_hand_off_without_an_answer_is_part_of_the_silence() {
         let spoilt = HandoffOutcome::Unanswered { sent: at(30) };
-        let taken = HandoffOutcome::Taken { sent: at(30), answered: at(31), fence: None };
+        let taken = HandoffOutcome::Taken {
+            sent: at(30),
+            answered: at(31),
+            fence: None,
+        };
         for (handed, since) in [(spoilt, Some(30)), (taken, None)] {
             let (mut queue, [second]) = queue();
             queue.answered(1);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::holder::Holder;
+use crate::base::owner::holder::Holder;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::waiting::deadlocks::Vain;
@@ -79,7 +79,11 @@ impl WaitQueues {
         let number = table.number();
         let queue = table.queue(name);
         if let Some(start) = queue.start_turn(number, None, patience.once, Moment::now()) {
-            return Ok(Joined { turn: self.turn(name, start.number), start, waited: false });
+            return Ok(Joined {
+                turn: self.turn(name, start.number),
+                start,
+                waited: false,
+            });
         }
         if patience.once {
             let busy = || NoTurn::Busy(queue.holder(Moment::now()));
@@ -94,7 +98,11 @@ impl WaitQueues {
             let queue = table.queue(name);
             if let Some(start) = queue.start_turn(number, Some(&me), false, now) {
                 notify_first(table, name); // The thread behind may have to stay awake.
-                return Ok(Joined { turn: self.turn(name, start.number), start, waited: true });
+                return Ok(Joined {
+                    turn: self.turn(name, start.number),
+                    start,
+                    waited: true,
+                });
             }
             let cores_are_free = self.cores.are_free(now);
             match place.next_step(queue, &is_vain, &answered_since, cores_are_free, now) {
@@ -131,16 +139,24 @@ impl WaitQueues {
 
     /// Waits until each queue that has threads is as it should be. False if that is
     /// not so at the deadline.
-    pub(crate) fn wait_until(&self, is_good: impl Fn(&WaitQueue) -> bool, deadline: Moment) -> bool {
+    pub(crate) fn wait_until(
+        &self,
+        is_good: impl Fn(&WaitQueue) -> bool,
+        deadline: Moment,
+    ) -> bool {
         let mut table = self.table.lock();
         table.is_watched = true;
-        while !table.all().all(|(_, queue)| queue.is_idle() || is_good(queue)) {
+        while !table
+            .all()
+            .all(|(_, queue)| queue.is_idle() || is_good(queue))
+        {
             let now = Moment::now();
             if deadline <= now {
                 return false;
             }
             // No thread tells that a hold has run out.
-            self.changed.wait_for(&mut table, deadline.min(now.after(GLANCE)).since(now));
+            self.changed
+                .wait_for(&mut table, deadline.min(now.after(GLANCE)).since(now));
         }
         true
     }
@@ -160,12 +176,17 @@ impl WaitQueues {
         let table = self.table.lock();
         let queue = table.of(name);
         let silence = queue.and_then(|queue| queue.silence.clone());
-        Awaited { holder: queue.and_then(|queue| queue.holder(now)), silence }
+        Awaited {
+            holder: queue.and_then(|queue| queue.holder(now)),
+            silence,
+        }
     }
 
     /// A thread has left the queue of this key: wakes the first waiter, if there is one.
     fn left(&self, mut table: MutexGuard<'_, Table>, name: &Arc<str>) {
-        let Some(queue) = table.of_mut(name) else { return };
+        let Some(queue) = table.of_mut(name) else {
+            return;
+        };
         if let Some(next) = queue.waiting.front().cloned() {
             drop(table);
             next.wake_for_turn();
@@ -179,13 +200,20 @@ impl WaitQueues {
     }
 
     fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, number: u64) -> Turn {
-        Turn { queues: Arc::clone(self), name: Arc::clone(name), number, is_over: false }
+        Turn {
+            queues: Arc::clone(self),
+            name: Arc::clone(name),
+            number,
+            is_over: false,
+        }
     }
 }
 
 /// Has the first waiter look again.
 fn notify_first(table: MutexGuard<'_, Table>, name: &str) {
-    let first = table.of(name).and_then(|queue| queue.waiting.front().cloned());
+    let first = table
+        .of(name)
+        .and_then(|queue| queue.waiting.front().cloned());
     notify(first, table);
 }
 
@@ -211,7 +239,9 @@ impl Turn {
     /// For how long to leave the lock to other processes before the next attempt.
     pub(crate) fn nap(&self) -> Duration {
         let mut table = self.queues.table.lock();
-        table.of_mut(&self.name).map_or(Duration::ZERO, |queue| queue.nap(self.number))
+        table
+            .of_mut(&self.name)
+            .map_or(Duration::ZERO, |queue| queue.nap(self.number))
     }
 
     /// The thread has the lock, and the keeper knows the hold. The turn lasts as long as the hold.
@@ -259,7 +289,10 @@ impl Turn {
         self.note(|queue| {
             queue.saw(self.number, holder, took, Moment::now());
             if of_this_process {
-                queue.waiting.iter().for_each(|waiter| _ = waiter.woken.notify_one());
+                queue
+                    .waiting
+                    .iter()
+                    .for_each(|waiter| _ = waiter.woken.notify_one());
             }
         });
     }
@@ -269,7 +302,12 @@ impl Turn {
     ///
     /// A thread that may give up before the answer comes, at `answer_by` at the latest, is not
     /// returned.
-    pub(crate) fn hand_off(&self, limit: Duration, now: Moment, answer_by: Moment) -> Option<Arc<Waiter>> {
+    pub(crate) fn hand_off(
+        &self,
+        limit: Duration,
+        now: Moment,
+        answer_by: Moment,
+    ) -> Option<Arc<Waiter>> {
         let mut table = self.queues.table.lock();
         let queue = table.of_mut(&self.name)?;
         let to = queue.hand_off(self.number, limit, now, answer_by);
@@ -281,14 +319,19 @@ impl Turn {
     /// token may be in Redis and no thread will use it, so that it has to be deleted. The flag says
     /// whether Redis may still execute the `SET` of the claim.
     #[must_use = "the key may exist until its lease is over"]
-    pub(crate) fn settle(mut self, to: &Arc<Waiter>, handed: HandoffOutcome) -> Option<(Claim, bool)> {
+    pub(crate) fn settle(
+        mut self,
+        to: &Arc<Waiter>,
+        handed: HandoffOutcome,
+    ) -> Option<(Claim, bool)> {
         if handed == HandoffOutcome::NotTaken {
             return None; // The next thread asks for itself.
         }
         let mut table = self.queues.table.lock();
         let (now, next) = (Moment::now(), table.number());
         let queue = table.of_mut(&self.name);
-        self.is_over = queue.is_some_and(|queue| queue.hand_over(self.number, to, next, handed, now));
+        self.is_over =
+            queue.is_some_and(|queue| queue.hand_over(self.number, to, next, handed, now));
         if self.is_over {
             drop(table);
             to.wake_for_turn();
@@ -331,8 +374,14 @@ pub(crate) mod tests {
 
         pub(crate) fn join_free(self: &Arc<WaitQueues>, name: &Arc<str>) -> Joined {
             let wait = until(Moment::PAST);
-            let joined =
-                self.join(name, &wait, |_, _| Ok(()), |_| true, || (), || unreachable!("it does not wait"));
+            let joined = self.join(
+                name,
+                &wait,
+                |_, _| Ok(()),
+                |_| true,
+                || (),
+                || unreachable!("it does not wait"),
+            );
             joined.expect("no other thread has the turn")
         }
     }
@@ -342,7 +391,16 @@ pub(crate) mod tests {
     }
 
     fn joined(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Joined> {
-        queues.join(name, &until(Moment::PAST), |_, _| Ok(()), |_| true, || (), claim).ok()
+        queues
+            .join(
+                name,
+                &until(Moment::PAST),
+                |_, _| Ok(()),
+                |_| true,
+                || (),
+                claim,
+            )
+            .ok()
     }
 
     fn at_once(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Turn> {
@@ -350,7 +408,11 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn claim() -> Claim {
-        Claim { token: "host-1-2-00".into(), lease: Lease::new(Duration::from_secs(30)), counter: None }
+        Claim {
+            token: "host-1-2-00".into(),
+            lease: Lease::new(Duration::from_secs(30)),
+            counter: None,
+        }
     }
 
     fn soon() -> Moment {
@@ -392,7 +454,10 @@ pub(crate) mod tests {
         for n in 0..=2 * REMEMBERED {
             drop(at_once(&queues, &n.to_string().into()).unwrap());
         }
-        assert!(at_once(&queues, &name()).is_none(), "two threads have the turn");
+        assert!(
+            at_once(&queues, &name()).is_none(),
+            "two threads have the turn"
+        );
         drop(turn);
     }
 
@@ -405,8 +470,16 @@ pub(crate) mod tests {
             .map(|n| {
                 let (queue, told) = (Arc::clone(&queues), told.clone());
                 let thread = thread::spawn(move || {
-                    let turn =
-                        queue.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, || (), claim).unwrap();
+                    let turn = queue
+                        .join(
+                            &name(),
+                            &until(soon()),
+                            |_, _| Ok(()),
+                            |_| true,
+                            || (),
+                            claim,
+                        )
+                        .unwrap();
                     told.send(n).unwrap();
                     drop(turn);
                 });
@@ -420,7 +493,10 @@ pub(crate) mod tests {
         for thread in threads {
             thread.join().unwrap();
         }
-        assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+        assert_eq!(
+            order.try_iter().collect::<Vec<_>>(),
+            (0..8).collect::<Vec<_>>()
+        );
         assert!(queues.table.lock().all().all(|(_, queue)| queue.is_idle()));
     }
 
@@ -430,10 +506,22 @@ pub(crate) mod tests {
         let zombie = at_once(&queues, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
         zombie.holds(&hold);
-        let turn = queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, || (), claim).unwrap();
+        let turn = queues
+            .join(
+                &name(),
+                &until(soon()),
+                |_, _| Ok(()),
+                |_| true,
+                || (),
+                claim,
+            )
+            .unwrap();
         assert!(!hold.is_valid(Moment::now()));
         drop(zombie);
-        assert!(at_once(&queues, &name()).is_none(), "the turn is still taken");
+        assert!(
+            at_once(&queues, &name()).is_none(),
+            "the turn is still taken"
+        );
         drop(turn);
         assert!(at_once(&queues, &name()).is_some());
     }
@@ -454,11 +542,27 @@ pub(crate) mod tests {
     fn a_turn_that_was_passed_over_ends_no_silence() {
         let queues = Arc::new(WaitQueues::default());
         let zombie = at_once(&queues, &name()).unwrap();
-        zombie.holds(&Arc::new(sample("key", Duration::from_millis(20), Moment::now())));
-        let turn = queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, || (), claim).unwrap();
+        zombie.holds(&Arc::new(sample(
+            "key",
+            Duration::from_millis(20),
+            Moment::now(),
+        )));
+        let turn = queues
+            .join(
+                &name(),
+                &until(soon()),
+                |_, _| Ok(()),
+                |_| true,
+                || (),
+                claim,
+            )
+            .unwrap();
         turn.turn.asks(Moment::now());
         drop(zombie);
-        assert!(queues.table.lock().queue(&name()).silence.is_some(), "the next thread asks");
+        assert!(
+            queues.table.lock().queue(&name()).silence.is_some(),
+            "the next thread asks"
+        );
         drop(turn);
     }
 
@@ -468,9 +572,14 @@ pub(crate) mod tests {
         let turn = at_once(&queues, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
         turn.holds(&hold);
-        let Err(NoTurn::Busy(Some(holder))) =
-            queues.join(&name(), &until(Moment::now()), |_, _| Ok(()), |_| true, || (), claim)
-        else {
+        let Err(NoTurn::Busy(Some(holder))) = queues.join(
+            &name(),
+            &until(Moment::now()),
+            |_, _| Ok(()),
+            |_| true,
+            || (),
+            claim,
+        ) else {
             panic!("it is busy, and the holder is known");
         };
         assert_eq!(holder.raw(), hold.token);
@@ -492,7 +601,9 @@ pub(crate) mod tests {
         let turn = at_once(&queues, &name()).unwrap();
         let queue = Arc::clone(&queues);
         let waiter = thread::spawn(move || {
-            queue.join(&name(), &until(soon()), is_mine, |_| true, || (), claim).map(drop)
+            queue
+                .join(&name(), &until(soon()), is_mine, |_| true, || (), claim)
+                .map(drop)
         });
         while queues.table.lock().queue(&name()).waiting.is_empty() {
             thread::yield_now();
@@ -507,8 +618,15 @@ pub(crate) mod tests {
         let over = Duration::from_nanos(1);
         let queues = Arc::new(WaitQueues::default());
         let turn = at_once(&queues, &name()).unwrap();
-        turn.saw(&Holder::new(b"theirs", None), Duration::from_micros(50), false);
-        assert!(turn.hand_off(over, Moment::now(), Moment::PAST).is_none(), "no thread waits");
+        turn.saw(
+            &Holder::new(b"theirs", None),
+            Duration::from_micros(50),
+            false,
+        );
+        assert!(
+            turn.hand_off(over, Moment::now(), Moment::PAST).is_none(),
+            "no thread waits"
+        );
         drop(turn);
         let other = joined(&queues, &"other".into()).unwrap();
         assert_eq!(other.start.nap, Duration::ZERO);
@@ -522,16 +640,40 @@ pub(crate) mod tests {
         let front = at_once(&queues, &name()).unwrap();
         let told = |answered: bool| {
             let now = Moment::now();
-            let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };
-            queues.join(&name(), &patience, |_, _| Ok(()), |_| answered, || (), claim).unwrap_err()
+            let patience = Patience {
+                began: now,
+                ..until(now.after(Duration::from_millis(30)))
+            };
+            queues
+                .join(
+                    &name(),
+                    &patience,
+                    |_, _| Ok(()),
+                    |_| answered,
+                    || (),
+                    claim,
+                )
+                .unwrap_err()
         };
-        assert!(matches!(told(false), NoTurn::Busy(None)), "the front has not asked yet");
+        assert!(
+            matches!(told(false), NoTurn::Busy(None)),
+            "the front has not asked yet"
+        );
         front.asks(Moment::now());
         assert!(matches!(told(false), NoTurn::Outage(None)));
-        assert!(matches!(told(true), NoTurn::Busy(None)), "the front waits for something else");
-        front.failed(Some(&Silence { cause: Some("no answer".into()), ..Silence::new(Moment::PAST, false) }));
+        assert!(
+            matches!(told(true), NoTurn::Busy(None)),
+            "the front waits for something else"
+        );
+        front.failed(Some(&Silence {
+            cause: Some("no answer".into()),
+            ..Silence::new(Moment::PAST, false)
+        }));
         assert!(matches!(told(false), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
-        assert!(matches!(told(true), NoTurn::Busy(None)), "others have answers");
+        assert!(
+            matches!(told(true), NoTurn::Busy(None)),
+            "others have answers"
+        );
         let refused = Silence {
             cause: Some("refused".into()),
             outage_after: Duration::ZERO,
@@ -550,8 +692,16 @@ pub(crate) mod tests {
         let front = at_once(&queues, &name()).unwrap();
         let tolerate_outage = Duration::from_millis(50);
         let began = Moment::now();
-        let patience = Patience { began, tolerate_outage, ..until(Moment::NEVER) };
-        let told = || queues.join(&name(), &patience, |_, _| Ok(()), |_| false, || (), claim).unwrap_err();
+        let patience = Patience {
+            began,
+            tolerate_outage,
+            ..until(Moment::NEVER)
+        };
+        let told = || {
+            queues
+                .join(&name(), &patience, |_, _| Ok(()), |_| false, || (), claim)
+                .unwrap_err()
+        };
         front.failed(Some(&Silence {
             cause: Some("no answer".into()),
             failed: 2,
@@ -567,7 +717,11 @@ pub(crate) mod tests {
     fn a_claim_that_was_sent_and_is_not_used_has_to_be_deleted() {
         let sent = Moment::PAST;
         let limit = Duration::from_secs(10);
-        let taken = HandoffOutcome::Taken { sent, answered: sent, fence: None };
+        let taken = HandoffOutcome::Taken {
+            sent,
+            answered: sent,
+            fence: None,
+        };
         // Columns: what became of the claim; the flag that `settle` returns if the waiter has given
         // up; the flag if it has not. (`None`: the claim need not be deleted.)
         let table = [
@@ -582,7 +736,16 @@ pub(crate) mod tests {
                 let queue = Arc::clone(&queues);
                 let deadline = Moment::now().after(Duration::from_millis(wait));
                 let next = thread::spawn(move || {
-                    queue.join(&name(), &until(deadline), |_, _| Ok(()), |_| true, || (), claim).is_ok()
+                    queue
+                        .join(
+                            &name(),
+                            &until(deadline),
+                            |_, _| Ok(()),
+                            |_| true,
+                            || (),
+                            claim,
+                        )
+                        .is_ok()
                 });
                 while queues.table.lock().queue(&name()).waiting.is_empty() && !next.is_finished() {
                     thread::yield_now();
@@ -594,7 +757,11 @@ pub(crate) mod tests {
                     thread::yield_now();
                 }
                 let left = turn.settle(&to, handed);
-                assert_eq!(left.map(|(_, may_reappear)| may_reappear), cleaned_up, "{handed:?}, {wait} ms");
+                assert_eq!(
+                    left.map(|(_, may_reappear)| may_reappear),
+                    cleaned_up,
+                    "{handed:?}, {wait} ms"
+                );
                 assert_eq!(next.join().unwrap(), wait > 10);
             }
         }

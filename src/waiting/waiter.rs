@@ -34,7 +34,12 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     pub(crate) fn new(claim: Claim, deadline: Moment) -> Waiter {
-        Waiter { woken: Condvar::new(), has_turn: AtomicBool::new(false), claim, deadline }
+        Waiter {
+            woken: Condvar::new(),
+            has_turn: AtomicBool::new(false),
+            claim,
+            deadline,
+        }
     }
 
     /// Wakes the thread, since it is its turn now.
@@ -68,7 +73,8 @@ impl Cores {
             thread::yield_now();
             let back = Moment::now();
             if back.since(now) >= GIVEN_AWAY {
-                self.busy_until.fetch_max(back.after(ASLEEP).as_nanos(), Ordering::Relaxed);
+                self.busy_until
+                    .fetch_max(back.after(ASLEEP).as_nanos(), Ordering::Relaxed);
                 return;
             }
             now = back;

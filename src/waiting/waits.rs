@@ -12,10 +12,10 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::emit::{self, debug, info};
 use crate::base::error::Error;
-use crate::base::holder::Holder;
 use crate::base::key::Key;
-use crate::base::metrics::WAITING;
 use crate::base::owner::Owner;
+use crate::base::owner::holder::Holder;
+use crate::base::stats::metrics::WAITING;
 use crate::base::sync::Mutex;
 use crate::waiting::patience::{Patience, Silence};
 
@@ -62,8 +62,18 @@ impl WaitingThread {
 /// One line for a log.
 impl fmt::Display for WaitingThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let WaitingThread { key, thread, waited, holder, time_left } = self;
-        write!(f, "{thread} has waited for lock {key:?} for {waited:.1?}, {}, ", Named(holder.as_ref()))?;
+        let WaitingThread {
+            key,
+            thread,
+            waited,
+            holder,
+            time_left,
+        } = self;
+        write!(
+            f,
+            "{thread} has waited for lock {key:?} for {waited:.1?}, {}, ",
+            Named(holder.as_ref())
+        )?;
         match time_left {
             Some(left) => write!(f, "gives up in {left:.1?}"),
             None => f.write_str("without a limit"),
@@ -86,8 +96,15 @@ struct Silent<'a>(&'a Silence, Moment);
 
 impl fmt::Display for Silent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Redis has given no answer for {:.1?}", self.1.since(self.0.since))?;
-        self.0.cause.as_ref().map_or(Ok(()), |cause| write!(f, ": {cause}"))
+        write!(
+            f,
+            "Redis has given no answer for {:.1?}",
+            self.1.since(self.0.since)
+        )?;
+        self.0
+            .cause
+            .as_ref()
+            .map_or(Ok(()), |cause| write!(f, ": {cause}"))
     }
 }
 
@@ -145,7 +162,10 @@ impl Waits {
         threads.sort_by_key(|it| it.began);
         let shown = |it: Listed| {
             let holder = holder(&it.name);
-            (WaitingThread::new(&it.name, &it.thread, it.began, it.deadline, holder, now), it.since)
+            (
+                WaitingThread::new(&it.name, &it.thread, it.began, it.deadline, holder, now),
+                it.since,
+            )
         };
         threads.into_iter().map(shown).collect()
     }
@@ -186,7 +206,15 @@ impl<'a> ListedWait<'a> {
     ) -> ListedWait<'a> {
         let (number, is_announced) = (Cell::new(None), Cell::new(false));
         let next_report = Cell::new(patience.next_report(patience.began));
-        ListedWait { waits, key, thread, patience, number, is_announced, next_report }
+        ListedWait {
+            waits,
+            key,
+            thread,
+            patience,
+            number,
+            is_announced,
+            next_report,
+        }
     }
 
     /// The thread is about to sleep. The caller may hold a lock.
@@ -196,9 +224,18 @@ impl<'a> ListedWait<'a> {
             list.entered += 1;
             self.number.set(Some(list.entered));
             let (number, name) = (list.entered, Arc::clone(self.key.name()));
-            let Patience { began, deadline, .. } = *self.patience;
+            let Patience {
+                began, deadline, ..
+            } = *self.patience;
             let (thread, since) = (self.thread.clone(), Moment::now());
-            list.threads.push(Listed { number, name, thread, began, deadline, since });
+            list.threads.push(Listed {
+                number,
+                name,
+                thread,
+                began,
+                deadline,
+                since,
+            });
         }
     }
 
@@ -207,7 +244,12 @@ impl<'a> ListedWait<'a> {
     /// lock.
     pub(crate) fn announce(&self, awaited: impl Fn(Moment) -> Awaited) -> Moment {
         self.begins();
-        let (now, Patience { began, deadline, .. }) = (Moment::now(), *self.patience);
+        let (
+            now,
+            Patience {
+                began, deadline, ..
+            },
+        ) = (Moment::now(), *self.patience);
         if !self.is_announced.replace(true) {
             emit::change(&WAITING, 1.0);
             debug!(
@@ -218,10 +260,13 @@ impl<'a> ListedWait<'a> {
         if self.next_report.get() <= now {
             self.next_report.set(self.patience.next_report(now));
             let Awaited { holder, silence } = awaited(now);
-            let waiting = WaitingThread::new(self.key.name(), self.thread, began, deadline, holder, now);
+            let waiting =
+                WaitingThread::new(self.key.name(), self.thread, began, deadline, holder, now);
             match silence.filter(|silence| now.since(silence.since) >= LONG_SILENCE) {
                 None => info!(target: "relatch::wait", "{waiting}"),
-                Some(silence) => info!(target: "relatch::wait", "{waiting}; {}", Silent(&silence, now)),
+                Some(silence) => {
+                    info!(target: "relatch::wait", "{waiting}; {}", Silent(&silence, now));
+                }
             }
         }
         self.next_report.get()

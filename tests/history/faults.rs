@@ -54,7 +54,10 @@ pub(crate) enum Weather {
 impl Weather {
     /// Whether the server itself deletes locks that are held.
     pub(crate) fn deletes_held_locks(self) -> bool {
-        matches!(self, Weather::Restarts | Weather::Evictions | Weather::Clocks)
+        matches!(
+            self,
+            Weather::Restarts | Weather::Evictions | Weather::Clocks
+        )
     }
 
     /// Whether masters are replaced. Replicas acknowledge locks then.
@@ -66,7 +69,11 @@ impl Weather {
     /// loss comes well before the end of the lease. And a hold should outlive a failover.
     pub(crate) fn lease(self) -> Duration {
         let others = if self.deletes_held_locks() { 3000 } else { 300 };
-        Duration::from_millis(if self.replaces_masters() { 5000 } else { others })
+        Duration::from_millis(if self.replaces_masters() {
+            5000
+        } else {
+            others
+        })
     }
 
     /// How many locks there are. With failovers there are more: then some are held for long, to
@@ -147,8 +154,17 @@ impl Scene {
             Weather::MastersFailOver => "1",
             _ => "none",
         };
-        let [nodes, keys] = [self.servers.nodes().to_string(), self.weather.keys().to_string()];
-        let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("long", &*long), ("dir", dir)];
+        let [nodes, keys] = [
+            self.servers.nodes().to_string(),
+            self.weather.keys().to_string(),
+        ];
+        let args = [
+            ("url", &*url),
+            ("seed", &*seed),
+            ("lease", &*lease),
+            ("long", &*long),
+            ("dir", dir),
+        ];
         let more = [("replicas", replicas), ("roots", self.servers.roots())];
         let args = [&args[..], &more, &[("nodes", &*nodes), ("keys", &*keys)]].concat();
         self.workers.push(Worker::spawn("worker", &args));
@@ -172,8 +188,15 @@ impl Scene {
 
     /// How often a fault happened. A fault of messages counts only if it has spoilt a message.
     pub(crate) fn faults(&self) -> u64 {
-        let of_messages = matches!(self.weather, Weather::Delays | Weather::Losses | Weather::Cuts);
-        if of_messages { self.proxy().fired() } else { self.strikes }
+        let of_messages = matches!(
+            self.weather,
+            Weather::Delays | Weather::Losses | Weather::Cuts
+        );
+        if of_messages {
+            self.proxy().fired()
+        } else {
+            self.strikes
+        }
     }
 
     /// Has the workers stop, and checks that they do.
@@ -235,13 +258,17 @@ impl Scene {
                 self.deaths.push((worker.pid(), now()));
                 worker.kill();
                 self.add_worker();
-                self.workers.last().expect("just added").expect_line("ready", FINISH);
+                self.workers
+                    .last()
+                    .expect("just added")
+                    .expect_line("ready", FINISH);
                 self.lasts(50, 200);
             }
             Weather::Evictions => self.take_keys_away(),
             Weather::Clocks => {
                 let ahead = self.rng.random_range(-90..90).to_string();
-                fs::write(self.clock.path().join(AHEAD), ahead).expect("a file that can be written to");
+                fs::write(self.clock.path().join(AHEAD), ahead)
+                    .expect("a file that can be written to");
                 self.lasts(50, 500);
             }
             Weather::Failovers => {
@@ -265,7 +292,11 @@ impl Scene {
     /// replicas gets none then. With one that does not, these locks are lost.)
     fn fail_over(&mut self) {
         // Each round has the way in which a lock that not all replicas acknowledged is lost.
-        let way = match if self.strikes == 0 { 0 } else { self.rng.random_range(0..4) } {
+        let way = match if self.strikes == 0 {
+            0
+        } else {
+            self.rng.random_range(0..4)
+        } {
             0 => Way::KilledAfter(self.millis(500, 1200)),
             1 => Way::Killed,
             2 => Way::Stopped,
@@ -278,14 +309,18 @@ impl Scene {
         let few = (names.len() / 2).min(4);
         hold(&mut self.workers, &names[..few]);
         self.lasts(100, 500);
-        let Scene { servers, workers, .. } = self;
+        let Scene {
+            servers, workers, ..
+        } = self;
         servers.fail_over(old, way, choice, || hold(workers, &names));
         hold(&mut self.workers, &[]);
     }
 
     /// The names of all locks.
     fn names(&self) -> Vec<String> {
-        (0..self.weather.keys()).map(|it| format!("k{it}")).collect()
+        (0..self.weather.keys())
+            .map(|it| format!("k{it}"))
+            .collect()
     }
 
     /// Moves the slots of some locks to another master, with or without pauses before and after the
@@ -294,11 +329,20 @@ impl Scene {
         let to = self.rng.random_range(0..MASTERS);
         let mut names = self.names();
         names.retain(|_| self.rng.random_ratio(1, 3));
-        let [before, after] =
-            [(); 2].map(|()| if self.rng.random() { self.millis(1, 300) } else { Duration::ZERO });
-        let Servers::Cluster(cluster) = &self.servers else { return };
+        let [before, after] = [(); 2].map(|()| {
+            if self.rng.random() {
+                self.millis(1, 300)
+            } else {
+                Duration::ZERO
+            }
+        });
+        let Servers::Cluster(cluster) = &self.servers else {
+            return;
+        };
         let elsewhere = names.iter().filter(|it| cluster.node_of(it) != to);
-        let moves: Vec<_> = elsewhere.map(|it| cluster.begin_move(cluster.slot_of(it), to)).collect();
+        let moves: Vec<_> = elsewhere
+            .map(|it| cluster.begin_move(cluster.slot_of(it), to))
+            .collect();
         thread::sleep(before);
         for it in &moves {
             let since = now();
@@ -311,19 +355,39 @@ impl Scene {
 
     /// Spoils one of the next commands of the protocol.
     fn spoil(&mut self, fault: Fault) {
-        let commands = ["SET", "SET", "EVALSHA", "EVALSHA", "EVALSHA * 1 * * *", "EVALSHA * 1 *", "*"];
+        let commands = [
+            "SET",
+            "SET",
+            "EVALSHA",
+            "EVALSHA",
+            "EVALSHA * 1 * * *",
+            "EVALSHA * 1 *",
+            "*",
+        ];
         let command = commands[self.rng.random_range(0..commands.len())];
         self.proxy().on(command, fault);
     }
 
     fn delay(&mut self) -> Fault {
-        let most = if self.rng.random_ratio(1, 10) { 400 } else { 90 };
+        let most = if self.rng.random_ratio(1, 10) {
+            400
+        } else {
+            90
+        };
         let delay = self.millis(1, most);
-        if self.rng.random() { Fault::DelayReply(delay) } else { Fault::DelayCommand(delay) }
+        if self.rng.random() {
+            Fault::DelayReply(delay)
+        } else {
+            Fault::DelayCommand(delay)
+        }
     }
 
     fn lose(&mut self) -> Fault {
-        if self.rng.random() { Fault::DropReply } else { Fault::SwallowCommand }
+        if self.rng.random() {
+            Fault::DropReply
+        } else {
+            Fault::SwallowCommand
+        }
     }
 
     fn cut(&mut self) -> Fault {
@@ -349,12 +413,17 @@ impl Scene {
         let key = format!("lock:k{}", self.rng.random_range(0..self.weather.keys()));
         match self.rng.random_range(0..6) {
             0 => self.server().query::<()>(&["FLUSHALL"]),
-            1 => self.server().query::<()>(&["SET", &key, "somebody", "PX", "50"]),
+            1 => self
+                .server()
+                .query::<()>(&["SET", &key, "somebody", "PX", "50"]),
             2 => {
-                self.server().query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
-                self.server().query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+                self.server()
+                    .query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
+                self.server()
+                    .query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
                 self.lasts(1, 20);
-                self.server().query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+                self.server()
+                    .query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
             }
             _ => self.server().query::<()>(&["DEL", &key]),
         }

@@ -89,8 +89,19 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Exchange], world: &World) -> Ve
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Verdict { acquisitions, refused, lost, unconfirmed, reported_after, .. } = self;
-        write!(f, "{acquisitions} | {refused} | {lost} | {unconfirmed} | {} ms", reported_after.as_millis())
+        let Verdict {
+            acquisitions,
+            refused,
+            lost,
+            unconfirmed,
+            reported_after,
+            ..
+        } = self;
+        write!(
+            f,
+            "{acquisitions} | {refused} | {lost} | {unconfirmed} | {} ms",
+            reported_after.as_millis()
+        )
     }
 }
 
@@ -106,8 +117,11 @@ impl Verdict {
     }
 
     fn add(&mut self, what: &str, claim: &Claim, other: Option<&Claim>) {
-        let other = other.map(|it| format!("\n    and {it:?}")).unwrap_or_default();
-        self.violations.push(format!("{what}:\n    {claim:?}{other}"));
+        let other = other
+            .map(|it| format!("\n    and {it:?}"))
+            .unwrap_or_default();
+        self.violations
+            .push(format!("{what}:\n    {claim:?}{other}"));
     }
 
     /// Every wait ends by its deadline, and every release by its limit. The time in which the
@@ -115,20 +129,38 @@ impl Verdict {
     fn check_times(&mut self, claim: &Claim, world: &World) {
         let stopped = |from: Duration, to: Duration| -> Duration {
             let of_it = world.stops.iter().filter(|(pid, ..)| *pid == claim.by.0);
-            let spans = of_it.map(|&(_, start, end)| (start, end)).chain(world.stalls.iter().copied());
-            spans.map(|(start, end)| end.min(to).saturating_sub(start.max(from))).sum()
+            let spans = of_it
+                .map(|&(_, start, end)| (start, end))
+                .chain(world.stalls.iter().copied());
+            spans
+                .map(|(start, end)| end.min(to).saturating_sub(start.max(from)))
+                .sum()
         };
         let late = |from: Duration, to: Duration, limit: Duration| {
-            let late = to.saturating_sub(from).saturating_sub(limit + stopped(from, to));
-            (late > LATE).then(|| format!("{late:?} late, and a busy machine explains only {LATE:?}"))
+            let late = to
+                .saturating_sub(from)
+                .saturating_sub(limit + stopped(from, to));
+            (late > LATE)
+                .then(|| format!("{late:?} late, and a busy machine explains only {LATE:?}"))
         };
-        if let Some(late) = claim.answered.and_then(|answered| late(claim.asked, answered, claim.wait)) {
-            self.add(&format!("a wait did not end by its deadline: {late}"), claim, None);
+        if let Some(late) = claim
+            .answered
+            .and_then(|answered| late(claim.asked, answered, claim.wait))
+        {
+            self.add(
+                &format!("a wait did not end by its deadline: {late}"),
+                claim,
+                None,
+            );
         }
         if let (Some(released), Some((ended, _))) = (claim.released, &claim.ended)
             && let Some(late) = late(released, *ended, world.release)
         {
-            self.add(&format!("a release took longer than it may: {late}"), claim, None);
+            self.add(
+                &format!("a release took longer than it may: {late}"),
+                claim,
+                None,
+            );
         }
     }
 
@@ -158,12 +190,19 @@ impl Verdict {
         let is_set_again = |deletion: &Exchange| {
             before().any(|it| is_set(it) && promise(it).is_some() && it.sent >= deletion.sent)
         };
-        let deletions = before().filter(|exchange| has_deleted(exchange) && !is_set_again(exchange));
-        let deleted =
-            deletions.filter_map(|exchange| exchange.answered.as_ref()).map(|answer| answer.0).min();
-        if let Some(deleted) = deleted.filter(|deleted| world.reported_within.is_none() && *deleted < at) {
+        let deletions =
+            before().filter(|exchange| has_deleted(exchange) && !is_set_again(exchange));
+        let deleted = deletions
+            .filter_map(|exchange| exchange.answered.as_ref())
+            .map(|answer| answer.0)
+            .min();
+        if let Some(deleted) =
+            deleted.filter(|deleted| world.reported_within.is_none() && *deleted < at)
+        {
             let by = at.saturating_sub(deleted);
-            let what = format!("valid, after its key was deleted: believed in {by:?} later, until {until:?}");
+            let what = format!(
+                "valid, after its key was deleted: believed in {by:?} later, until {until:?}"
+            );
             self.add(&what, claim, None);
         }
     }
@@ -172,13 +211,22 @@ impl Verdict {
     /// any key that it deletes is another's.
     fn check_deletions(&mut self, claim: &Claim, done: &[&Exchange], grain: Duration) {
         for deletion in done.iter().filter(|exchange| has_deleted(exchange)) {
-            let before = done.iter().filter(|exchange| exchange.sent <= deletion.sent);
+            let before = done
+                .iter()
+                .filter(|exchange| exchange.sent <= deletion.sent);
             let end = before.filter_map(|exchange| promise(exchange)).max();
             if end.is_none_or(|end| end.saturating_add(grain) < deletion.sent) {
                 let own = end.map_or("it never had one".to_owned(), |end| {
-                    format!("its own key had ended {:?} before", deletion.sent.saturating_sub(end))
+                    format!(
+                        "its own key had ended {:?} before",
+                        deletion.sent.saturating_sub(end)
+                    )
                 });
-                self.add(&format!("it deleted what was not its own: {own}"), claim, None);
+                self.add(
+                    &format!("it deleted what was not its own: {own}"),
+                    claim,
+                    None,
+                );
             }
         }
     }
@@ -188,7 +236,10 @@ impl Verdict {
         let (Some(released), Some((ended, how))) = (claim.released, &claim.ended) else {
             return;
         };
-        let sent = || done.iter().filter(|exchange| is_release(exchange) && exchange.sent >= released);
+        let sent = || {
+            done.iter()
+                .filter(|exchange| is_release(exchange) && exchange.sent >= released)
+        };
         let begun = || sent().map(|exchange| exchange.sent).min().unwrap_or(*ended);
         match how.as_str() {
             // The server itself may have dropped the key. The answer to the first try says so, but
@@ -196,7 +247,8 @@ impl Verdict {
             "Released" if world.reported_within.is_some() && sent().count() > 1 => {}
             "Released"
                 if !world.restarts
-                    && !sent().any(|exchange| has_deleted(exchange) || exchange.answered.is_none()) =>
+                    && !sent()
+                        .any(|exchange| has_deleted(exchange) || exchange.answered.is_none()) =>
             {
                 self.add("said to be released, but nobody deleted it", claim, None);
             }
@@ -226,7 +278,10 @@ impl Verdict {
         let mut by_key: BTreeMap<&str, Vec<(Duration, Duration, &Claim)>> = BTreeMap::new();
         for claim in claims {
             if let Some((start, end)) = belief(claim, world) {
-                by_key.entry(&claim.key).or_default().push((start, end, claim));
+                by_key
+                    .entry(&claim.key)
+                    .or_default()
+                    .push((start, end, claim));
             }
         }
         for mut beliefs in by_key.into_values() {
@@ -235,7 +290,8 @@ impl Verdict {
             for (start, end, claim) in beliefs {
                 if let Some((until, other)) = longest.filter(|(until, _)| *until > start) {
                     let overlap = until.saturating_sub(start);
-                    let believed = format!("one believed in it until {until:?}, the other from {start:?} on");
+                    let believed =
+                        format!("one believed in it until {until:?}, the other from {start:?} on");
                     match world.reported_within {
                         None => {
                             let what = format!("two at a time for {overlap:?}: {believed}");
@@ -244,8 +300,9 @@ impl Verdict {
                         Some(limit) => {
                             self.reported_after = self.reported_after.max(overlap);
                             if overlap > limit {
-                                let what =
-                                    format!("not reported for {overlap:?}, {limit:?} allowed: {believed}");
+                                let what = format!(
+                                    "not reported for {overlap:?}, {limit:?} allowed: {believed}"
+                                );
                                 self.add(&what, other, Some(claim));
                             }
                         }
@@ -267,8 +324,16 @@ impl Verdict {
 /// release, whichever comes first. The death of the process ends it in any case.
 fn belief(claim: &Claim, world: &World) -> Option<(Duration, Duration)> {
     let (start, (at, until)) = (claim.answered?, claim.valid?);
-    let end = if world.reported_within.is_some() { at } else { until.min(claim.released.unwrap_or(until)) };
-    let death = world.deaths.iter().find(|(pid, _)| *pid == claim.by.0).map(|&(_, at)| at);
+    let end = if world.reported_within.is_some() {
+        at
+    } else {
+        until.min(claim.released.unwrap_or(until))
+    };
+    let death = world
+        .deaths
+        .iter()
+        .find(|(pid, _)| *pid == claim.by.0)
+        .map(|&(_, at)| at);
     Some((start, death.map_or(end, |death| end.min(death))))
 }
 
@@ -293,7 +358,11 @@ fn is_release(exchange: &Exchange) -> bool {
 }
 
 fn has_deleted(exchange: &Exchange) -> bool {
-    is_release(exchange) && exchange.answered.as_ref().is_some_and(|(_, reply)| reply.starts_with(b":1\r"))
+    is_release(exchange)
+        && exchange
+            .answered
+            .as_ref()
+            .is_some_and(|(_, reply)| reply.starts_with(b":1\r"))
 }
 
 /// Until when the key lives at the latest because of this exchange. Without an answer, the time of
@@ -306,7 +375,10 @@ fn promise(exchange: &Exchange) -> Option<Duration> {
     let lease = if renewal {
         exchange.args.last()
     } else {
-        let px = exchange.args.iter().position(|arg| arg.eq_ignore_ascii_case("PX"))?;
+        let px = exchange
+            .args
+            .iter()
+            .position(|arg| arg.eq_ignore_ascii_case("PX"))?;
         exchange.args.get(px + 1)
     };
     let lease = Duration::from_millis(lease?.parse().ok()?);
@@ -314,7 +386,9 @@ fn promise(exchange: &Exchange) -> Option<Duration> {
         None => Some(Duration::MAX),
         // A script answers the token, and `SET` an `OK` or nil.
         Some((at, reply)) if reply.starts_with(b"+OK") => Some(*at + lease),
-        Some((at, reply)) if reply.starts_with(b"$") && !reply.starts_with(b"$-") => Some(*at + lease),
+        Some((at, reply)) if reply.starts_with(b"$") && !reply.starts_with(b"$-") => {
+            Some(*at + lease)
+        }
         Some(_) => None,
     }
 }

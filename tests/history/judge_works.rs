@@ -34,7 +34,11 @@ fn claim(token: &str, from: u64, to: u64) -> Claim {
 fn exchange(args: &str, sent: u64, reply: &str) -> Exchange {
     let args = args.split(' ').map(str::to_owned).collect();
     let answered = (!reply.is_empty()).then(|| (at(sent + 2), format!("{reply}\r\n").into_bytes()));
-    Exchange { args, sent: at(sent), answered }
+    Exchange {
+        args,
+        sent: at(sent),
+        answered,
+    }
 }
 
 fn set(token: &str, sent: u64, reply: &str) -> Exchange {
@@ -49,11 +53,17 @@ fn release(token: &str, sent: u64, reply: &str) -> Exchange {
 fn in_order() -> (Vec<Claim>, Vec<Exchange>) {
     let claims = vec![claim("x", 100, 150), claim("y", 200, 250)];
     let (first, second) = (set("x", 95, "+OK"), release("x", 150, ":1"));
-    (claims, vec![first, second, set("y", 195, "+OK"), release("y", 250, ":1")])
+    (
+        claims,
+        vec![first, second, set("y", 195, "+OK"), release("y", 250, ":1")],
+    )
 }
 
 fn world() -> World {
-    World { release: at(100), ..World::default() }
+    World {
+        release: at(100),
+        ..World::default()
+    }
 }
 
 /// Checks that the checker finds `expected` after `change`, or nothing if `expected` is empty.
@@ -65,7 +75,10 @@ fn found(expected: &str, world: &World, change: impl FnOnce(&mut Vec<Claim>, &mu
     match expected {
         "" => assert!(violations.is_empty(), "{violations:?}"),
         // One change often causes more than one violation.
-        _ => assert!(violations.iter().any(|it| it.starts_with(expected)), "{violations:?}"),
+        _ => assert!(
+            violations.iter().any(|it| it.starts_with(expected)),
+            "{violations:?}"
+        ),
     }
 }
 
@@ -73,7 +86,9 @@ fn found(expected: &str, world: &World, change: impl FnOnce(&mut Vec<Claim>, &mu
 fn correct_histories_have_no_violation() {
     found("", &world(), |_, _| {});
     // An answer was lost, so the time of execution is unknown.
-    found("", &world(), |_, journal| journal[1] = release("x", 150, ""));
+    found("", &world(), |_, journal| {
+        journal[1] = release("x", 150, "");
+    });
     found("", &world(), |_, journal| journal[0] = set("x", 95, ""));
     // The hold expired by the clock, and so was reported as lost. Its key lived a moment longer.
     found("", &world(), |claims, _| {
@@ -84,12 +99,19 @@ fn correct_histories_have_no_violation() {
 
 #[test]
 fn two_holders_at_a_time_are_found() {
-    found("two at a time for 1ms: one believed in it until ", &world(), |claims, _| {
-        claims[0].valid = Some((at(199), at(395)));
-        claims[0].released = Some(at(201));
-    });
+    found(
+        "two at a time for 1ms: one believed in it until ",
+        &world(),
+        |claims, _| {
+            claims[0].valid = Some((at(199), at(395)));
+            claims[0].released = Some(at(201));
+        },
+    );
     // A dead process trusts no hold.
-    let dead = World { deaths: vec![(1, at(190))], ..world() };
+    let dead = World {
+        deaths: vec![(1, at(190))],
+        ..world()
+    };
     found("", &dead, |claims, journal| {
         (claims[0].released, claims[0].ended) = (None, None);
         claims[0].valid = Some((at(149), at(395)));
@@ -97,7 +119,9 @@ fn two_holders_at_a_time_are_found() {
         journal[1] = release("x", 192, ":1");
     });
     // The loss had not been reported yet, but the hold was not valid any longer.
-    found("", &world(), |claims, _| claims[0].valid = Some((at(140), at(145))));
+    found("", &world(), |claims, _| {
+        claims[0].valid = Some((at(140), at(145)));
+    });
 }
 
 #[test]
@@ -111,13 +135,23 @@ fn a_token_that_is_used_twice_is_found() {
 
 #[test]
 fn a_claim_that_outlives_its_key_is_found() {
-    found("it outlives its key by 1ms: believed in until 398ms", &world(), |claims, _| {
-        claims[0].valid = Some((at(149), at(398)));
+    found(
+        "it outlives its key by 1ms: believed in until 398ms",
+        &world(),
+        |claims, _| {
+            claims[0].valid = Some((at(149), at(398)));
+        },
+    );
+    found("no server ever had its token", &world(), |_, journal| {
+        journal[0] = set("x", 95, "$-1");
     });
-    found("no server ever had its token", &world(), |_, journal| journal[0] = set("x", 95, "$-1"));
-    found("valid, after its key was deleted", &world(), |_, journal| {
-        journal.push(release("y", 230, ":1"));
-    });
+    found(
+        "valid, after its key was deleted",
+        &world(),
+        |_, journal| {
+            journal.push(release("y", 230, ":1"));
+        },
+    );
     // Too few replicas acknowledged the first try, so it was taken back.
     let taken_back = |reply: &'static str| {
         move |_: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
@@ -127,7 +161,11 @@ fn a_claim_that_outlives_its_key_is_found() {
         }
     };
     found("", &world(), taken_back("+OK"));
-    found("valid, after its key was deleted", &world(), taken_back("$-1"));
+    found(
+        "valid, after its key was deleted",
+        &world(),
+        taken_back("$-1"),
+    );
 }
 
 #[test]
@@ -135,7 +173,11 @@ fn a_renewal_extends_the_claim() {
     let renewed = |reply: &'static str| {
         move |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
             claims[0].valid = Some((at(149), at(430)));
-            journal.push(exchange(&format!("EVALSHA hash 1 lock:a x {LEASE}"), 130, reply));
+            journal.push(exchange(
+                &format!("EVALSHA hash 1 lock:a x {LEASE}"),
+                130,
+                reply,
+            ));
         }
     };
     found("", &world(), renewed("$1\r\nx"));
@@ -144,14 +186,23 @@ fn a_renewal_extends_the_claim() {
 
 #[test]
 fn a_release_that_reports_a_wrong_result_is_found() {
-    found("said to be released", &world(), |_, journal| journal[1] = release("x", 150, ":0"));
+    found("said to be released", &world(), |_, journal| {
+        journal[1] = release("x", 150, ":0");
+    });
     let twice = |_: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
         journal[1] = release("x", 150, ":0");
         journal.push(release("x", 160, ":0"));
     };
     found("said to be released", &world(), twice);
     // The server had deleted the key before, and the first answer came too late.
-    found("", &World { reported_within: Some(Duration::from_millis(50)), ..world() }, twice);
+    found(
+        "",
+        &World {
+            reported_within: Some(Duration::from_millis(50)),
+            ..world()
+        },
+        twice,
+    );
     let lost = |claims: &mut Vec<Claim>, _: &mut Vec<Exchange>| {
         claims[0].ended = Some((at(151), "Lost".to_owned()));
     };
@@ -164,15 +215,31 @@ fn a_release_that_reports_a_wrong_result_is_found() {
             journal[1] = release("x", sent, ":0");
         }
     };
-    found("said to be lost, but nobody took it away", &world(), ran_out(151));
+    found(
+        "said to be lost, but nobody took it away",
+        &world(),
+        ran_out(151),
+    );
     // The release was sent after the lease had ended: the process may have been delayed before it
     // looked at the clock.
     found("", &world(), ran_out(156));
-    let deletes_held_locks = World { reported_within: Some(at(100)), ..world() };
-    found("said to be lost, but it was released", &deletes_held_locks, lost);
-    let deleted =
-        |sent| move |_: &mut Vec<Claim>, journal: &mut Vec<Exchange>| journal[1] = release("x", sent, ":1");
-    found("it deleted what was not its own", &world(), deleted(97 + LEASE + 3));
+    let deletes_held_locks = World {
+        reported_within: Some(at(100)),
+        ..world()
+    };
+    found(
+        "said to be lost, but it was released",
+        &deletes_held_locks,
+        lost,
+    );
+    let deleted = |sent| {
+        move |_: &mut Vec<Claim>, journal: &mut Vec<Exchange>| journal[1] = release("x", sent, ":1")
+    };
+    found(
+        "it deleted what was not its own",
+        &world(),
+        deleted(97 + LEASE + 3),
+    );
     // Redis counts whole milliseconds, and may keep the key for the rest of one.
     found("", &world(), deleted(97 + LEASE + 1));
 }
@@ -189,9 +256,15 @@ fn a_call_that_misses_its_deadline_is_found() {
     };
     found("", &world(), late);
     found("a wait did not end by its deadline", &world(), asked);
-    let stopped = World { stops: vec![(1, at(50), at(950))], ..world() };
+    let stopped = World {
+        stops: vec![(1, at(50), at(950))],
+        ..world()
+    };
     found("", &stopped, asked);
-    let stalled = World { stalls: vec![(at(50), at(950))], ..world() };
+    let stalled = World {
+        stalls: vec![(at(50), at(950))],
+        ..world()
+    };
     found("", &stalled, asked);
     found("a release took longer", &world(), |claims, _| {
         claims[1].ended = Some((at(1400), "Released".to_owned()));
@@ -200,7 +273,10 @@ fn a_call_that_misses_its_deadline_is_found() {
 
 #[test]
 fn a_loss_that_is_reported_late_is_found() {
-    let reported = |limit: u64| World { reported_within: Some(at(limit)), ..world() };
+    let reported = |limit: u64| World {
+        reported_within: Some(at(limit)),
+        ..world()
+    };
     let overlap = |renewed: bool| {
         move |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
             claims[0].valid = Some((at(220), at(395)));

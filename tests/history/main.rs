@@ -45,13 +45,34 @@ fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64) -> (Verdic
     scene.rage(span);
     scene.end();
     let lease = weather.lease();
-    eventually(2 * lease + 2 * SLACK, "no key is left that nobody holds", || scene.servers.keys().is_empty());
+    eventually(
+        2 * lease + 2 * SLACK,
+        "no key is left that nobody holds",
+        || scene.servers.keys().is_empty(),
+    );
     scene.leave();
-    let reported_within = weather.deletes_held_locks().then(|| lease / 3 + Duration::from_millis(50) + SLACK);
+    let reported_within = weather
+        .deletes_held_locks()
+        .then(|| lease / 3 + Duration::from_millis(50) + SLACK);
     let restarts = weather == Weather::Restarts;
     let (stops, deaths) = (scene.stops.clone(), scene.deaths.clone());
     let moved_within = scene.moved_within;
     let stalls = witness.stalls();
-    let world = World { stops, stalls, deaths, reported_within, restarts, moved_within, release: ANSWER };
-    (judge(&record::read(scene.records.path()), &scene.servers.journal(), &world), scene.faults())
+    let world = World {
+        stops,
+        stalls,
+        deaths,
+        reported_within,
+        restarts,
+        moved_within,
+        release: ANSWER,
+    };
+    (
+        judge(
+            &record::read(scene.records.path()),
+            &scene.servers.journal(),
+            &world,
+        ),
+        scene.faults(),
+    )
 }

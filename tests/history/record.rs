@@ -41,7 +41,11 @@ impl Record {
 
     /// A lock is about to be taken.
     pub(crate) fn asks(&mut self, key: &str, wait: Duration) {
-        self.line(&format!("asks {} {key} {}", now().as_nanos(), wait.as_nanos()));
+        self.line(&format!(
+            "asks {} {key} {}",
+            now().as_nanos(),
+            wait.as_nanos()
+        ));
     }
 
     /// The lock was not taken.
@@ -71,7 +75,9 @@ impl Record {
 
     fn line(&mut self, line: &str) {
         // Written at once, so that a killed process has written all lines but perhaps the last.
-        self.0.write_all(format!("{line}\n").as_bytes()).expect("a file that can be written to");
+        self.0
+            .write_all(format!("{line}\n").as_bytes())
+            .expect("a file that can be written to");
     }
 }
 
@@ -80,9 +86,15 @@ pub(crate) fn read(dir: &Path) -> Vec<Claim> {
     let mut claims = Vec::new();
     for entry in fs::read_dir(dir).expect("the directory of the records") {
         let path = entry.expect("an entry").path();
-        let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .expect("a name");
         let (process, thread) = name.split_once('.').expect("process.thread");
-        let by = (process.parse().expect("a number"), thread.parse().expect("a number"));
+        let by = (
+            process.parse().expect("a number"),
+            thread.parse().expect("a number"),
+        );
         claims.extend(parse(by, &fs::read_to_string(&path).expect("a record")));
     }
     claims
@@ -99,7 +111,13 @@ fn parse(by: (u32, u32), text: &str) -> Vec<Claim> {
         let at = time(1);
         if words[0] == "asks" {
             let (key, wait) = (words[2].to_owned(), time(3));
-            claims.push(Claim { by, key, asked: at, wait, ..Claim::default() });
+            claims.push(Claim {
+                by,
+                key,
+                asked: at,
+                wait,
+                ..Claim::default()
+            });
             continue;
         }
         let claim = claims.last_mut().expect("asked before");
@@ -134,7 +152,10 @@ fn what_was_written_reads_back() {
     record.0.write_all(b"asks 1").expect("written"); // The process was killed here.
     let claims = read(dir.path());
     assert_eq!(claims.len(), 2);
-    assert_eq!((claims[0].refused.as_deref(), &claims[0].token), (Some("Timeout"), &None));
+    assert_eq!(
+        (claims[0].refused.as_deref(), &claims[0].token),
+        (Some("Timeout"), &None)
+    );
     let last = &claims[1];
     assert_eq!((last.by, &*last.key, last.wait), ((7, 1), "b", 2 * second));
     assert_eq!((last.token.as_deref(), last.renewed), (Some("token"), true));

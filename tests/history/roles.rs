@@ -49,7 +49,10 @@ struct Has {
 impl Has {
     fn now() -> Has {
         let count = |dir| fs::read_dir(dir).expect("Linux").count();
-        Has { threads: count("/proc/self/task"), files: count("/proc/self/fd") }
+        Has {
+            threads: count("/proc/self/task"),
+            files: count("/proc/self/fd"),
+        }
     }
 }
 
@@ -93,13 +96,27 @@ fn worker() {
     let [lease, long] = ["lease", "long"].map(|name| Duration::from_millis(number(name)));
     let dir = PathBuf::from(role::arg("dir"));
     let before = Has::now();
-    let builder = LockManager::builder(&role::arg("url")).lease(lease).pool_size(THREADS + 1);
-    let builder =
-        builder.connect_timeout(ANSWER).response_timeout(ANSWER).reclaim_dead(seed.is_multiple_of(2));
+    let builder = LockManager::builder(&role::arg("url"))
+        .lease(lease)
+        .pool_size(THREADS + 1);
+    let builder = builder
+        .connect_timeout(ANSWER)
+        .response_timeout(ANSWER)
+        .reclaim_dead(seed.is_multiple_of(2));
     let (builder, roams, seldom) = match role::arg("replicas").as_str() {
         // To connect is to ask a sentinel first.
-        "all" => (builder.replicas(Replicas::all(), ANSWER / 2).connect_timeout(2 * ANSWER), 32, 4000),
-        "1" => (builder.replicas(Replicas::at_least(1), ANSWER / 2), 32, 4000),
+        "all" => (
+            builder
+                .replicas(Replicas::all(), ANSWER / 2)
+                .connect_timeout(2 * ANSWER),
+            32,
+            4000,
+        ),
+        "1" => (
+            builder.replicas(Replicas::at_least(1), ANSWER / 2),
+            32,
+            4000,
+        ),
         _ => (builder, 1, 400),
     };
     #[cfg(feature = "tls")]
@@ -108,21 +125,37 @@ fn worker() {
         // A handshake costs milliseconds of computing, and all threads may connect at a time. With
         // a shorter limit, a busy machine would end each handshake before it is done.
         roots => {
-            let builder = builder.tls(relatch::Tls::new().roots(roots)).connect_timeout(4 * ANSWER);
+            let builder = builder
+                .tls(relatch::Tls::new().roots(roots))
+                .connect_timeout(4 * ANSWER);
             // (The sentinels of the rig speak no TLS.)
-            if role::arg("url").contains("+sentinel") { builder.sentinel_plaintext() } else { builder }
+            if role::arg("url").contains("+sentinel") {
+                builder.sentinel_plaintext()
+            } else {
+                builder
+            }
         }
     };
     let locks = builder.build_unchecked().expect("a valid address");
     let keys = u32::try_from(number("keys")).expect("a small number");
-    let habits = &Habits { lease, long, keys, roams, seldom, wanted: Mutex::default(), done: false.into() };
+    let habits = &Habits {
+        lease,
+        long,
+        keys,
+        roams,
+        seldom,
+        wanted: Mutex::default(),
+        done: false.into(),
+    };
     thread::scope(|scope| {
         for number in 0..THREADS {
             let (locks, dir) = (&locks, &dir);
             scope.spawn(move || Worker::new(locks, habits, dir, seed, number).work());
         }
         role::report("ready");
-        while let Some(wanted) = role::next_line().and_then(|it| Some(it.strip_prefix(HOLD)?.to_owned())) {
+        while let Some(wanted) =
+            role::next_line().and_then(|it| Some(it.strip_prefix(HOLD)?.to_owned()))
+        {
             *habits.wanted.lock() = wanted.split_whitespace().map(str::to_owned).collect();
         }
         habits.done.store(true, Ordering::Relaxed);
@@ -132,11 +165,18 @@ fn worker() {
     // was replaced may end later, when there is something to renew. For a moment there may be more:
     // what ends just now, and what asks a sentinel for the master.
     let nodes = usize::try_from(number("nodes")).expect("a small number");
-    let bound = Has { threads: before.threads + 4 + 2 * nodes, files: before.files + 1 + 7 * nodes };
+    let bound = Has {
+        threads: before.threads + 4 + 2 * nodes,
+        files: before.files + 1 + 7 * nodes,
+    };
     let is_within = |it: Has| it.threads <= bound.threads && it.files <= bound.files;
     until_soon(is_within);
     let with = Has::now();
-    assert!(is_within(with), "{before:?}, at rest {with:?}: {:?}", names());
+    assert!(
+        is_within(with),
+        "{before:?}, at rest {with:?}: {:?}",
+        names()
+    );
     assert!(locks.held().is_empty(), "{:?}", locks.held());
     role::report("stopped");
     role::next_line();
@@ -155,13 +195,28 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    fn new<'a>(locks: &'a LockManager, habits: &'a Habits, dir: &Path, seed: u64, number: u32) -> Worker<'a> {
+    fn new<'a>(
+        locks: &'a LockManager,
+        habits: &'a Habits,
+        dir: &Path,
+        seed: u64,
+        number: u32,
+    ) -> Worker<'a> {
         let rng = StdRng::seed_from_u64(seed ^ u64::from(number) << 32);
-        Worker { locks, habits, rng, record: Record::create(dir, std::process::id(), number) }
+        Worker {
+            locks,
+            habits,
+            rng,
+            record: Record::create(dir, std::process::id(), number),
+        }
     }
 
     fn lease_of(&self, key: &str) -> Duration {
-        if key == "k0" { self.habits.long } else { self.habits.lease }
+        if key == "k0" {
+            self.habits.long
+        } else {
+            self.habits.lease
+        }
     }
 
     fn work(&mut self) {
@@ -198,11 +253,16 @@ impl Worker<'_> {
 
     /// Takes the lock in one of three ways.
     fn take(&mut self, key: &str, renewed: bool) -> Result<Option<LockGuard>, Error> {
-        let lock = self.locks.named(key).renew(renewed).lease(self.lease_of(key));
+        let lock = self
+            .locks
+            .named(key)
+            .renew(renewed)
+            .lease(self.lease_of(key));
         let wait = WAIT.mul_f64(self.rng.random_range(0.01..1.0));
         let way = self.rng.random_range(0..4);
         // A call without a wait may take as long as connecting and an answer.
-        self.record.asks(key, if way == 0 { 2 * ANSWER } else { wait });
+        self.record
+            .asks(key, if way == 0 { 2 * ANSWER } else { wait });
         match way {
             0 => lock.try_lock(),
             1 => lock.try_lock_for(wait),

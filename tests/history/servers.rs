@@ -18,7 +18,11 @@ pub(crate) const MASTERS: usize = 3;
 
 /// Where the locks are.
 pub(crate) enum Servers {
-    One { server: Box<Server>, proxy: Proxy, terminator: Option<Box<Terminator>> },
+    One {
+        server: Box<Server>,
+        proxy: Proxy,
+        terminator: Option<Box<Terminator>>,
+    },
     Watched(Box<Sentinels>),
     Cluster(Box<Cluster>),
 }
@@ -37,11 +41,19 @@ impl Servers {
     pub(crate) fn start(weather: Weather, over_tls: bool, clock: &Path) -> Servers {
         let server = match weather {
             Weather::Failovers => {
-                let setup = Setup { proxied: true, tls: over_tls, ..Setup::default() };
+                let setup = Setup {
+                    proxied: true,
+                    tls: over_tls,
+                    ..Setup::default()
+                };
                 return Servers::Watched(Box::new(Sentinels::with(setup)));
             }
             Weather::SlotsMove | Weather::MastersFailOver => {
-                let setup = ClusterSetup { masters: MASTERS, proxied: true, ..ClusterSetup::default() };
+                let setup = ClusterSetup {
+                    masters: MASTERS,
+                    proxied: true,
+                    ..ClusterSetup::default()
+                };
                 return Servers::Cluster(Box::new(Cluster::with(setup)));
             }
             Weather::Clocks => {
@@ -54,7 +66,11 @@ impl Servers {
         };
         let proxy = Proxy::start(server.port());
         let terminator = over_tls.then(|| Box::new(Terminator::start(proxy.port())));
-        Servers::One { server: Box::new(server), proxy, terminator }
+        Servers::One {
+            server: Box::new(server),
+            proxy,
+            terminator,
+        }
     }
 
     /// The only server, or the master.
@@ -70,7 +86,9 @@ impl Servers {
     pub(crate) fn proxies(&self) -> Vec<&Proxy> {
         match self {
             Servers::One { proxy, .. } => vec![proxy],
-            Servers::Watched(sentinels) => (0..sentinels.count()).map(|it| sentinels.proxy(it)).collect(),
+            Servers::Watched(sentinels) => (0..sentinels.count())
+                .map(|it| sentinels.proxy(it))
+                .collect(),
             Servers::Cluster(cluster) => (0..cluster.count()).map(|it| cluster.proxy(it)).collect(),
         }
     }
@@ -96,7 +114,10 @@ impl Servers {
 
     pub(crate) fn url(&self) -> String {
         match self {
-            Servers::One { terminator: Some(terminator), .. } => terminator.url(),
+            Servers::One {
+                terminator: Some(terminator),
+                ..
+            } => terminator.url(),
             Servers::One { proxy, .. } => proxy.url(),
             Servers::Watched(sentinels) => sentinels.url(),
             Servers::Cluster(cluster) => cluster.url(),
@@ -106,7 +127,10 @@ impl Servers {
     /// Whom the workers have to trust; empty without TLS.
     pub(crate) fn roots(&self) -> &str {
         match self {
-            Servers::One { terminator: Some(terminator), .. } => terminator.roots(),
+            Servers::One {
+                terminator: Some(terminator),
+                ..
+            } => terminator.roots(),
             Servers::Watched(sentinels) => sentinels.roots(),
             Servers::One { .. } | Servers::Cluster(_) => "",
         }
@@ -126,7 +150,9 @@ impl Servers {
             Servers::One { .. } => 0,
             Servers::Watched(sentinels) => sentinels.master(),
             Servers::Cluster(cluster) => {
-                let masters: Vec<_> = (0..cluster.count()).filter(|&it| cluster.is_master(it)).collect();
+                let masters: Vec<_> = (0..cluster.count())
+                    .filter(|&it| cluster.is_master(it))
+                    .collect();
                 masters[choice % masters.len()]
             }
         }
@@ -153,7 +179,13 @@ impl Servers {
     }
 }
 
-fn replace_master(sentinels: &Sentinels, old: usize, way: Way, choice: usize, cut_off: impl FnOnce()) {
+fn replace_master(
+    sentinels: &Sentinels,
+    old: usize,
+    way: Way,
+    choice: usize,
+    cut_off: impl FnOnce(),
+) {
     match way {
         Way::KilledAfter(cut_off_for) => {
             let last = (old + 1 + choice % (sentinels.count() - 1)) % sentinels.count();
@@ -185,7 +217,9 @@ fn leave_one(sentinels: &Sentinels, old: usize, last: usize) {
     let others = || (0..sentinels.count()).filter(|&place| place != last);
     others().for_each(|place| sentinels.server(place).kill());
     sentinels.until_replaced(old);
-    sentinels.server(last).query::<()>(&["CONFIG", "SET", "masterauth", ""]);
+    sentinels
+        .server(last)
+        .query::<()>(&["CONFIG", "SET", "masterauth", ""]);
     others().for_each(|place| sentinels.restart(place));
 }
 

@@ -14,7 +14,11 @@ use crate::round;
 
 fn number(variable: &str) -> Option<u64> {
     let value = env::var(variable).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {value:?}")))
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{variable} is not a number: {value:?}")),
+    )
 }
 
 /// How many locks each weather has to see taken.
@@ -33,7 +37,10 @@ fn holds(weather: Weather, over_tls: bool, wanted: u64) {
     let (mut seed, mut total, mut faults) = (first, Verdict::default(), 0);
     while (total.acquisitions as u64) < wanted || !was_noticed(weather, &total) {
         let goes_on = was_noticed(weather, &total) || seed < first + 5;
-        assert!(goes_on, "{weather:?}: no hold was lost in five rounds: {total:?}");
+        assert!(
+            goes_on,
+            "{weather:?}: no hold was lost in five rounds: {total:?}"
+        );
         println!("{weather:?}: RELATCH_SEED={seed}");
         let (verdict, struck) = round(weather, weather.round(), over_tls, seed);
         let (count, first) = (verdict.violations.len(), verdict.violations.iter().take(5));
@@ -57,9 +64,19 @@ fn was_noticed(weather: Weather, total: &Verdict) -> bool {
 
 /// Without a fault, or without a valid hold, nothing would have been tested.
 fn assert_was_bad(weather: Weather, verdict: &Verdict, struck: u64) {
-    let Verdict { acquisitions, believed, .. } = *verdict;
-    assert!(acquisitions > 0 && struck > 0, "{weather:?}: {verdict:?}, {struck} faults");
-    assert!(believed >= acquisitions - acquisitions / 10, "{weather:?}: too few were valid: {verdict:?}");
+    let Verdict {
+        acquisitions,
+        believed,
+        ..
+    } = *verdict;
+    assert!(
+        acquisitions > 0 && struck > 0,
+        "{weather:?}: {verdict:?}, {struck} faults"
+    );
+    assert!(
+        believed >= acquisitions - acquisitions / 10,
+        "{weather:?}: too few were valid: {verdict:?}"
+    );
 }
 
 #[test]

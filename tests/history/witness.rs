@@ -30,8 +30,13 @@ impl Witness {
     pub(crate) fn start() -> Witness {
         let shared = Arc::<Shared>::default();
         let its = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("witness".to_owned()).spawn(move || its.watch());
-        Witness { shared, thread: Some(thread.expect("a thread can be started")) }
+        let thread = thread::Builder::new()
+            .name("witness".to_owned())
+            .spawn(move || its.watch());
+        Witness {
+            shared,
+            thread: Some(thread.expect("a thread can be started")),
+        }
     }
 
     /// When the thread could not wake up.

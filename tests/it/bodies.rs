@@ -16,13 +16,24 @@ fn elsewhere<T: Send>(check: impl FnOnce() -> T + Send) -> T {
 fn try_with_lock_runs_the_closure_under_the_lock_or_not_at_all() {
     let locks = LockManager::in_memory();
     let is_free = || elsewhere(|| locks.try_with_lock("a", || ()).expect("answers").is_some());
-    assert_eq!(locks.try_with_lock("a", is_free).expect("runs"), Some(false));
+    assert_eq!(
+        locks.try_with_lock("a", is_free).expect("runs"),
+        Some(false)
+    );
     assert!(is_free(), "and gives it back");
-    assert_eq!(locks.named("a").try_with_lock(is_free).expect("runs"), Some(false));
+    assert_eq!(
+        locks.named("a").try_with_lock(is_free).expect("runs"),
+        Some(false)
+    );
     let guard = locks.lock("a").expect("locks");
     let ran = elsewhere(|| locks.named("a").try_with_lock(|| unreachable!()));
     assert!(ran.expect("busy is no error").is_none());
-    assert_eq!(locks.try_with_lock("a", || guard.depth()).expect("re-enters"), Some(2));
+    assert_eq!(
+        locks
+            .try_with_lock("a", || guard.depth())
+            .expect("re-enters"),
+        Some(2)
+    );
     drop(guard);
     let lost = locks.try_with_lock("a", || locks.named("a").force_unlock().map(drop));
     assert_lost(&lost, LostCause::Deleted);
@@ -44,15 +55,22 @@ impl From<Error> for Failure {
 fn an_error_of_a_lock_that_was_not_taken_says_that_no_body_ran() {
     let locks = LockManager::in_memory();
     let _held = elsewhere(|| locks.lock("a").expect("locks").detach().expect("detaches"));
-    locks.with_lock("b", || ()).expect("a closure that ran before changes nothing");
+    locks
+        .with_lock("b", || ())
+        .expect("a closure that ran before changes nothing");
     let brief = locks.named("a").wait(Duration::from_millis(1));
     let error = brief.with_lock(|| unreachable!()).expect_err("busy");
     assert!(error.is_timeout() && !error.body_ran(), "{error:?}");
-    let error = brief.with_lock_result(|_| -> Result<(), Failure> { unreachable!() }).expect_err("busy");
+    let error = brief
+        .with_lock_result(|_| -> Result<(), Failure> { unreachable!() })
+        .expect_err("busy");
     assert!(!error.0.body_ran(), "{error:?}");
     let error = brief.lock().expect_err("busy");
     assert!(!error.body_ran(), "there is none: {error:?}");
-    locks.memory().expect("in memory").go_away(Duration::from_secs(60));
+    locks
+        .memory()
+        .expect("in memory")
+        .go_away(Duration::from_secs(60));
     let away = locks.named("c").wait(Duration::from_millis(1));
     let error = away.with_lock(|| unreachable!()).expect_err("no answer");
     assert!(error.is_unavailable() && !error.body_ran(), "{error:?}");
@@ -62,7 +80,9 @@ fn an_error_of_a_lock_that_was_not_taken_says_that_no_body_ran() {
 #[test]
 fn each_error_that_keeps_a_body_from_running_says_so() {
     let says = |locks: &LockManager, key: &str| {
-        let error = locks.with_lock(key, || unreachable!()).expect_err("not taken");
+        let error = locks
+            .with_lock(key, || unreachable!())
+            .expect_err("not taken");
         assert!(!error.body_ran(), "{error:?}");
         error
     };
@@ -74,12 +94,16 @@ fn each_error_that_keeps_a_body_from_running_says_so() {
     assert!(first.shutdown(Duration::ZERO).is_empty());
     assert!(matches!(says(&first, "a"), Error::Stopped { .. }));
     let (_refuses, url) = server_for(&without(&["+set"]));
-    let refused = LockManager::builder(&url).build_unchecked().expect("sends nothing");
+    let refused = LockManager::builder(&url)
+        .build_unchecked()
+        .expect("sends nothing");
     assert!(matches!(says(&refused, "a"), Error::Refused { .. }));
     #[cfg(feature = "tls")]
     {
         let url = format!("rediss://127.0.0.1:{}/", server.port());
-        let plain = LockManager::builder(&url).build_unchecked().expect("sends nothing");
+        let plain = LockManager::builder(&url)
+            .build_unchecked()
+            .expect("sends nothing");
         assert!(matches!(says(&plain, "a"), Error::Tls { .. }));
     }
 }
@@ -89,29 +113,60 @@ fn each_error_that_keeps_a_body_from_running_says_so() {
 fn of_an_error_that_is_never_about_the_beginning_the_answer_is_always_true() {
     let locks = LockManager::in_memory();
     let guard = locks.lock("a").expect("locks");
-    locks.memory().expect("in memory").go_away(Duration::from_secs(60));
+    locks
+        .memory()
+        .expect("in memory")
+        .go_away(Duration::from_secs(60));
     let error = guard.unlock().expect_err("no answer");
-    assert!(matches!(error, Error::Unconfirmed { .. }) && error.body_ran(), "{error:?}");
+    assert!(
+        matches!(error, Error::Unconfirmed { .. }) && error.body_ran(),
+        "{error:?}"
+    );
     let error = locks.with_lock("", || ()).expect_err("that names no lock");
-    assert!(matches!(error, Error::InvalidKey { .. }) && error.body_ran(), "{error:?}");
+    assert!(
+        matches!(error, Error::InvalidKey { .. }) && error.body_ran(),
+        "{error:?}"
+    );
 }
 
 /// The program's own type is between the two locks, and nothing can mark the error in it.
 #[test]
 fn an_error_that_comes_out_of_a_body_says_that_it_ran() {
     let locks = LockManager::in_memory();
-    let _held = elsewhere(|| locks.lock("inner").expect("locks").detach().expect("detaches"));
-    let inner = || locks.named("inner").wait(Duration::from_millis(1)).with_lock(|| unreachable!());
+    let _held = elsewhere(|| {
+        locks
+            .lock("inner")
+            .expect("locks")
+            .detach()
+            .expect("detaches")
+    });
+    let inner = || {
+        locks
+            .named("inner")
+            .wait(Duration::from_millis(1))
+            .with_lock(|| unreachable!())
+    };
     let body = |_: &LockGuard| -> Result<(), Failure> {
         let error = inner().expect_err("busy");
-        assert!(!error.body_ran(), "the inner one can be tried again: {error:?}");
+        assert!(
+            !error.body_ran(),
+            "the inner one can be tried again: {error:?}"
+        );
         Err(error.into())
     };
     let Failure(error) = locks.with_lock_result("a", body).expect_err("busy");
-    assert!(error.is_timeout() && error.key() == Some("inner") && error.body_ran(), "{error:?}");
-    let error = locks.with_lock("a", inner).expect("the outer one is well").expect_err("busy");
+    assert!(
+        error.is_timeout() && error.key() == Some("inner") && error.body_ran(),
+        "{error:?}"
+    );
+    let error = locks
+        .with_lock("a", inner)
+        .expect("the outer one is well")
+        .expect_err("busy");
     assert!(error.body_ran(), "{error:?}");
-    let error = locks.with_locks_result(["a", "b"], |_| inner()).expect_err("busy");
+    let error = locks
+        .with_locks_result(["a", "b"], |_| inner())
+        .expect_err("busy");
     assert!(error.body_ran(), "{error:?}");
     // A closure that panics has begun, too.
     let mut error = None;
@@ -142,8 +197,13 @@ fn a_loss_that_is_found_at_the_end_is_told_from_one_that_is_found_at_the_beginni
     }
     drop(guard);
     let outer = locks.lock("a").expect("locks");
-    let error = locks.with_lock("b", || lose("a")).expect_err("the outer one is lost");
-    assert!(matches!(error, Error::OuterLost { .. }) && error.body_ran(), "{error:?}");
+    let error = locks
+        .with_lock("b", || lose("a"))
+        .expect_err("the outer one is lost");
+    assert!(
+        matches!(error, Error::OuterLost { .. }) && error.body_ran(),
+        "{error:?}"
+    );
     drop(outer);
 }
 
@@ -166,8 +226,16 @@ fn what_a_body_puts_into_a_variable_stays_though_the_lock_is_lost() {
 fn the_loss_of_an_outer_lock_of_the_same_name_says_whose_it_is() {
     let [ours, theirs] = [(); 2].map(|()| LockManager::in_memory());
     let _outer = theirs.lock("a").expect("locks");
-    theirs.named("a").force_unlock().expect("answers").expect("it was held");
-    let said = |key: &str| ours.lock(key).expect_err("the outer one is lost").to_string();
+    theirs
+        .named("a")
+        .force_unlock()
+        .expect("answers")
+        .expect("it was held");
+    let said = |key: &str| {
+        ours.lock(key)
+            .expect_err("the outer one is lost")
+            .to_string()
+    };
     assert_eq!(
         said("a"),
         r#"lock "a", which this thread holds through another LockManager, was lost: its key was deleted"#

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockManager};
-use relatch_rig::{Fault, LONG, Proxy, Server, SetOnDrop, eventually, throughout, time, unique_key, within};
+use relatch_rig::{
+    Fault, LONG, Proxy, Server, SetOnDrop, eventually, throughout, time, unique_key, within,
+};
 
 use crate::support::{
     ANSWER, MINUTE, Rig, SOON, assert_unavailable, behind, builder, delete, occupy, until_tracked,
@@ -20,7 +22,10 @@ fn a_limit_that_ends_in_this_process_is_reported_as_busy() {
     const THREADS: u32 = 20;
     const CALLS: u32 = 150;
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).pool_size(8).build().expect("connects");
+    let locks = LockManager::builder(&server.url())
+        .pool_size(8)
+        .build()
+        .expect("connects");
     let (taken, over) = (AtomicU32::new(0), AtomicU32::new(0));
     thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -39,7 +44,10 @@ fn a_limit_that_ends_in_this_process_is_reported_as_busy() {
             });
         }
     });
-    assert!(taken.into_inner() > THREADS, "some are taken; {over:?} were not");
+    assert!(
+        taken.into_inner() > THREADS,
+        "some are taken; {over:?} were not"
+    );
 }
 
 /// The wait ends before the connection is open. That does not prove an outage.
@@ -66,9 +74,24 @@ fn a_short_wait_behind_a_thread_that_asks_says_that_no_holder_is_known() {
     thread::scope(|scope| {
         let front = scope.spawn(|| rig.locks.lock("a").map(drop));
         rig.proxy.wait_fired(1, LONG);
-        let error = rig.locks.named("a").wait(Duration::from_millis(5)).lock().expect_err("it is asked for");
+        let error = rig
+            .locks
+            .named("a")
+            .wait(Duration::from_millis(5))
+            .lock()
+            .expect_err("it is asked for");
         rig.proxy.end_delays();
-        assert!(matches!(&error, Error::Timeout { holder: None, source: Some(_), .. }), "{error:?}");
+        assert!(
+            matches!(
+                &error,
+                Error::Timeout {
+                    holder: None,
+                    source: Some(_),
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
         front.join().expect("no panic").expect("its answer comes");
     });
 }
@@ -85,13 +108,21 @@ fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
         for thread in 0..THREADS {
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    drop(rig.locks.named(format!("own-{thread}")).wait(LONG).lock().expect("locks"));
+                    drop(
+                        rig.locks
+                            .named(format!("own-{thread}"))
+                            .wait(LONG)
+                            .lock()
+                            .expect("locks"),
+                    );
                 }
             });
         }
         let sets = || rig.proxy.commands("SET");
         let before = sets();
-        eventually(LONG, "the threads take locks", || sets() > before + u64::from(THREADS));
+        eventually(LONG, "the threads take locks", || {
+            sets() > before + u64::from(THREADS)
+        });
         // Tried up to ten times: the machine may delay the other threads for the whole wait.
         let mut tries = (0..10).map(|_| rig.locks.try_lock_for("a", ANSWER / 3));
         assert!(
@@ -105,9 +136,14 @@ fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
 /// another thread meanwhile.
 #[test]
 fn the_wait_for_a_connection_does_not_count_as_an_outage() {
-    let rig =
-        Rig::with(|it| it.pool_size(1).connect_timeout(LONG).response_timeout(LONG).tolerate_outage(SOON));
-    rig.proxy.on("EVALSHA * 1 lock:slow", Fault::DelayReply(3 * SOON));
+    let rig = Rig::with(|it| {
+        it.pool_size(1)
+            .connect_timeout(LONG)
+            .response_timeout(LONG)
+            .tolerate_outage(SOON)
+    });
+    rig.proxy
+        .on("EVALSHA * 1 lock:slow", Fault::DelayReply(3 * SOON));
     thread::scope(|scope| {
         let slow = scope.spawn(|| rig.locks.named("slow").holder().map(drop));
         eventually(LONG, "the slow call has the connection", || {
@@ -125,9 +161,17 @@ fn a_timeout_names_what_took_the_time() {
     rig.proxy.always("SET", Fault::DelayReply(ANSWER / 3));
     let lock = rig.locks.named("a").wait(Duration::from_millis(5));
     let error = lock.lock().expect_err("there was no time");
-    assert!(matches!(&error, Error::Timeout { holder: None, .. }), "{error:?}");
+    assert!(
+        matches!(&error, Error::Timeout { holder: None, .. }),
+        "{error:?}"
+    );
     assert!(error.source().is_some(), "{error:?}");
-    assert!(error.to_string().starts_with("lock \"a\" was not taken within"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .starts_with("lock \"a\" was not taken within"),
+        "{error}"
+    );
 }
 
 /// The only connection is stuck. A thread that waits for it must report an outage, not a busy lock.
@@ -137,7 +181,9 @@ fn a_pool_whose_connections_are_stuck_is_reported_as_an_outage() {
     rig.proxy.black_hole(true);
     thread::scope(|scope| {
         let first = scope.spawn(|| rig.locks.try_lock_for("a", 4 * ANSWER).map(drop));
-        eventually(LONG, "the only connection is in use", || rig.proxy.commands("SET lock:a") > 0);
+        eventually(LONG, "the only connection is in use", || {
+            rig.proxy.commands("SET lock:a") > 0
+        });
         assert_unavailable(&rig.locks.try_lock_for("b", ANSWER));
         assert_unavailable(&first.join().expect("no panic").map(|()| None));
     });
@@ -149,7 +195,9 @@ fn a_wait_behind_a_thread_in_a_black_hole_is_reported_as_an_outage() {
     rig.proxy.black_hole(true);
     thread::scope(|scope| {
         let first = scope.spawn(|| rig.locks.lock("a").map(drop));
-        eventually(LONG, "the first asks", || rig.proxy.commands("SET lock:a") > 0);
+        eventually(LONG, "the first asks", || {
+            rig.proxy.commands("SET lock:a") > 0
+        });
         let (took, second) = time(|| rig.locks.try_lock_for("a", ANSWER / 3));
         assert_unavailable(&second);
         assert!(took < SOON, "{took:?}");
@@ -167,17 +215,26 @@ fn a_turn_that_comes_too_late_is_reported_as_busy() {
     let mut tries = (0..10).map(|_| {
         let key = unique_key("a");
         let guard = rig.locks.lock(&key).expect("locks");
-        rig.proxy.always(&format!("SET lock:{key}"), Fault::DelayReply(2 * rest));
+        rig.proxy
+            .always(&format!("SET lock:{key}"), Fault::DelayReply(2 * rest));
         thread::scope(|scope| {
             let start = Instant::now();
-            let second =
-                behind(scope, || rig.locks.try_lock_for(&key, before + rest).map(|taken| taken.is_some()));
-            eventually(LONG, "the wait is almost over", || start.elapsed() >= before);
+            let second = behind(scope, || {
+                rig.locks
+                    .try_lock_for(&key, before + rest)
+                    .map(|taken| taken.is_some())
+            });
+            eventually(LONG, "the wait is almost over", || {
+                start.elapsed() >= before
+            });
             guard.unlock().expect("unlocks");
             second.join().expect("no panic")
         })
     });
-    assert!(tries.any(|taken| matches!(taken, Ok(false))), "Redis is slow, and not away");
+    assert!(
+        tries.any(|taken| matches!(taken, Ok(false))),
+        "Redis is slow, and not away"
+    );
 }
 
 /// Fifty waiting threads do not learn of an outage one after the other.
@@ -186,7 +243,10 @@ fn an_outage_ends_for_all_waiters_at_once() {
     for what in ["refused", "black hole"] {
         let server = Server::start();
         let proxy = Proxy::start(server.port());
-        let locks = builder(&proxy.url()).tolerate_outage(SOON).build().expect("connects");
+        let locks = builder(&proxy.url())
+            .tolerate_outage(SOON)
+            .build()
+            .expect("connects");
         if what == "refused" {
             proxy.refuse(true);
             proxy.cut_all();
@@ -194,15 +254,19 @@ fn an_outage_ends_for_all_waiters_at_once() {
             proxy.black_hole(true);
         }
         let attempts = || proxy.commands("SET lock:a");
-        within(2 * SOON, &format!("{what}: the last thread returns"), || {
-            thread::scope(|scope| {
-                let threads = [(); 50].map(|()| scope.spawn(|| locks.lock("a").map(drop)));
-                for thread in threads {
-                    let result = thread.join().expect("no panic");
-                    assert_unavailable(&result.map(|()| None));
-                }
-            });
-        });
+        within(
+            2 * SOON,
+            &format!("{what}: the last thread returns"),
+            || {
+                thread::scope(|scope| {
+                    let threads = [(); 50].map(|()| scope.spawn(|| locks.lock("a").map(drop)));
+                    for thread in threads {
+                        let result = thread.join().expect("no panic");
+                        assert_unavailable(&result.map(|()| None));
+                    }
+                });
+            },
+        );
         assert!(attempts() < 50, "{what}: {} attempts", attempts());
         proxy.black_hole(false);
         proxy.refuse(false);
@@ -234,7 +298,10 @@ fn an_outage_that_begins_while_the_first_waiter_sleeps_is_reported_to_all() {
                 assert_unavailable(&thread.join().expect("no panic").map(|()| None));
             }
             let took = outage.elapsed();
-            assert!(took < 2 * SOON, "{limit:?}, {took:?}: the outage began anew with the second waiter");
+            assert!(
+                took < 2 * SOON,
+                "{limit:?}, {took:?}: the outage began anew with the second waiter"
+            );
         });
     }
 }
@@ -250,15 +317,29 @@ fn a_waiters_deadline_is_kept_when_its_turn_comes() {
     thread::scope(|scope| {
         let (locks, start) = (&locks, Instant::now());
         let second = behind(scope, move || {
-            let taken = locks.try_lock_for("a", 2 * part).expect("answers").is_some();
+            let taken = locks
+                .try_lock_for("a", 2 * part)
+                .expect("answers")
+                .is_some();
             (taken, start.elapsed())
         });
-        eventually(LONG, "half of the second thread's limit is over", || start.elapsed() >= part);
+        eventually(LONG, "half of the second thread's limit is over", || {
+            start.elapsed() >= part
+        });
         server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
-        assert!(guard.unlock().expect_err("another holder has the lock").is_lost());
+        assert!(
+            guard
+                .unlock()
+                .expect_err("another holder has the lock")
+                .is_lost()
+        );
         let (taken, took) = second.join().expect("no panic");
         assert!(!taken);
-        assert!(took < part * 5 / 2, "waited for {took:?}, with a limit of {:?}", 2 * part);
+        assert!(
+            took < part * 5 / 2,
+            "waited for {took:?}, with a limit of {:?}",
+            2 * part
+        );
     });
 }
 
@@ -268,7 +349,10 @@ fn a_short_outage_tolerance_fails_no_wait_while_redis_answers() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     for tolerated in [Duration::ZERO, ANSWER / 6] {
-        let locks = LockManager::builder(&proxy.url()).tolerate_outage(tolerated).build().expect("connects");
+        let locks = LockManager::builder(&proxy.url())
+            .tolerate_outage(tolerated)
+            .build()
+            .expect("connects");
         let key = unique_key("a");
         let fired = proxy.fired();
         proxy.on(&format!("SET lock:{key}"), Fault::DelayReply(ANSWER));
@@ -276,7 +360,10 @@ fn a_short_outage_tolerance_fails_no_wait_while_redis_answers() {
             let first = scope.spawn(|| locks.lock(&key).map(drop));
             proxy.wait_fired(fired + 1, LONG);
             let second = locks.lock(&key).map(drop);
-            first.join().expect("no panic").expect("the first attempt is answered");
+            first
+                .join()
+                .expect("no panic")
+                .expect("the first attempt is answered");
             second.expect("nothing is wrong with Redis");
         });
     }
@@ -289,15 +376,27 @@ fn a_wait_behind_a_hand_off_into_a_black_hole_is_reported_as_an_outage() {
     let rig = &Rig::with(|builder| builder.response_timeout(SOON).local_handoff(MINUTE));
     let guard = rig.locks.lock("a").expect("locks");
     thread::scope(|scope| {
-        let wait = |limit| move || rig.locks.try_lock_for("a", limit).map(|guard| guard.is_some());
+        let wait = |limit| {
+            move || {
+                rig.locks
+                    .try_lock_for("a", limit)
+                    .map(|guard| guard.is_some())
+            }
+        };
         let second = behind(scope, wait(4 * SOON));
         let third = behind(scope, wait(17 * SOON / 10));
         rig.proxy.black_hole(true);
         let unlocked = guard.unlock();
-        assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}");
+        assert!(
+            matches!(unlocked, Err(Error::Unconfirmed { .. })),
+            "{unlocked:?}"
+        );
         for waiter in [third, second] {
             let result = waiter.join().expect("no panic");
-            assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
+            assert!(
+                matches!(result, Err(Error::Unavailable { .. })),
+                "{result:?}"
+            );
         }
     });
 }
@@ -311,7 +410,9 @@ fn one_late_answer_ends_no_long_wait() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| rig.locks.lock("a").map(drop));
         until_tracked(&rig.server, 1);
-        throughout(3 * SOON / 2, || assert!(!waiter.is_finished(), "the waiter waits"));
+        throughout(3 * SOON / 2, || {
+            assert!(!waiter.is_finished(), "the waiter waits");
+        });
         let asked = rig.proxy.fired();
         rig.proxy.on("SET lock:a", Fault::DelayReply(ANSWER));
         rig.server.query::<i64>(&["PEXPIRE", "lock:a", "60000"]);

@@ -23,7 +23,10 @@ type Act<'a> = &'a (dyn Fn(&Rig) + Sync);
 /// does.
 fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
     let rig = &Rig::with(|builder| builder.pool_size(1).response_timeout(LONG));
-    for (taken, by_closure) in others.iter().flat_map(|taken| [(*taken, false), (*taken, true)]) {
+    for (taken, by_closure) in others
+        .iter()
+        .flat_map(|taken| [(*taken, false), (*taken, true)])
+    {
         let name = &unique_key("a");
         let lock = rig.locks.named(name).renew(false).lease(LEASE);
         let started = Instant::now();
@@ -32,7 +35,9 @@ fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
                 // Redis counts whole milliseconds: its key may live a little longer than the lease.
                 throughout(LEASE + Duration::from_millis(10), || ());
                 if taken {
-                    eventually(LONG, "the key is gone", || !rig.server.exists(&format!("lock:{name}")));
+                    eventually(LONG, "the key is gone", || {
+                        !rig.server.exists(&format!("lock:{name}"))
+                    });
                     occupy(&rig.server, name, MINUTE);
                 }
                 end(rig);
@@ -58,8 +63,14 @@ fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
                     other => panic!("taken by another: {taken}: {other:?}"),
                 };
                 assert_eq!(at_most, Duration::ZERO, "{error}");
-                assert!(error.to_string().ends_with("its lease is over by now"), "{error}");
-                assert!(source.contains("while the release was on its way"), "{source}");
+                assert!(
+                    error.to_string().ends_with("its lease is over by now"),
+                    "{error}"
+                );
+                assert!(
+                    source.contains("while the release was on its way"),
+                    "{source}"
+                );
             }
         });
         assert!(started.elapsed() >= LEASE);
@@ -85,7 +96,8 @@ fn a_lease_that_ends_while_the_server_is_stopped_is_no_loss() {
 fn a_lease_that_ends_while_its_release_waits_for_a_connection_is_no_loss() {
     let stall: Act<'_> = &|rig| {
         let (locks, fired) = (rig.locks.clone(), rig.proxy.fired());
-        rig.proxy.on("EVALSHA * 1 lock:other", Fault::DelayReply(2 * LEASE));
+        rig.proxy
+            .on("EVALSHA * 1 lock:other", Fault::DelayReply(2 * LEASE));
         drop(thread::spawn(move || locks.named("other").holder()));
         rig.proxy.wait_fired(fired + 1, LONG);
     };
@@ -119,13 +131,20 @@ fn a_hold_that_redis_has_denied_is_not_released() {
             let name = &unique_key("a");
             let (key, away) = (format!("lock:{name}"), format!("away{{lock:{name}}}"));
             let goes_and_comes_back = |guard: &LockGuard| {
-                eventually(LONG, "the hold is renewed", || renewals(&rig.locks, name) > 0);
+                eventually(LONG, "the hold is renewed", || {
+                    renewals(&rig.locks, name) > 0
+                });
                 let script = "redis.call('RENAME', KEYS[1], KEYS[2]) \
                     if ARGV[1] == 'true' then redis.call('SET', KEYS[1], 'somebody', 'PX', 60000) end";
-                rig.server.query::<()>(&["EVAL", script, "2", &key, &away, &taken.to_string()]);
+                rig.server
+                    .query::<()>(&["EVAL", script, "2", &key, &away, &taken.to_string()]);
                 assert_eq!(guard.watch().wait_lost(LONG), Some(cause));
                 rig.server.query::<()>(&["RENAME", &away, &key]);
-                assert_eq!(rig.value_of(name).as_deref(), Some(guard.token()), "the token is there again");
+                assert_eq!(
+                    rig.value_of(name).as_deref(),
+                    Some(guard.token()),
+                    "the token is there again"
+                );
             };
             if by_closure {
                 assert_lost(
@@ -142,7 +161,9 @@ fn a_hold_that_redis_has_denied_is_not_released() {
             }
             assert_eq!(rig.value_of(name), None, "the key is deleted all the same");
             let expected = (name.clone(), cause);
-            eventually(LONG, "on_lost is called", || reported.lock().last() == Some(&expected));
+            eventually(LONG, "on_lost is called", || {
+                reported.lock().last() == Some(&expected)
+            });
         }
     }
     assert_eq!(rig.locks.stats().lost, 4);
@@ -155,7 +176,9 @@ fn a_hold_that_redis_has_denied_is_lost_though_its_release_has_no_answer() {
     for by_closure in [false, true] {
         let name = &unique_key("a");
         let is_denied = |guard: &LockGuard| {
-            eventually(LONG, "the hold is renewed", || renewals(&rig.locks, name) > 0);
+            eventually(LONG, "the hold is renewed", || {
+                renewals(&rig.locks, name) > 0
+            });
             delete(&rig.server, name);
             assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
             rig.proxy.always("EVALSHA", Fault::SwallowCommand);
@@ -183,7 +206,11 @@ fn a_refused_renewal_does_not_extend_the_hold() {
     let loading = Fault::Answer(b"-LOADING Redis is loading the dataset in memory\r\n".to_vec());
     rig.proxy.always(&renewals_of(&rig.server, "a"), loading);
     let guard = rig.locks.lock("a").expect("locks");
-    assert_eq!(guard.watch().wait_lost(6 * SOON), Some(LostCause::Expired), "trusted past its lease");
+    assert_eq!(
+        guard.watch().wait_lost(6 * SOON),
+        Some(LostCause::Expired),
+        "trusted past its lease"
+    );
     assert!(!guard.is_valid());
     let stats = rig.locks.stats();
     assert_eq!((renewals(&rig.locks, "a"), stats.renewed), (0, 0));
@@ -197,8 +224,11 @@ fn a_token_that_reappears_after_its_lease_is_no_lock() {
     let rig = &Rig::with(|builder| builder.lease(LEASE).renew(false));
     rig.proxy.on("SET lock:a", Fault::CutBeforeForward);
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "the lease is over", || rig.value_of("a").is_none() && !guard.is_valid());
+    eventually(LONG, "the lease is over", || {
+        rig.value_of("a").is_none() && !guard.is_valid()
+    });
     let given_up = &rig.tokens_sent("a")[0];
-    rig.server.query::<()>(&["SET", "lock:a", given_up, "NX", "PX", "60000"]);
+    rig.server
+        .query::<()>(&["SET", "lock:a", given_up, "NX", "PX", "60000"]);
     assert_lost(&guard.unlock(), LostCause::Taken);
 }

@@ -26,7 +26,11 @@ fn rig(lease: Duration) -> Rig {
 fn assert_taken_anew(rig: &Rig, guard: &LockGuard) {
     assert!(guard.is_valid());
     assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()));
-    assert_ne!(rig.tokens_sent("a")[0], guard.token(), "the token of the first attempt");
+    assert_ne!(
+        rig.tokens_sent("a")[0],
+        guard.token(),
+        "the token of the first attempt"
+    );
 }
 
 #[test]
@@ -34,7 +38,12 @@ fn row_03_a_lock_answered_after_its_lease_is_taken_anew() {
     let rig = rig(LEASE);
     rig.proxy.on("SET lock:a", Fault::DelayReply(2 * LEASE));
     let start = Instant::now();
-    let guard = rig.locks.named("a").wait(LONG).lock().expect("locks within the wait");
+    let guard = rig
+        .locks
+        .named("a")
+        .wait(LONG)
+        .lock()
+        .expect("locks within the wait");
     assert!(start.elapsed() >= 2 * LEASE);
     assert_taken_anew(&rig, &guard);
 }
@@ -45,8 +54,15 @@ fn row_03_a_key_set_too_late_is_removed_and_taken_anew() {
     // The `SET` is executed late and answered at once, so the key still has its whole lease.
     rig.proxy.on("SET lock:a", Fault::DelayCommand(2 * LEASE));
     let start = Instant::now();
-    let guard = rig.locks.try_lock_for("a", LONG).expect("answers").expect("locks within the wait");
-    assert!(start.elapsed() < LEASE * 29 / 10, "the call waited for the late key to expire");
+    let guard = rig
+        .locks
+        .try_lock_for("a", LONG)
+        .expect("answers")
+        .expect("locks within the wait");
+    assert!(
+        start.elapsed() < LEASE * 29 / 10,
+        "the call waited for the late key to expire"
+    );
     assert_taken_anew(&rig, &guard);
 }
 
@@ -58,7 +74,10 @@ fn row_03_a_key_set_too_late_is_not_reported_as_busy() {
     rig.proxy.on("EVALSHA * 1 lock:a", Fault::CutBeforeForward);
     let taken = rig.locks.try_lock("a");
     assert_eq!(rig.proxy.fired(), 2);
-    assert!(matches!(taken, Ok(Some(_))), "{taken:?}, though no other holder has the lock");
+    assert!(
+        matches!(taken, Ok(Some(_))),
+        "{taken:?}, though no other holder has the lock"
+    );
 }
 
 #[test]
@@ -74,29 +93,45 @@ fn row_03_a_try_that_is_always_answered_too_late_takes_nothing() {
 fn row_03_a_set_that_is_executed_after_its_caller_gave_up_leaves_no_key() {
     let rig = rig(LONG);
     rig.server.reset_stats();
-    rig.proxy.on_times("SET lock:a", 2, Fault::DelayCommand(2 * LEASE));
-    let taken = within(2 * LEASE, "the caller's wait", || rig.locks.try_lock_for("a", LEASE));
+    rig.proxy
+        .on_times("SET lock:a", 2, Fault::DelayCommand(2 * LEASE));
+    let taken = within(2 * LEASE, "the caller's wait", || {
+        rig.locks.try_lock_for("a", LEASE)
+    });
     let error = taken.expect_err("no answer in time");
     assert!(error.is_unavailable(), "{error:?}");
-    eventually(LONG, "both late SETs are executed", || rig.server.calls("set") > 1);
-    eventually(Duration::from_secs(1), "the key is removed", || !rig.server.exists("lock:a"));
+    eventually(LONG, "both late SETs are executed", || {
+        rig.server.calls("set") > 1
+    });
+    eventually(Duration::from_secs(1), "the key is removed", || {
+        !rig.server.exists("lock:a")
+    });
 }
 
 #[test]
 fn row_04_the_time_of_a_slow_answer_is_subtracted_from_the_lease() {
     let lease = Duration::from_secs(3);
     let rig = rig(lease);
-    rig.proxy.on("SET lock:a", Fault::DelayReply(lease * 9 / 10));
+    rig.proxy
+        .on("SET lock:a", Fault::DelayReply(lease * 9 / 10));
     let guard = rig.locks.lock("a").expect("locks");
     let remaining = guard.remaining();
-    assert!(remaining + lease * 9 / 10 <= trusted(lease), "{remaining:?}");
+    assert!(
+        remaining + lease * 9 / 10 <= trusted(lease),
+        "{remaining:?}"
+    );
     assert!(guard.is_valid() && !remaining.is_zero(), "{remaining:?}");
     assert_eq!(rig.tokens_sent("a"), [guard.token()]);
     let (asked, remaining) = (Instant::now(), guard.remaining());
     let key_left = u64::try_from(rig.server.pttl("lock:a")).expect("the key exists and expires");
     let key_left = Duration::from_millis(key_left) + asked.elapsed();
-    assert!(remaining < key_left, "{remaining:?}, {key_left:?}: the hold ends before its key does");
-    eventually(lease, "the hold runs out by the clock", || !guard.is_valid());
+    assert!(
+        remaining < key_left,
+        "{remaining:?}, {key_left:?}: the hold ends before its key does"
+    );
+    eventually(lease, "the hold runs out by the clock", || {
+        !guard.is_valid()
+    });
 }
 
 #[test]
@@ -119,7 +154,11 @@ fn row_05_a_hold_runs_out_on_time_whatever_the_wall_clock_says() {
         child.jump(jump);
         assert_eq!(child.next_report(), "over");
         let took = start.elapsed();
-        assert!((trusted(2 * LEASE)..4 * LEASE).contains(&took), "{took:?} for a lease of {:?}", 2 * LEASE);
+        assert!(
+            (trusted(2 * LEASE)..4 * LEASE).contains(&took),
+            "{took:?} for a lease of {:?}",
+            2 * LEASE
+        );
     });
 }
 
@@ -129,11 +168,17 @@ fn row_05_a_wait_ends_on_time_whatever_the_wall_clock_says() {
         let start = Instant::now();
         assert_eq!(child.ask("wait"), "waiting");
         let asked = server.calls("set");
-        eventually(LONG, "the waiter asks again", || server.calls("set") > asked);
+        eventually(LONG, "the waiter asks again", || {
+            server.calls("set") > asked
+        });
         child.jump(jump);
         assert_eq!(child.next_report(), "timeout");
         let took = start.elapsed();
-        assert!((2 * LEASE..4 * LEASE).contains(&took), "{took:?} for a wait of {:?}", 2 * LEASE);
+        assert!(
+            (2 * LEASE..4 * LEASE).contains(&took),
+            "{took:?} for a wait of {:?}",
+            2 * LEASE
+        );
     });
 }
 
@@ -144,7 +189,11 @@ fn row_05_the_source_does_not_use_the_wall_clock() {
     let mut files = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
     while let Some(file) = files.pop() {
         if file.is_dir() {
-            files.extend(fs::read_dir(&file).unwrap().map(|entry| entry.unwrap().path()));
+            files.extend(
+                fs::read_dir(&file)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
             continue;
         }
         // The store in memory numbers its fences by the wall clock, as a server does. (The
@@ -177,7 +226,10 @@ struct Clocked {
 impl Clocked {
     fn start(server: &Server) -> Clocked {
         let dir = TempDir::new().expect("a temporary directory");
-        let preload = format!("LD_PRELOAD={}", compile_preload("wall_clock", dir.path()).display());
+        let preload = format!(
+            "LD_PRELOAD={}",
+            compile_preload("wall_clock", dir.path()).display()
+        );
         let offset = format!("WALL_CLOCK_OFFSET={}", dir.path().join("offset").display());
         let launcher = ["env", &preload, &offset];
         let worker = Worker::spawn_under(&launcher, "wall clock", &[("url", &*server.url())]);
@@ -192,7 +244,10 @@ impl Clocked {
         fs::write(&new, seconds.to_string()).expect("a file can be written");
         fs::rename(new, offset).expect("a file can be renamed");
         let seen: i64 = self.ask("wall").parse().expect("a number");
-        assert!((seen - wall_clock() - seconds).abs() < 60, "the clock did not jump: {seen}");
+        assert!(
+            (seen - wall_clock() - seconds).abs() < 60,
+            "the clock did not jump: {seen}"
+        );
     }
 
     #[track_caller]
@@ -207,7 +262,9 @@ impl Clocked {
 }
 
 fn wall_clock() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970");
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("a time after 1970");
     i64::try_from(now.as_secs()).expect("a time in this age")
 }
 
@@ -224,12 +281,20 @@ pub(crate) fn wall_clock_as_told() {
                 role::report("held");
             }
             "look" => {
-                let remaining = held.as_ref().filter(|it| it.is_valid()).map(LockGuard::remaining);
+                let remaining = held
+                    .as_ref()
+                    .filter(|it| it.is_valid())
+                    .map(LockGuard::remaining);
                 role::report(remaining.map_or(0, |it| it.as_millis()));
             }
             "unlock" => role::report(format!("{:?}", held.take().expect("held").unlock())),
             "outlive" => on_its_own(&locks, |locks| {
-                let guard = locks.named("short").lease(2 * LEASE).renew(false).lock().expect("locks");
+                let guard = locks
+                    .named("short")
+                    .lease(2 * LEASE)
+                    .renew(false)
+                    .lock()
+                    .expect("locks");
                 role::report("taken");
                 eventually(LONG, "the hold is over", || !guard.is_valid());
                 role::report("over");
@@ -238,7 +303,11 @@ pub(crate) fn wall_clock_as_told() {
                 role::report("waiting");
                 let taken = locks.named("busy").wait(2 * LEASE).lock();
                 let timed_out = taken.is_err_and(|error| error.is_timeout());
-                role::report(if timed_out { "timeout" } else { "something else" });
+                role::report(if timed_out {
+                    "timeout"
+                } else {
+                    "something else"
+                });
             }),
             other => panic!("not understood: {other}"),
         }

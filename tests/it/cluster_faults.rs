@@ -10,12 +10,14 @@ use std::time::{Duration, Instant};
 use relatch::{Builder, LockManager, LostCause, Replicas, Unlocked};
 use relatch_rig::rights::login;
 use relatch_rig::{
-    Cluster, ClusterSetup, FakeServer, Fault, LONG, Reply, Server, SetOnDrop, eventually, throughout, time,
-    within,
+    Cluster, ClusterSetup, FakeServer, Fault, LONG, Reply, Server, SetOnDrop, eventually,
+    throughout, time, within,
 };
 
 use crate::cluster::{assert_works, connect, patient, redirects, small};
-use crate::cluster_moves::{NEW_MAP, assert_no_key_is_left, key, tag_on, until_renewed, while_counting};
+use crate::cluster_moves::{
+    NEW_MAP, assert_no_key_is_left, key, tag_on, until_renewed, while_counting,
+};
 use crate::support::{
     ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, renewals, returns_by, take,
 };
@@ -37,7 +39,10 @@ const PARTLY: [&str; 2] = ["--cluster-require-full-coverage", "no"];
 const ALL: [usize; 6] = [0, 1, 2, 3, 4, 5];
 
 fn partly() -> ClusterSetup {
-    ClusterSetup { args: PARTLY.to_vec(), ..ClusterSetup::default() }
+    ClusterSetup {
+        args: PARTLY.to_vec(),
+        ..ClusterSetup::default()
+    }
 }
 
 fn acknowledged(cluster: &Cluster) -> Builder {
@@ -46,8 +51,13 @@ fn acknowledged(cluster: &Cluster) -> Builder {
 
 /// Managers that count. The lock whose release is lost is free again after the lease.
 fn counting(cluster: &Cluster) -> [LockManager; 2] {
-    [(); 2]
-        .map(|()| acknowledged(cluster).lease(2 * SOON).tolerate_outage(2 * LONG).build().expect("connects"))
+    [(); 2].map(|()| {
+        acknowledged(cluster)
+            .lease(2 * SOON)
+            .tolerate_outage(2 * LONG)
+            .build()
+            .expect("connects")
+    })
 }
 
 /// Checks all the time that these locks, each on its node, are renewed in time.
@@ -69,13 +79,25 @@ const OVER_A_DEATH: Duration = LONG;
 /// Holds on two nodes are renewed in time, locks are taken everywhere and a wait goes on, while
 /// `body` replaces the master at place 0. No lock is lost that a replica has acknowledged, no wait
 /// takes longer than `limit`, and no key is left in the end.
-fn while_the_first_master_is_replaced(cluster: &Cluster, limit: Duration, body: impl FnOnce(&dyn Fn())) {
+fn while_the_first_master_is_replaced(
+    cluster: &Cluster,
+    limit: Duration,
+    body: impl FnOnce(&dyn Fn()),
+) {
     // Who waited for the dead node would wait for long, and a busy machine costs no renewal.
-    let renewing = patient(&cluster.url()).lease(BRIEF).renew_every(PERIOD).response_timeout(LONG);
+    let renewing = patient(&cluster.url())
+        .lease(BRIEF)
+        .renew_every(PERIOD)
+        .response_timeout(LONG);
     let renewing = renewing.build().expect("connects");
     let brief = [1, 2].map(|place| (place, cluster.key_on(place)));
-    let guards = brief.each_ref().map(|(_, name)| renewing.lock(name).expect("locks"));
-    let (holder, waiter) = (acknowledged(cluster).build(), acknowledged(cluster).poll_every(LONG).build());
+    let guards = brief
+        .each_ref()
+        .map(|(_, name)| renewing.lock(name).expect("locks"));
+    let (holder, waiter) = (
+        acknowledged(cluster).build(),
+        acknowledged(cluster).poll_every(LONG).build(),
+    );
     let (holder, waiter) = (holder.expect("connects"), waiter.expect("connects"));
     let kept = cluster.key_on(0);
     let kept_guard = holder.lock(&kept).expect("locks");
@@ -92,10 +114,20 @@ fn while_the_first_master_is_replaced(cluster: &Cluster, limit: Duration, body: 
         assert!(!waiting.is_finished());
         assert_eq!(kept_guard.unlock().expect("unlocks"), Unlocked::Released);
         let released = Instant::now();
-        let woken = waiting.join().expect("no panic").saturating_duration_since(released);
+        let woken = waiting
+            .join()
+            .expect("no panic")
+            .saturating_duration_since(released);
         assert!(woken < 2 * SOON, "woken after {woken:?}");
     });
-    assert_eq!((holder.stats().lost, renewing.stats().lost, renewing.stats().renewal_errors), (0, 0, 0));
+    assert_eq!(
+        (
+            holder.stats().lost,
+            renewing.stats().lost,
+            renewing.stats().renewal_errors
+        ),
+        (0, 0, 0)
+    );
     for guard in guards {
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     }
@@ -143,8 +175,14 @@ fn a_planned_failover_loses_nothing() {
 #[test]
 fn a_lock_that_died_with_its_master_is_reported_as_lost() {
     let cluster = Cluster::start();
-    let locks = patient(&cluster.url()).renew_every(MINUTE / 3).build().expect("connects");
-    let waiter = patient(&cluster.url()).poll_every(LONG).build().expect("connects");
+    let locks = patient(&cluster.url())
+        .renew_every(MINUTE / 3)
+        .build()
+        .expect("connects");
+    let waiter = patient(&cluster.url())
+        .poll_every(LONG)
+        .build()
+        .expect("connects");
     let (name, other) = (cluster.key_on(0), cluster.key_on(1));
     cut_off(&cluster, 3, 0);
     let guard = locks.lock(&name).expect("locks");
@@ -154,12 +192,16 @@ fn a_lock_that_died_with_its_master_is_reported_as_lost() {
     }
     thread::scope(|scope| {
         let waiting = scope.spawn(|| take(&waiter, &name));
-        eventually(LONG, "the wait is tracked", || cluster.server(0).tracked_keys() > 0);
+        eventually(LONG, "the wait is tracked", || {
+            cluster.server(0).tracked_keys() > 0
+        });
         cluster.server(0).kill();
         assert_eq!(cluster.until_replaced(0), 3);
         let lost = within(NEW_MAP, "the report", || guard.watch().wait_lost(LONG));
         assert_eq!(lost, Some(LostCause::Deleted));
-        within(NEW_MAP, "the lock at the new master", || waiting.join().expect("no panic"));
+        within(NEW_MAP, "the lock at the new master", || {
+            waiting.join().expect("no panic")
+        });
     });
     assert_lost(&guard.unlock(), LostCause::Deleted);
     kept.verify().expect("valid");
@@ -183,9 +225,14 @@ fn cut_off(cluster: &Cluster, replica: usize, master: usize) {
 /// The response timeout is long, so that whoever waits for the silent node is noticed.
 #[test]
 fn what_is_done_on_other_nodes_does_not_wait_for_a_silent_one() {
-    let cluster = small(ClusterSetup { node_timeout: LONG, ..partly() });
+    let cluster = small(ClusterSetup {
+        node_timeout: LONG,
+        ..partly()
+    });
     let answer = 3 * SOON;
-    let builder = patient(&cluster.url()).response_timeout(answer).renew_every(PERIOD);
+    let builder = patient(&cluster.url())
+        .response_timeout(answer)
+        .renew_every(PERIOD);
     let locks = builder.build().expect("connects");
     let lock = |place: usize, lease: Duration| {
         let name = cluster.key_on(place);
@@ -213,17 +260,27 @@ fn what_is_done_on_other_nodes_does_not_wait_for_a_silent_one() {
     });
     assert!(silent.1.is_valid());
     drop(guards);
-    within(answer + SOON, "the release at the silent node", || drop(silent));
-    within(3 * (answer + SOON), "the end of the manager", || drop(locks));
+    within(answer + SOON, "the release at the silent node", || {
+        drop(silent);
+    });
+    within(3 * (answer + SOON), "the end of the manager", || {
+        drop(locks);
+    });
 }
 
 #[test]
 fn a_manager_is_made_although_nodes_are_dead_or_silent() {
-    let cluster = small(ClusterSetup { proxied: true, ..partly() });
+    let cluster = small(ClusterSetup {
+        proxied: true,
+        ..partly()
+    });
     for place in 0..3 {
         let others: Vec<_> = (0..3).filter(|it| *it != place).collect();
-        let make =
-            || within(NEW_MAP, "a manager", || patient(&cluster.url_with(&[place, others[0]])).build());
+        let make = || {
+            within(NEW_MAP, "a manager", || {
+                patient(&cluster.url_with(&[place, others[0]])).build()
+            })
+        };
         cluster.proxy(place).black_hole(true);
         assert_works(&cluster, &make().expect("another node answers"), &others);
         cluster.proxy(place).black_hole(false);
@@ -242,11 +299,15 @@ fn a_waiter_that_is_sent_elsewhere_polls() {
     let guard = locks.named(&name).renew(false).lock().expect("locks");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&others, &name));
-        eventually(LONG, "the wait is tracked", || cluster.server(0).tracked_keys() == 1);
+        eventually(LONG, "the wait is tracked", || {
+            cluster.server(0).tracked_keys() == 1
+        });
         let moving = cluster.begin_move(cluster.slot_of(&name), 1);
         cluster.server(1).reset_stats();
         moving.move_keys();
-        eventually(LONG, "it has asked there", || cluster.server(1).total_calls(&["eval", "evalsha"]) > 0);
+        eventually(LONG, "it has asked there", || {
+            cluster.server(1).total_calls(&["eval", "evalsha"]) > 0
+        });
         // The answer has to arrive.
         throughout(PERIOD, || assert!(!waiter.is_finished()));
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -260,15 +321,25 @@ fn a_waiter_that_is_sent_elsewhere_polls() {
 #[test]
 fn a_new_map_is_enough_to_wake_waiters_and_renew_holds() {
     let cluster = Cluster::with(partly());
-    let slow = |builder: Builder| builder.response_timeout(LONG).poll_every(LONG).renew_every(MINUTE / 3);
-    let [locks, others] = [(); 2].map(|()| slow(patient(&cluster.url())).build().expect("connects"));
+    let slow = |builder: Builder| {
+        builder
+            .response_timeout(LONG)
+            .poll_every(LONG)
+            .renew_every(MINUTE / 3)
+    };
+    let [locks, others] =
+        [(); 2].map(|()| slow(patient(&cluster.url())).build().expect("connects"));
     let [name, free] = [0, 1].map(|place| cluster.key_on(place));
     let guard = locks.lock(&name).expect("locks");
     guard.extend_to(MINUTE).expect("extends");
-    eventually(LONG, "the replica has it", || cluster.server(3).query::<u64>(&["DBSIZE"]) == 1);
+    eventually(LONG, "the replica has it", || {
+        cluster.server(3).query::<u64>(&["DBSIZE"]) == 1
+    });
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&others, &name));
-        eventually(LONG, "the wait is tracked", || cluster.server(0).listeners().len() == 2);
+        eventually(LONG, "the wait is tracked", || {
+            cluster.server(0).listeners().len() == 2
+        });
         assert_works(&cluster, &others, &[1, 2]);
         cluster.server(0).pause();
         assert_eq!(cluster.until_replaced(0), 3);
@@ -277,8 +348,12 @@ fn a_new_map_is_enough_to_wake_waiters_and_renew_holds() {
         for locks in [&locks, &others] {
             locks.with_lock(&free, || ()).expect("locks");
         }
-        eventually(NEW_MAP, "the hold is renewed", || renewals(&locks, &name) > before);
-        eventually(NEW_MAP, "the waiter asks, and is tracked", || cluster.server(3).listeners().len() == 2);
+        eventually(NEW_MAP, "the hold is renewed", || {
+            renewals(&locks, &name) > before
+        });
+        eventually(NEW_MAP, "the waiter asks, and is tracked", || {
+            cluster.server(3).listeners().len() == 2
+        });
         cluster.server(0).resume();
         cluster.until_well();
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -290,8 +365,14 @@ fn a_new_map_is_enough_to_wake_waiters_and_renew_holds() {
 /// The node that is asked first is drawn by lot, so there are a few moves.
 #[test]
 fn a_silent_node_does_not_keep_the_map_old() {
-    let cluster = small(ClusterSetup { proxied: true, ..partly() });
-    let locks = patient(&cluster.url()).renew_every(PERIOD / 3).build().expect("connects");
+    let cluster = small(ClusterSetup {
+        proxied: true,
+        ..partly()
+    });
+    let locks = patient(&cluster.url())
+        .renew_every(PERIOD / 3)
+        .build()
+        .expect("connects");
     let name = cluster.key_on(0);
     let guard = locks.lock(&name).expect("locks");
     assert_works(&cluster, &locks, &[1]);
@@ -310,13 +391,25 @@ fn a_silent_node_does_not_keep_the_map_old() {
 /// Every command of many threads is answered with `MOVED`, and the map is read once a second.
 #[test]
 fn a_storm_of_redirects_reads_the_map_about_once_a_second() {
-    let cluster = small(ClusterSetup { proxied: true, ..ClusterSetup::default() });
-    let locks = patient(&cluster.url()).pool_size(8).build().expect("connects");
+    let cluster = small(ClusterSetup {
+        proxied: true,
+        ..ClusterSetup::default()
+    });
+    let locks = patient(&cluster.url())
+        .pool_size(8)
+        .build()
+        .expect("connects");
     let name = cluster.key_on(0);
     let slot = cluster.slot_of(&name);
     let moved = format!("-MOVED {slot} {}\r\n", cluster.address(1));
-    cluster.proxy(0).always("SET", Fault::Answer(moved.into_bytes()));
-    let reads = || (0..3).map(|place| cluster.proxy(place).commands("CLUSTER SLOTS")).sum::<u64>();
+    cluster
+        .proxy(0)
+        .always("SET", Fault::Answer(moved.into_bytes()));
+    let reads = || {
+        (0..3)
+            .map(|place| cluster.proxy(place).commands("CLUSTER SLOTS"))
+            .sum::<u64>()
+    };
     let (before, ended) = (reads(), AtomicBool::new(false));
     let tries = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -324,7 +417,11 @@ fn a_storm_of_redirects_reads_the_map_about_once_a_second() {
         for _ in 0..8 {
             scope.spawn(|| {
                 while !ended.load(Ordering::SeqCst) {
-                    locks.named(&name).wait(SOON).lock().expect_err("the nodes do not agree");
+                    locks
+                        .named(&name)
+                        .wait(SOON)
+                        .lock()
+                        .expect_err("the nodes do not agree");
                     tries.fetch_add(1, Ordering::SeqCst);
                 }
             });
@@ -348,15 +445,23 @@ fn a_cluster_that_is_down_is_unavailable_until_it_is_up_again() {
     let guard = locks.lock(&held).expect("locks");
     cluster.server(0).kill();
     eventually(LONG, "the cluster is down", || {
-        cluster.server(1).query::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:fail")
+        cluster
+            .server(1)
+            .query::<String>(&["CLUSTER", "INFO"])
+            .contains("cluster_state:fail")
     });
     thread::scope(|scope| {
         for name in &names {
             let (lock, is_alive) = (locks.named(name), name == &names[1]);
             scope.spawn(move || {
                 for error in [
-                    within(4 * ANSWER + SOON, "lock", || lock.clone().wait(4 * ANSWER).lock()).map(Some),
-                    within(4 * ANSWER + SOON, "try_lock_for", || lock.try_lock_for(4 * ANSWER)),
+                    within(4 * ANSWER + SOON, "lock", || {
+                        lock.clone().wait(4 * ANSWER).lock()
+                    })
+                    .map(Some),
+                    within(4 * ANSWER + SOON, "try_lock_for", || {
+                        lock.try_lock_for(4 * ANSWER)
+                    }),
                     within(2 * ANSWER + SOON, "try_lock", || lock.try_lock()),
                 ] {
                     assert_unavailable(&error);
@@ -421,7 +526,11 @@ fn the_map_of_a_node_that_was_cut_off_is_believed_only_if_there_is_no_other() {
 fn a_node_that_has_not_heard_of_a_switch_is_asked_for_the_map_again() {
     let cluster = Cluster::without_replicas();
     let (name, owner) = (cluster.key_on(1), cluster.address(1));
-    let (slot, reads, own) = (cluster.slot_of(&name), Arc::new(AtomicU64::new(0)), Arc::new(OnceLock::new()));
+    let (slot, reads, own) = (
+        cluster.slot_of(&name),
+        Arc::new(AtomicU64::new(0)),
+        Arc::new(OnceLock::new()),
+    );
     let (counted, address) = (Arc::clone(&reads), Arc::clone(&own));
     let old = FakeServer::start(move |command| {
         let command: Vec<_> = command.iter().map(String::as_str).collect();
@@ -430,9 +539,16 @@ fn a_node_that_has_not_heard_of_a_switch_is_asked_for_the_map_again() {
             ["CLUSTER", "SLOTS"] => {
                 // The first map, the one after the redirect, and the one after that.
                 let is_old = counted.fetch_add(1, Ordering::SeqCst) < 2;
-                let named: &String = if is_old { address.get().expect("it has started") } else { &owner };
+                let named: &String = if is_old {
+                    address.get().expect("it has started")
+                } else {
+                    &owner
+                };
                 let (host, port) = named.split_once(':').expect("host and port");
-                format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n${}\r\n{host}\r\n:{port}\r\n", host.len())
+                format!(
+                    "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n${}\r\n{host}\r\n:{port}\r\n",
+                    host.len()
+                )
             }
             ["CLUSTER", "INFO"] => "-NOPERM no permissions\r\n".to_owned(),
             ["SET" | "EVALSHA" | "EVAL", ..] => format!("-MOVED {slot} {owner}\r\n"),
@@ -443,9 +559,17 @@ fn a_node_that_has_not_heard_of_a_switch_is_asked_for_the_map_again() {
     own.set(old.address()).expect("it was not set");
     let url = format!("redis+cluster://{}{}", login(), old.address());
     // A renewal would be redirected, too.
-    let locks = patient(&url).renew_every(MINUTE / 3).build_unchecked().expect("sends nothing");
-    let guard = locks.try_lock(&name).expect("follows the redirect").expect("it is free");
-    eventually(2 * NEW_MAP, "the map is read once more", || reads.load(Ordering::SeqCst) > 2);
+    let locks = patient(&url)
+        .renew_every(MINUTE / 3)
+        .build_unchecked()
+        .expect("sends nothing");
+    let guard = locks
+        .try_lock(&name)
+        .expect("follows the redirect")
+        .expect("it is free");
+    eventually(2 * NEW_MAP, "the map is read once more", || {
+        reads.load(Ordering::SeqCst) > 2
+    });
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }
 
@@ -475,7 +599,9 @@ fn a_replica_of_the_last_map_leads_to_the_new_masters() {
     let error = locks.try_lock("a").expect_err("the master is gone");
     assert_unavailable(&Err(error));
     drop(seed);
-    eventually(LONG, "the replica has been asked", || locks.try_lock("a").is_ok());
+    eventually(LONG, "the replica has been asked", || {
+        locks.try_lock("a").is_ok()
+    });
     assert_works(&cluster, &locks, &[0, 1, 2]);
 }
 
@@ -483,9 +609,16 @@ fn a_replica_of_the_last_map_leads_to_the_new_masters() {
 /// node from which it comes are renewed in time.
 #[test]
 fn a_silent_new_owner_delays_no_renewal_at_the_old_one() {
-    let cluster = small(ClusterSetup { proxied: true, node_timeout: LONG, ..partly() });
-    let locks =
-        patient(&cluster.url()).response_timeout(3 * SOON).renew_every(PERIOD).build().expect("connects");
+    let cluster = small(ClusterSetup {
+        proxied: true,
+        node_timeout: LONG,
+        ..partly()
+    });
+    let locks = patient(&cluster.url())
+        .response_timeout(3 * SOON)
+        .renew_every(PERIOD)
+        .build()
+        .expect("connects");
     let [kept, moved] = [(); 2].map(|()| cluster.key_on(0));
     assert_ne!(cluster.slot_of(&kept), cluster.slot_of(&moved));
     let _far = locks.named(&moved).lease(MINUTE).lock().expect("locks");
@@ -508,8 +641,15 @@ fn a_silent_new_owner_delays_no_renewal_at_the_old_one() {
 /// redirected to a node that does not answer. The other hold learns the script all the same.
 #[test]
 fn row_21_a_hold_that_is_redirected_keeps_no_other_from_learning_a_forgotten_script() {
-    let cluster = small(ClusterSetup { proxied: true, node_timeout: LONG, ..partly() });
-    let locks = patient(&cluster.url()).renew_every(PERIOD).build().expect("connects");
+    let cluster = small(ClusterSetup {
+        proxied: true,
+        node_timeout: LONG,
+        ..partly()
+    });
+    let locks = patient(&cluster.url())
+        .renew_every(PERIOD)
+        .build()
+        .expect("connects");
     let tag = tag_on(&cluster, 0);
     let moved: Vec<_> = (0..30).map(|n| format!("{tag}{n}")).collect();
     let take = |name: &String| locks.named(name).lease(MINUTE).lock().expect("locks");
@@ -535,19 +675,33 @@ fn row_21_a_hold_that_is_redirected_keeps_no_other_from_learning_a_forgotten_scr
 #[test]
 fn a_manager_of_silent_nodes_is_refused_by_the_connect_timeout() {
     let silent = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
-    let hosts = silent.each_ref().map(|it| it.local_addr().expect("bound").to_string());
+    let hosts = silent
+        .each_ref()
+        .map(|it| it.local_addr().expect("bound").to_string());
     let url = format!("redis+cluster://{}", hosts.join(","));
-    returns_by(SOON, "build", || time(|| LockManager::builder(&url).build().expect_err("no answer")).0);
+    returns_by(SOON, "build", || {
+        time(|| LockManager::builder(&url).build().expect_err("no answer")).0
+    });
 }
 
 /// Seeds that accept connections and are silent do not prolong the time for which an outage is
 /// tolerated.
 #[test]
 fn many_silent_nodes_do_not_prolong_a_wait() {
-    let silent: Vec<_> = (0..20).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
-    let hosts = silent.iter().map(|it| it.local_addr().expect("bound").to_string()).collect::<Vec<_>>();
+    let silent: Vec<_> = (0..20)
+        .map(|_| TcpListener::bind("127.0.0.1:0").expect("a port"))
+        .collect();
+    let hosts = silent
+        .iter()
+        .map(|it| it.local_addr().expect("bound").to_string())
+        .collect::<Vec<_>>();
     let builder = LockManager::builder(&format!("redis+cluster://{}", hosts.join(",")));
-    let locks = builder.tolerate_outage(2 * SOON).build_unchecked().expect("sends nothing");
-    let refused = within(8 * SOON, "the end of the wait", || locks.lock("a").map(Some));
+    let locks = builder
+        .tolerate_outage(2 * SOON)
+        .build_unchecked()
+        .expect("sends nothing");
+    let refused = within(8 * SOON, "the end of the wait", || {
+        locks.lock("a").map(Some)
+    });
     assert_unavailable(&refused);
 }

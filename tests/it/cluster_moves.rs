@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use relatch::{Error, LockGuard, LockManager, Unlocked};
 use relatch_rig::{
-    CLAIM, Cluster, ClusterSetup, Fault, LONG, SetOnDrop, eventually, is_alone, throughout, time, unique_key,
-    within,
+    CLAIM, Cluster, ClusterSetup, Fault, LONG, SetOnDrop, eventually, is_alone, throughout, time,
+    unique_key, within,
 };
 
 use crate::cluster::{connect, patient, redirects, small};
@@ -18,7 +18,9 @@ use crate::fence::fence_of;
 use crate::sentinel::{clients_of, threads};
 #[cfg(target_os = "linux")]
 use crate::support::behind;
-use crate::support::{ANSWER, LEASE, MINUTE, PERIOD, SOON, assert_unavailable, chain, renewals, take};
+use crate::support::{
+    ANSWER, LEASE, MINUTE, PERIOD, SOON, assert_unavailable, chain, renewals, take,
+};
 
 /// How soon after a redirect the new map must be in use: it is read at most once a second, and a
 /// silent node that is asked first takes half a second.
@@ -33,7 +35,8 @@ fn renewing(cluster: &Cluster) -> LockManager {
 /// A tag in a slot of this node: names that begin with it are of one slot.
 pub(crate) fn tag_on(cluster: &Cluster, place: usize) -> String {
     let mut tags = std::iter::repeat_with(|| format!("{{{}}}", unique_key("tag")));
-    tags.find(|tag| cluster.node_of(tag) == place).expect("some slot is there")
+    tags.find(|tag| cluster.node_of(tag) == place)
+        .expect("some slot is there")
 }
 
 pub(crate) fn key(name: &str) -> String {
@@ -44,12 +47,19 @@ pub(crate) fn key(name: &str) -> String {
 #[track_caller]
 pub(crate) fn until_renewed(locks: &LockManager, name: &str, times: u32) {
     let before = renewals(locks, name);
-    eventually(LONG, "the hold is renewed", || renewals(locks, name) >= before + times);
+    eventually(LONG, "the hold is renewed", || {
+        renewals(locks, name) >= before + times
+    });
 }
 
 /// Waits until the manager, which renews its holds all the time, is redirected no more.
 #[track_caller]
-fn until_map_is_read(cluster: &Cluster, locks: &LockManager, name: &str, places: &[usize]) -> Duration {
+fn until_map_is_read(
+    cluster: &Cluster,
+    locks: &LockManager,
+    name: &str,
+    places: &[usize],
+) -> Duration {
     let (took, ()) = time(|| {
         eventually(NEW_MAP, "the new map is used", || {
             let before = redirects(cluster, places.iter().copied());
@@ -88,7 +98,10 @@ pub(crate) fn while_counting(
     limit: Duration,
     body: impl FnOnce(&dyn Fn()),
 ) {
-    let counters: Vec<_> = names.iter().map(|_| (AtomicU64::new(0), AtomicU64::new(0))).collect();
+    let counters: Vec<_> = names
+        .iter()
+        .map(|_| (AtomicU64::new(0), AtomicU64::new(0)))
+        .collect();
     let (ended, longest) = (AtomicBool::new(false), Mutex::new(Duration::ZERO));
     let hurried = Mutex::new(Duration::ZERO);
     // (A busy machine may wake a thread late.)
@@ -96,7 +109,10 @@ pub(crate) fn while_counting(
         let (took, taken) = time(|| locks.try_lock_for(name, limit));
         let mut longest = longest.lock();
         *longest = took.max(*longest);
-        assert!(took < limit + SOON, "waited for {took:?}, with a deadline after {limit:?}");
+        assert!(
+            took < limit + SOON,
+            "waited for {took:?}, with a deadline after {limit:?}"
+        );
         taken
     };
     let count = |guard: LockGuard, (counter, counted): &(AtomicU64, AtomicU64)| {
@@ -112,7 +128,10 @@ pub(crate) fn while_counting(
                 scope.spawn(move || {
                     while !ended.load(Ordering::SeqCst) {
                         let taken = take(locks, name, limit, longest);
-                        count(taken.expect("answers").expect("the lock becomes free"), counts);
+                        count(
+                            taken.expect("answers").expect("the lock becomes free"),
+                            counts,
+                        );
                     }
                 });
             }
@@ -130,7 +149,9 @@ pub(crate) fn while_counting(
             for (_, counted) in &counters {
                 let before = counted.load(Ordering::SeqCst);
                 let enough = before + 5 * managers.len() as u64;
-                eventually(LONG, "locks are taken", || counted.load(Ordering::SeqCst) > enough);
+                eventually(LONG, "locks are taken", || {
+                    counted.load(Ordering::SeqCst) > enough
+                });
             }
         };
         goes_on();
@@ -138,9 +159,17 @@ pub(crate) fn while_counting(
         goes_on();
     });
     for (name, (counter, counted)) in names.iter().zip(counters) {
-        assert_eq!(counter.into_inner(), counted.into_inner(), "updates under {name} were lost");
+        assert_eq!(
+            counter.into_inner(),
+            counted.into_inner(),
+            "updates under {name} were lost"
+        );
     }
-    println!("the longest wait: {:?}, and of those in a hurry {:?}", longest.lock(), hurried.lock());
+    println!(
+        "the longest wait: {:?}, and of those in a hurry {:?}",
+        longest.lock(),
+        hurried.lock()
+    );
 }
 
 /// Neither manager has read a new map when the slot has moved.
@@ -150,13 +179,21 @@ fn a_parcel_is_adopted_where_its_slot_has_moved() {
     let (locks, others) = (connect(&cluster.url()), connect(&cluster.url()));
     for is_fenced in [false, true] {
         let name = cluster.key_on(0);
-        let guard = locks.named(&name).fenced(is_fenced).lease(MINUTE).lock().expect("locks");
+        let guard = locks
+            .named(&name)
+            .fenced(is_fenced)
+            .lease(MINUTE)
+            .lock()
+            .expect("locks");
         let before = guard.fence();
         let parcel = guard.hand_over().expect("hands over");
         drop(others.lock(cluster.key_on(0)).expect("locks"));
         cluster.move_slot(cluster.slot_of(&name), 1);
         let adopted = others.adopt(&parcel).expect("adopts");
-        assert_eq!(cluster.server(1).get(&key(&name)).as_deref(), Some(adopted.token()));
+        assert_eq!(
+            cluster.server(1).get(&key(&name)).as_deref(),
+            Some(adopted.token())
+        );
         assert_eq!(adopted.fence() > before, is_fenced);
         assert_eq!(adopted.unlock().expect("unlocks"), Unlocked::Released);
     }
@@ -175,9 +212,16 @@ fn a_hold_goes_on_while_its_slot_moves() {
         guard.extend_to(4 * LEASE).expect("extends");
         thread::scope(|scope| {
             let busy = || others.try_lock(&name).expect("answers").is_none();
-            assert!(scope.spawn(busy).join().expect("no panic"), "another manager finds it busy");
+            assert!(
+                scope.spawn(busy).join().expect("no panic"),
+                "another manager finds it busy"
+            );
         });
-        let seen = others.named(&name).holder().expect("answers").expect("held");
+        let seen = others
+            .named(&name)
+            .holder()
+            .expect("answers")
+            .expect("held");
         assert_eq!(seen.raw(), guard.token());
     };
     is_held();
@@ -212,8 +256,11 @@ fn a_lock_is_taken_and_released_in_every_phase_of_a_move() {
     let tag = tag_on(&cluster, 0);
     let names = ["begun", "moved", "ended"].map(|phase| format!("{tag}{phase}"));
     for to in [1, 0] {
-        let mut early =
-            names.iter().map(|name| locks.lock(name).expect("locks")).collect::<Vec<_>>().into_iter();
+        let mut early = names
+            .iter()
+            .map(|name| locks.lock(name).expect("locks"))
+            .collect::<Vec<_>>()
+            .into_iter();
         let moving = cluster.begin_move(cluster.slot_of(&tag), to);
         let mut phase = |name: &String| {
             let early = early.next().expect("one for each phase");
@@ -235,7 +282,12 @@ fn a_lock_is_taken_and_released_in_every_phase_of_a_move() {
 #[test]
 fn a_fenced_lock_waits_for_the_end_of_a_move_and_its_fence_grows() {
     let cluster = Cluster::without_replicas();
-    let [locks, others] = [(); 2].map(|()| patient(&cluster.url()).fenced(true).build().expect("connects"));
+    let [locks, others] = [(); 2].map(|()| {
+        patient(&cluster.url())
+            .fenced(true)
+            .build()
+            .expect("connects")
+    });
     let name = cluster.key_on(0);
     let turn = || {
         let guard = locks.lock(&name).expect("locks");
@@ -247,7 +299,10 @@ fn a_fenced_lock_waits_for_the_end_of_a_move_and_its_fence_grows() {
     for to in [1, 2, 0] {
         let moving = cluster.begin_move(cluster.slot_of(&name), to);
         let waits = || {
-            let error = others.try_lock(&name).map(drop).expect_err("the slot moves");
+            let error = others
+                .try_lock(&name)
+                .map(drop)
+                .expect_err("the slot moves");
             assert!(chain(&error).contains("TRYAGAIN"), "{}", chain(&error));
             assert_unavailable(&Err(error));
         };
@@ -258,18 +313,26 @@ fn a_fenced_lock_waits_for_the_end_of_a_move_and_its_fence_grows() {
             moving.move_keys();
             waits();
             moving.end();
-            fences.push(within(5 * SOON, "the wait", || waiter.join().expect("no panic")));
+            fences.push(within(5 * SOON, "the wait", || {
+                waiter.join().expect("no panic")
+            }));
         });
         fences.push(turn());
     }
-    assert!(fences.is_sorted_by(|before, after| before < after), "{fences:?}");
+    assert!(
+        fences.is_sorted_by(|before, after| before < after),
+        "{fences:?}"
+    );
 }
 
 #[test]
 #[cfg(target_os = "linux")]
 fn a_lock_is_handed_off_in_every_phase_of_a_move() {
     let cluster = Cluster::without_replicas();
-    let locks = patient(&cluster.url()).local_handoff(MINUTE).build().expect("connects");
+    let locks = patient(&cluster.url())
+        .local_handoff(MINUTE)
+        .build()
+        .expect("connects");
     let name = cluster.key_on(0);
     let hand_off = || {
         let guard = locks.lock(&name).expect("locks");
@@ -293,7 +356,11 @@ fn a_lock_is_handed_off_in_every_phase_of_a_move() {
     hand_off();
     moving.end();
     hand_off();
-    assert_eq!(locks.stats().handed_off, handed_off + 2, "the hand-off follows redirects");
+    assert_eq!(
+        locks.stats().handed_off,
+        handed_off + 2,
+        "the hand-off follows redirects"
+    );
     assert_no_key_is_left(&cluster, &[0, 1, 2]);
 }
 
@@ -302,7 +369,10 @@ fn a_lock_is_handed_off_in_every_phase_of_a_move() {
 fn a_waiter_follows_its_slot_and_is_woken_by_the_new_owner() {
     let cluster = Cluster::without_replicas();
     let locks = connect(&cluster.url());
-    let others = patient(&cluster.url()).poll_every(LONG).build().expect("connects");
+    let others = patient(&cluster.url())
+        .poll_every(LONG)
+        .build()
+        .expect("connects");
     let name = cluster.key_on(0);
     for to in [1, 2, 0] {
         // Nothing but the waiter's own attempts shows that the slot has moved.
@@ -310,7 +380,9 @@ fn a_waiter_follows_its_slot_and_is_woken_by_the_new_owner() {
         let from = cluster.node_of(&name);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| take(&others, &name));
-            eventually(LONG, "the wait is tracked", || cluster.server(from).tracked_keys() == 1);
+            eventually(LONG, "the wait is tracked", || {
+                cluster.server(from).tracked_keys() == 1
+            });
             cluster.move_slot(cluster.slot_of(&name), to);
             let (took, ()) = time(|| {
                 eventually(NEW_MAP, "the wait is tracked at the new owner", || {
@@ -320,7 +392,10 @@ fn a_waiter_follows_its_slot_and_is_woken_by_the_new_owner() {
             println!("tracked at the new owner after {took:?}");
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
             let released = Instant::now();
-            let woken = waiter.join().expect("no panic").saturating_duration_since(released);
+            let woken = waiter
+                .join()
+                .expect("no panic")
+                .saturating_duration_since(released);
             assert!(woken < SOON, "woken after {woken:?}");
         });
     }
@@ -332,7 +407,12 @@ fn a_waiter_follows_its_slot_and_is_woken_by_the_new_owner() {
 #[test]
 fn no_update_wake_up_or_hold_is_lost_while_slots_go_round() {
     let cluster = Cluster::without_replicas();
-    let managers = [(); 3].map(|()| patient(&cluster.url()).poll_every(LONG).build().expect("connects"));
+    let managers = [(); 3].map(|()| {
+        patient(&cluster.url())
+            .poll_every(LONG)
+            .build()
+            .expect("connects")
+    });
     let holder = renewing(&cluster);
     let tag = tag_on(&cluster, 0);
     let (held, slot) = (format!("{tag}held"), cluster.slot_of(&tag));
@@ -364,13 +444,21 @@ fn no_update_wake_up_or_hold_is_lost_while_slots_go_round() {
 #[test]
 #[cfg(target_os = "linux")]
 fn the_threads_and_connections_of_a_node_end_when_it_leaves() {
-    if !is_alone(module_path!(), "the_threads_and_connections_of_a_node_end_when_it_leaves") {
+    if !is_alone(
+        module_path!(),
+        "the_threads_and_connections_of_a_node_end_when_it_leaves",
+    ) {
         return;
     }
-    let cluster = small(ClusterSetup { spares: 1, ..ClusterSetup::default() });
+    let cluster = small(ClusterSetup {
+        spares: 1,
+        ..ClusterSetup::default()
+    });
     let locks = renewing(&cluster);
     let names = [0, 1, 2].map(|place| cluster.key_on(place));
-    let guards = names.each_ref().map(|name| locks.lock(name).expect("locks"));
+    let guards = names
+        .each_ref()
+        .map(|name| locks.lock(name).expect("locks"));
     let count = |what: &str| threads().iter().filter(|it| it.trim_end() == what).count();
     let until_are = |number: usize| {
         // A node to which a redirect has led stays for 10 s. If the map was read just before that,
@@ -388,14 +476,18 @@ fn the_threads_and_connections_of_a_node_end_when_it_leaves() {
         assert!(clients_of(cluster.server(3)) > 0);
         cluster.remove(3);
         until_are(3);
-        eventually(NEW_MAP, "no connection is left", || clients_of(cluster.server(3)) == 0);
+        eventually(NEW_MAP, "no connection is left", || {
+            clients_of(cluster.server(3)) == 0
+        });
         for guard in &guards {
             guard.verify().expect("valid");
         }
     }
     cluster.remove(2);
     until_are(2);
-    eventually(NEW_MAP, "no connection is left", || clients_of(cluster.server(2)) == 0);
+    eventually(NEW_MAP, "no connection is left", || {
+        clients_of(cluster.server(2)) == 0
+    });
     for guard in guards {
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     }
@@ -408,8 +500,14 @@ fn the_threads_and_connections_of_a_node_end_when_it_leaves() {
 /// can be deleted.
 #[test]
 fn the_key_of_a_lost_answer_is_deleted_at_the_new_owner() {
-    let cluster = small(ClusterSetup { proxied: true, ..ClusterSetup::default() });
-    let locks = patient(&cluster.url()).response_timeout(2 * SOON).build().expect("connects");
+    let cluster = small(ClusterSetup {
+        proxied: true,
+        ..ClusterSetup::default()
+    });
+    let locks = patient(&cluster.url())
+        .response_timeout(2 * SOON)
+        .build()
+        .expect("connects");
     // The old owner answers a clean-up with `MOVED` or, if the move is not ended, with `ASK`. It
     // never gets the last one.
     for (fenced, clean_up, ends) in [
@@ -422,9 +520,13 @@ fn the_key_of_a_lost_answer_is_deleted_at_the_new_owner() {
         let lock = locks.named(&name).fenced(fenced);
         let first = lock.lock().expect("locks").fence(); // Redis knows the script now.
         let claim = if fenced { "EVALSHA * 2" } else { "SET" };
-        cluster.proxy(0).always(&format!("{claim} {}", key(&name)), Fault::CutBeforeReply);
+        cluster
+            .proxy(0)
+            .always(&format!("{claim} {}", key(&name)), Fault::CutBeforeReply);
         for script in ["EVAL", "EVALSHA"] {
-            cluster.proxy(0).always(&format!("{script} * 1 {}", key(&name)), clean_up.clone());
+            cluster
+                .proxy(0)
+                .always(&format!("{script} * 1 {}", key(&name)), clean_up.clone());
         }
         let (redirected, cleaned) = (redirects(&cluster, [0]), locks.stats().late_releases);
         assert_unavailable(&lock.try_lock());
@@ -446,14 +548,23 @@ fn the_key_of_a_lost_answer_is_deleted_at_the_new_owner() {
         // the next map.
         let is_redirected = redirects(&cluster, [0]) > redirected;
         assert!(is_redirected || clean_up == Fault::SwallowCommand || took > SOON / 8);
-        eventually(LONG, "the clean-up is counted", || locks.stats().late_releases > cleaned);
+        eventually(LONG, "the clean-up is counted", || {
+            locks.stats().late_releases > cleaned
+        });
         cluster.proxy(0).clear();
         if let Some(moving) = moving {
             moving.end();
         }
-        let lost = cluster.server(1).get(&counter(&name)).map(|it| it.parse().expect("a number"));
+        let lost = cluster
+            .server(1)
+            .get(&counter(&name))
+            .map(|it| it.parse().expect("a number"));
         let guard = within(LONG, "a free lock", || lock.lock()).expect("locks");
-        assert!(!fenced || guard.fence() > lost && lost > first, "{:?}, {lost:?}, {first:?}", guard.fence());
+        assert!(
+            !fenced || guard.fence() > lost && lost > first,
+            "{:?}, {lost:?}, {first:?}",
+            guard.fence()
+        );
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         assert!((0..3).all(|place| !keys_at(&cluster, place).contains(&key(&name))));
     }
@@ -473,7 +584,9 @@ fn a_fenced_lock_is_released_while_its_counter_is_elsewhere_and_its_next_fence_i
     let fence = fence_of(&first);
     let moving = cluster.begin_move(cluster.slot_of(&name), 1);
     let port = cluster.server(1).port().to_string();
-    cluster.server(0).query::<()>(&["MIGRATE", "127.0.0.1", &port, &key(&name), "0", "5000"]);
+    cluster
+        .server(0)
+        .query::<()>(&["MIGRATE", "127.0.0.1", &port, &key(&name), "0", "5000"]);
     assert_eq!(keys_at(&cluster, 0), [counter(&name)]);
     assert_eq!(keys_at(&cluster, 1), [key(&name)]);
     thread::scope(|scope| {
@@ -485,7 +598,9 @@ fn a_fenced_lock_is_released_while_its_counter_is_elsewhere_and_its_next_fence_i
         });
         assert_eq!(first.unlock().expect("unlocks"), Unlocked::Released);
         assert_eq!(keys_at(&cluster, 1), [""; 0], "it is released");
-        throughout(PERIOD, || assert!(!next.is_finished(), "a fence without the counter"));
+        throughout(PERIOD, || {
+            assert!(!next.is_finished(), "a fence without the counter");
+        });
         moving.move_keys();
         moving.end();
         let next = within(5 * SOON, "the next turn", || next.join().expect("no panic"));
@@ -499,7 +614,10 @@ fn a_fenced_lock_is_released_while_its_counter_is_elsewhere_and_its_next_fence_i
 /// one of the old owner.
 #[test]
 fn a_waiter_that_is_sent_elsewhere_asks_for_no_invalidations_there() {
-    let cluster = small(ClusterSetup { proxied: true, ..ClusterSetup::default() });
+    let cluster = small(ClusterSetup {
+        proxied: true,
+        ..ClusterSetup::default()
+    });
     let [locks, others] = [(); 2].map(|()| connect(&cluster.url()));
     let name = cluster.key_on(0);
     let held = others.named(&name).renew(false).lock().expect("locks");
@@ -507,21 +625,33 @@ fn a_waiter_that_is_sent_elsewhere_asks_for_no_invalidations_there() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let guard = locks.lock(&name).expect("locks");
-            let removals = cluster.proxy(1).commands(&format!("EVALSHA * 1 {}", key(&name)));
+            let removals = cluster
+                .proxy(1)
+                .commands(&format!("EVALSHA * 1 {}", key(&name)));
             cluster.proxy(0).clear();
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
             removals
         });
-        eventually(LONG, "the wait is tracked", || cluster.server(0).tracked_keys() == 1);
+        eventually(LONG, "the wait is tracked", || {
+            cluster.server(0).tracked_keys() == 1
+        });
         let moving = cluster.begin_move(cluster.slot_of(&name), 1);
         // The keeper must not delete the key first.
         for script in ["EVAL", "EVALSHA"] {
-            cluster.proxy(0).always(&format!("{script} * 1 {}", key(&name)), Fault::SwallowCommand);
+            cluster.proxy(0).always(
+                &format!("{script} * 1 {}", key(&name)),
+                Fault::SwallowCommand,
+            );
         }
-        cluster.proxy(1).on(&format!("SET {}", key(&name)), Fault::CutBeforeReply);
+        cluster
+            .proxy(1)
+            .on(&format!("SET {}", key(&name)), Fault::CutBeforeReply);
         cluster.server(0).query::<()>(&["DEL", &key(&name)]);
         let removals = within(5 * SOON, "the lock", || waiter.join().expect("no panic"));
-        assert!(cluster.proxy(1).fired() == 1 && removals > 0, "the key was not in its way");
+        assert!(
+            cluster.proxy(1).fired() == 1 && removals > 0,
+            "the key was not in its way"
+        );
         assert_eq!(cluster.proxy(1).commands("CLIENT TRACKING"), 0);
         moving.end();
     });
@@ -533,8 +663,16 @@ fn a_waiter_that_is_sent_elsewhere_asks_for_no_invalidations_there() {
 /// and leads to a new map: those who have to do with the slot ask at once, and nobody else.
 #[test]
 fn a_move_wakes_the_waiters_and_renews_the_holds_of_its_slot_and_no_others() {
-    let cluster = small(ClusterSetup { proxied: true, ..ClusterSetup::default() });
-    let slow = || patient(&cluster.url()).poll_every(LONG).renew_every(MINUTE / 3).lease(MINUTE);
+    let cluster = small(ClusterSetup {
+        proxied: true,
+        ..ClusterSetup::default()
+    });
+    let slow = || {
+        patient(&cluster.url())
+            .poll_every(LONG)
+            .renew_every(MINUTE / 3)
+            .lease(MINUTE)
+    };
     let [locks, others] = [(); 2].map(|()| slow().build().expect("connects"));
     let tag = tag_on(&cluster, 0);
     let (moves, near, far) = (format!("{tag}moves"), cluster.key_on(0), cluster.key_on(1));
@@ -547,8 +685,12 @@ fn a_move_wakes_the_waiters_and_renews_the_holds_of_its_slot_and_no_others() {
     let proxies = [0, 1, 2].map(|place| cluster.proxy(place));
     let count = |command: &str| proxies.iter().map(|it| it.commands(command)).sum::<u64>();
     // Looks of the waiter, and renewals.
-    let asked =
-        |name: &str| [count(&format!("SET {}", key(name))), count(&format!("EVALSHA * 1 {}", key(name)))];
+    let asked = |name: &str| {
+        [
+            count(&format!("SET {}", key(name))),
+            count(&format!("EVALSHA * 1 {}", key(name))),
+        ]
+    };
     thread::scope(|scope| {
         let waiters = names.map(|name| {
             let others = &others;
@@ -566,15 +708,28 @@ fn a_move_wakes_the_waiters_and_renews_the_holds_of_its_slot_and_no_others() {
         cluster.proxy(0).lose_messages(true);
         cluster.move_slot(cluster.slot_of(&moves), 2);
         for locks in [&locks, &others] {
-            assert!(locks.named(format!("{tag}free")).holder().expect("answers").is_none());
+            assert!(
+                locks
+                    .named(format!("{tag}free"))
+                    .holder()
+                    .expect("answers")
+                    .is_none()
+            );
         }
         // Of the waiter, and of the hold.
-        eventually(NEW_MAP, "the new owner has listeners", || cluster.server(2).listeners().len() == 2);
+        eventually(NEW_MAP, "the new owner has listeners", || {
+            cluster.server(2).listeners().len() == 2
+        });
         cluster.proxy(0).lose_messages(false);
-        eventually(SOON, "the new owner tracks the key", || cluster.server(2).tracked_keys() == 1);
+        eventually(SOON, "the new owner tracks the key", || {
+            cluster.server(2).tracked_keys() == 1
+        });
         throughout(ANSWER, || {});
         let [moved, rest @ ..] = names.map(|name| asked(name));
-        assert!(moved[0] > before[0][0] && moved[1] > before[0][1], "{moved:?} after {before:?}");
+        assert!(
+            moved[0] > before[0][0] && moved[1] > before[0][1],
+            "{moved:?} after {before:?}"
+        );
         assert_eq!(rest, before[1..], "asked for nothing");
         for (guard, waiter) in guards.into_iter().zip(waiters) {
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -592,7 +747,12 @@ fn the_holder_of_a_lock_is_seen_although_its_counter_is_elsewhere() {
     let name = cluster.key_on(0);
     let guard = locks.lock(&name).expect("locks");
     let moving = cluster.begin_move(cluster.slot_of(&name), 1);
-    let seen = locks.named(&name).fenced(true).holder().expect("answers").expect("it is held");
+    let seen = locks
+        .named(&name)
+        .fenced(true)
+        .holder()
+        .expect("answers")
+        .expect("it is held");
     assert_eq!((seen.raw(), seen.fence()), (guard.token(), None));
     moving.move_keys();
     moving.end();
@@ -604,10 +764,15 @@ fn the_holder_of_a_lock_is_seen_although_its_counter_is_elsewhere() {
 #[test]
 fn the_map_is_looked_at_now_and_then_though_nothing_shows_that_it_is_old() {
     let cluster = Cluster::without_replicas();
-    let locks = patient(&cluster.url()).renew_every(MINUTE / 3).build().expect("connects");
+    let locks = patient(&cluster.url())
+        .renew_every(MINUTE / 3)
+        .build()
+        .expect("connects");
     let name = cluster.key_on(0);
     let guard = locks.lock(&name).expect("locks");
     cluster.move_slot(cluster.slot_of(&name), 1);
-    eventually(LONG, "the hold is tracked there", || cluster.server(1).tracked_keys() == 1);
+    eventually(LONG, "the hold is tracked there", || {
+        cluster.server(1).tracked_keys() == 1
+    });
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }

@@ -22,7 +22,12 @@ const NOTICED: Duration = Duration::from_secs(7);
 
 /// A manager with all its connections open and idle.
 fn with_idle_connections() -> Rig {
-    let rig = Rig::with(|builder| builder.response_timeout(SOON).connect_timeout(SOON).tolerate_outage(LONG));
+    let rig = Rig::with(|builder| {
+        builder
+            .response_timeout(SOON)
+            .connect_timeout(SOON)
+            .tolerate_outage(LONG)
+    });
     open_all(&rig);
     rig
 }
@@ -47,7 +52,9 @@ fn use_at_once(rig: &Rig, connections: usize) {
             });
         }
         let sent = before + u64::try_from(connections).expect("a few");
-        eventually(LONG, "each asks over a connection of its own", || rig.proxy.commands("SET") >= sent);
+        eventually(LONG, "each asks over a connection of its own", || {
+            rig.proxy.commands("SET") >= sent
+        });
         rig.proxy.clear();
     });
 }
@@ -61,9 +68,16 @@ type Take = fn(&LockManager) -> LockGuard;
 #[test]
 fn all_connections_that_a_firewall_dropped_cost_one_timeout() {
     let takes: [(&str, Take); 3] = [
-        ("try_lock", |locks| locks.try_lock("a").expect("answers").expect("free")),
+        ("try_lock", |locks| {
+            locks.try_lock("a").expect("answers").expect("free")
+        }),
         ("lock", |locks| locks.lock("a").expect("locks")),
-        ("try_lock_for", |locks| locks.try_lock_for("a", 4 * SOON).expect("answers").expect("free")),
+        ("try_lock_for", |locks| {
+            locks
+                .try_lock_for("a", 4 * SOON)
+                .expect("answers")
+                .expect("free")
+        }),
     ];
     for (what, take) in takes {
         let rig = with_idle_connections();
@@ -74,7 +88,10 @@ fn all_connections_that_a_firewall_dropped_cost_one_timeout() {
             release(guard);
             open_all(&rig);
         });
-        assert!(took < SOON, "{what}: another dropped connection was used, {took:?}");
+        assert!(
+            took < SOON,
+            "{what}: another dropped connection was used, {took:?}"
+        );
     }
 }
 
@@ -94,10 +111,14 @@ fn extend_and_ensure_work_after_a_firewall_dropped_the_connection() {
     let guard = rig.locks.lock("a").expect("locks");
     guard.extend_to(MINUTE).expect("extends");
     rig.proxy.strand_all();
-    guard.extend_to(MINUTE / 2).expect("over another connection");
+    guard
+        .extend_to(MINUTE / 2)
+        .expect("over another connection");
     rig.proxy.strand_all();
     throughout(ANSWER, || ());
-    guard.ensure(guard.remaining() + ANSWER / 10).expect("over another connection");
+    guard
+        .ensure(guard.remaining() + ANSWER / 10)
+        .expect("over another connection");
     release(guard);
 }
 
@@ -108,7 +129,8 @@ fn a_wait_that_tolerates_no_outage_goes_on_over_another_connection() {
     let rig = Rig::with_defaults(|builder| builder.tolerate_outage(Duration::ZERO).wait(LONG));
     for _ in 0..20 {
         rig.assert_works("a");
-        rig.server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]);
+        rig.server
+            .query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]);
         release(rig.locks.lock("a").expect("Redis is there"));
     }
 }
@@ -131,7 +153,10 @@ fn an_unanswered_command_closes_no_connection_that_answers() {
     });
     use_at_once(&rig, 4);
     let opened = rig.proxy.connections_accepted() - before;
-    assert!(opened <= 1, "{opened} new connections, though only one was silent");
+    assert!(
+        opened <= 1,
+        "{opened} new connections, though only one was silent"
+    );
 }
 
 /// A short attempt without an answer proves nothing about other connections: Redis may have been
@@ -143,7 +168,8 @@ fn a_wait_too_short_for_an_answer_closes_no_other_connection() {
     let mut tries = (0..10).map(|_| {
         open_all(&rig);
         let opened = rig.proxy.connections_accepted();
-        rig.proxy.always("SET lock:slow", Fault::DelayReply(SOON / 4));
+        rig.proxy
+            .always("SET lock:slow", Fault::DelayReply(SOON / 4));
         drop(rig.locks.try_lock_for("slow", ANSWER / 6)); // Its result does not matter here.
         rig.proxy.clear();
         open_all(&rig);
@@ -164,7 +190,10 @@ fn a_waiter_is_woken_after_a_firewall_dropped_the_listener() {
         delete(&rig.server, "a");
         let (took, at) = time(|| waiter.join());
         at.expect("no panic");
-        assert!(took < NOTICED, "{took:?}: the dead listener was not noticed");
+        assert!(
+            took < NOTICED,
+            "{took:?}: the dead listener was not noticed"
+        );
     });
 }
 
@@ -177,8 +206,16 @@ fn a_listener_that_answers_a_ping_is_kept() {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
         until_tracked(&rig.server, 1);
         let (listeners, asked) = (rig.server.listeners(), rig.proxy.commands("PING"));
-        eventually(LONG, "the listener sends a PING", || rig.proxy.commands("PING") > asked);
-        throughout(3 * ANSWER, || assert_eq!(rig.server.listeners(), listeners, "the listener was replaced"));
+        eventually(LONG, "the listener sends a PING", || {
+            rig.proxy.commands("PING") > asked
+        });
+        throughout(3 * ANSWER, || {
+            assert_eq!(
+                rig.server.listeners(),
+                listeners,
+                "the listener was replaced"
+            );
+        });
         delete(&rig.server, "a");
         waiter.join().expect("no panic");
     });
@@ -211,7 +248,10 @@ fn a_loss_is_noticed_after_the_keepers_connection_was_closed() {
     delete(&server, "a");
     let (took, lost) = time(|| guard.watch().wait_lost(LONG));
     assert_eq!(lost, Some(LostCause::Deleted), "after {took:?}");
-    assert!(took < 4 * SOON, "{took:?}: noticed only by the next renewal");
+    assert!(
+        took < 4 * SOON,
+        "{took:?}: noticed only by the next renewal"
+    );
 }
 
 /// Redis sends invalidations for a key only as long as the connection that tracks it is open. A
@@ -222,9 +262,12 @@ fn a_renewal_without_an_answer_has_every_hold_renewed_again() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     let [first, second] = ["a", "b"].map(|name| tracked_hold(&rig.server, &rig.locks, name));
     let before = renewals(&rig.locks, "b");
-    rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
+    rig.proxy
+        .on(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
     first.extend_to(MINUTE).expect("over another connection");
-    eventually(5 * SOON, "the other hold is renewed", || renewals(&rig.locks, "b") > before);
+    eventually(5 * SOON, "the other hold is renewed", || {
+        renewals(&rig.locks, "b") > before
+    });
     delete(&rig.server, "b");
     let (took, lost) = time(|| second.watch().wait_lost(LONG));
     assert_eq!(lost, Some(LostCause::Deleted), "after {took:?}");
@@ -239,7 +282,9 @@ fn a_waiter_is_woken_after_the_connection_that_tracked_its_key_was_closed() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
         until_tracked(&server, 1);
-        eventually(LONG, "the listener is connected", || server.redirects_invalidations());
+        eventually(LONG, "the listener is connected", || {
+            server.redirects_invalidations()
+        });
         let listener = server.listeners()[0];
         kill(&server, &server.clients_with(&format!("redir={listener}")));
         delete(&server, "a");
@@ -266,10 +311,18 @@ fn a_listener_that_connects_slowly_has_the_connect_timeout() {
 fn dropping_the_manager_does_not_wait_for_a_listener_that_connects() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let locks = builder(&proxy.url()).connect_timeout(MINUTE / 2).build().expect("connects");
+    let locks = builder(&proxy.url())
+        .connect_timeout(MINUTE / 2)
+        .build()
+        .expect("connects");
     proxy.on("CLIENT ID", Fault::SwallowCommand);
     occupy(&server, "a", MINUTE);
-    assert!(locks.try_lock_for("a", 2 * ANSWER).expect("answers").is_none());
+    assert!(
+        locks
+            .try_lock_for("a", 2 * ANSWER)
+            .expect("answers")
+            .is_none()
+    );
     proxy.wait_fired(1, LONG);
     within(4 * SOON, "the last handle goes", || drop(locks));
 }

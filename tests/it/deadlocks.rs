@@ -33,19 +33,34 @@ fn in_a_circle(managers: &[&LockManager], keys: &[&str]) {
                 })
             })
             .collect();
-        threads.into_iter().map(|it| it.join().expect("no panic")).collect()
+        threads
+            .into_iter()
+            .map(|it| it.join().expect("no panic"))
+            .collect()
     });
     assert!(started.elapsed() < LONG, "{:?}", started.elapsed());
-    let failed: Vec<_> = outcomes.into_iter().filter(|(_, next)| next.is_err()).collect();
-    let [(closer, Err(error))] = &failed[..] else { panic!("one of them learns it: {failed:?}") };
-    let Error::WouldDeadlock { key, cycle, .. } = error else { panic!("{error:?}") };
+    let failed: Vec<_> = outcomes
+        .into_iter()
+        .filter(|(_, next)| next.is_err())
+        .collect();
+    let [(closer, Err(error))] = &failed[..] else {
+        panic!("one of them learns it: {failed:?}")
+    };
+    let Error::WouldDeadlock { key, cycle, .. } = error else {
+        panic!("{error:?}")
+    };
     assert_eq!(key, keys[(closer + 1) % keys.len()]);
     let named: Vec<_> = cycle.iter().map(|it| it.key.as_str()).collect();
-    let wanted: Vec<_> = (1..=keys.len()).map(|step| keys[(closer + step) % keys.len()]).collect();
+    let wanted: Vec<_> = (1..=keys.len())
+        .map(|step| keys[(closer + step) % keys.len()])
+        .collect();
     assert_eq!(named, wanted, "each waits for the lock of the next");
     let text = error.to_string();
     for blocked in cycle {
-        assert!(text.contains(&format!("thread {} waits for", blocked.thread.thread())), "{text}");
+        assert!(
+            text.contains(&format!("thread {} waits for", blocked.thread.thread())),
+            "{text}"
+        );
     }
 }
 
@@ -73,9 +88,13 @@ fn the_error_comes_at_once() {
             let guard = theirs.lock("b").expect("locks");
             theirs.lock("a").map(|inner| drop((inner, guard)))
         });
-        eventually(LONG, "the other thread waits", || theirs.waiting().len() == 1);
+        eventually(LONG, "the other thread waits", || {
+            theirs.waiting().len() == 1
+        });
         let asked = Instant::now();
-        let error = locks.lock("b").expect_err("the other waits for this thread");
+        let error = locks
+            .lock("b")
+            .expect_err("the other waits for this thread");
         assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
         assert!(matches!(error, Error::WouldDeadlock { .. }), "{error:?}");
         assert!(outer.is_valid(), "what it holds stays");
@@ -98,13 +117,25 @@ fn a_wait_that_ends_sooner_makes_no_deadlock() {
             drop(guard);
             taken
         });
-        eventually(LONG, "the other thread waits", || theirs.waiting().len() == 1);
-        locks.lock("b").map(drop).expect("the other gives up, and lets go");
+        eventually(LONG, "the other thread waits", || {
+            theirs.waiting().len() == 1
+        });
+        locks
+            .lock("b")
+            .map(drop)
+            .expect("the other gives up, and lets go");
         drop(guard);
         let error = brief.join().expect("no panic").expect_err("it was busy");
-        let Error::Timeout { held, .. } = &error else { panic!("{error:?}") };
+        let Error::Timeout { held, .. } = &error else {
+            panic!("{error:?}")
+        };
         assert_eq!(held, &["b"]);
-        assert!(error.to_string().ends_with("; this thread held \"b\" meanwhile"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .ends_with("; this thread held \"b\" meanwhile"),
+            "{error}"
+        );
     });
 }
 
@@ -121,14 +152,24 @@ fn a_hold_that_is_lost_makes_no_deadlock() {
             drop(guard);
             taken
         });
-        eventually(LONG, "the other thread waits", || locks.waiting().len() == 1);
+        eventually(LONG, "the other thread waits", || {
+            locks.waiting().len() == 1
+        });
         // This thread sleeps, and does not just find the lock free.
         occupy(&server, "b", LEASE);
-        eventually(LONG, "the keeper finds the loss", || locks.stats().lost == 1);
-        locks.lock("b").map(drop).expect("free when somebody's lease ends");
+        eventually(LONG, "the keeper finds the loss", || {
+            locks.stats().lost == 1
+        });
+        locks
+            .lock("b")
+            .map(drop)
+            .expect("free when somebody's lease ends");
         drop(guard);
         let taken = other.join().expect("no panic");
-        assert!(matches!(&taken, Err(Error::OuterLost { outer, .. }) if outer == "b"), "{taken:?}");
+        assert!(
+            matches!(&taken, Err(Error::OuterLost { outer, .. }) if outer == "b"),
+            "{taken:?}"
+        );
     });
 }
 
@@ -140,16 +181,25 @@ fn a_hold_that_will_be_lost_excuses_no_deadlock() {
     for change in ways {
         let locks = connect(&server);
         thread::scope(|scope| {
-            let guard = change(locks.named("a").lease(MINUTE)).lock().expect("locks");
+            let guard = change(locks.named("a").lease(MINUTE))
+                .lock()
+                .expect("locks");
             let other = scope.spawn(|| {
-                let guard = change(locks.named("b").lease(MINUTE)).lock().expect("locks");
+                let guard = change(locks.named("b").lease(MINUTE))
+                    .lock()
+                    .expect("locks");
                 let inner = locks.lock("a").map(drop);
                 guard.unlock().expect("it was held all the time");
                 inner
             });
-            eventually(LONG, "the other thread waits", || locks.waiting().len() == 1);
+            eventually(LONG, "the other thread waits", || {
+                locks.waiting().len() == 1
+            });
             let closed = locks.lock("b").map(drop);
-            assert!(matches!(closed, Err(Error::WouldDeadlock { .. })), "{closed:?}");
+            assert!(
+                matches!(closed, Err(Error::WouldDeadlock { .. })),
+                "{closed:?}"
+            );
             guard.unlock().expect("it was held all the time");
             other.join().expect("no panic").expect("the lock is free");
         });
@@ -171,7 +221,9 @@ fn a_single_try_of_a_lock_that_the_thread_holds_through_another_manager_is_busy(
     // Nor if another thread asks Redis, and has learnt who the holder is.
     thread::scope(|scope| {
         let other = scope.spawn(|| second.named("a").wait(2 * LONG).lock().map(drop));
-        eventually(LONG, "it knows the holder", || second.waiting().iter().any(|it| it.holder.is_some()));
+        eventually(LONG, "it knows the holder", || {
+            second.waiting().iter().any(|it| it.holder.is_some())
+        });
         assert!(second.try_lock("a").expect("it answers").is_none());
         guard.unlock().expect("it was held all the time");
         other.join().expect("no panic").expect("it is free");
@@ -195,7 +247,9 @@ fn a_wait_that_is_over_closes_no_cycle() {
             inside.send(()).expect("awaited");
             let _ = is_done.recv();
         });
-        eventually(LONG, "the other thread waits", || locks.waiting().len() == 1);
+        eventually(LONG, "the other thread waits", || {
+            locks.waiting().len() == 1
+        });
         drop(b);
         is_inside.recv().expect("it has had the lock");
         let _b = locks.lock("b").expect("locks");
@@ -211,8 +265,13 @@ fn a_wait_that_is_over_closes_no_cycle() {
 fn a_holder_that_changes_during_the_wait_closes_the_cycle() {
     let server = Server::start();
     // However long the first hold lasts, the second one follows it without a turn for others.
-    let one = LockManager::builder(&server.url()).local_handoff(MINUTE).build().expect("connects");
-    let seldom = LockManager::builder(&server.url()).client_tracking(false).poll_every(ANSWER);
+    let one = LockManager::builder(&server.url())
+        .local_handoff(MINUTE)
+        .build()
+        .expect("connects");
+    let seldom = LockManager::builder(&server.url())
+        .client_tracking(false)
+        .poll_every(ANSWER);
     let two = seldom.build().expect("connects");
     let errors = thread::scope(|scope| {
         let k = one.lock("k").expect("locks");
@@ -220,7 +279,9 @@ fn a_holder_that_changes_during_the_wait_closes_the_cycle() {
             let _s = two.lock("s").expect("locks");
             two.lock("k").map(drop)
         });
-        eventually(LONG, "it waits for this thread", || two.waiting().len() == 1);
+        eventually(LONG, "it waits for this thread", || {
+            two.waiting().len() == 1
+        });
         let second = behind(scope, || {
             let _k = one.lock("k").expect("handed off");
             one.lock("s").map(drop)
@@ -236,7 +297,10 @@ fn a_holder_that_changes_during_the_wait_closes_the_cycle() {
         }
         [first, second].map(|it| it.join().expect("no panic"))
     });
-    let found = errors.iter().filter(|it| matches!(it, Err(Error::WouldDeadlock { .. }))).count();
+    let found = errors
+        .iter()
+        .filter(|it| matches!(it, Err(Error::WouldDeadlock { .. })))
+        .count();
     assert_eq!(found, 1, "{errors:?}");
 }
 
@@ -246,16 +310,40 @@ fn a_timeout_lists_what_the_waiter_held() {
     let (here, there) = (connect(&server), connect(&server));
     occupy(&server, "c", MINUTE);
     let error = here.named("c").wait(ANSWER).lock().expect_err("busy");
-    assert!(matches!(&error, Error::Timeout { held, .. } if held.is_empty()), "{error:?}");
-    let _outer = (here.lock("a").expect("locks"), there.lock("b").expect("locks"));
+    assert!(
+        matches!(&error, Error::Timeout { held, .. } if held.is_empty()),
+        "{error:?}"
+    );
+    let _outer = (
+        here.lock("a").expect("locks"),
+        there.lock("b").expect("locks"),
+    );
     let error = thread::scope(|scope| {
-        let _elsewhere = scope.spawn(|| here.lock("x").map(drop)).join().expect("no panic");
+        let _elsewhere = scope
+            .spawn(|| here.lock("x").map(drop))
+            .join()
+            .expect("no panic");
         here.named("c").wait(ANSWER).lock().expect_err("busy")
     });
-    assert!(matches!(&error, Error::Timeout { held, .. } if held == &["a", "b"]), "{error:?}");
-    assert!(error.to_string().contains("this thread held \"a\", \"b\" meanwhile"), "{error}");
-    let error = here.named("c").wait(Duration::ZERO).lock().expect_err("busy");
-    assert!(matches!(&error, Error::Timeout { held, .. } if held.is_empty()), "it did not wait: {error:?}");
+    assert!(
+        matches!(&error, Error::Timeout { held, .. } if held == &["a", "b"]),
+        "{error:?}"
+    );
+    assert!(
+        error
+            .to_string()
+            .contains("this thread held \"a\", \"b\" meanwhile"),
+        "{error}"
+    );
+    let error = here
+        .named("c")
+        .wait(Duration::ZERO)
+        .lock()
+        .expect_err("busy");
+    assert!(
+        matches!(&error, Error::Timeout { held, .. } if held.is_empty()),
+        "it did not wait: {error:?}"
+    );
 }
 
 /// Nobody knows of both waits. So each lasts until its deadline, and the error says what to look
@@ -270,7 +358,15 @@ fn row_33_a_deadlock_of_two_processes_ends_by_the_deadline() {
     other.send("take a");
     assert_eq!(other.expect_line("takes", LONG), "takes a");
     let error = locks.named("b").wait(SOON).lock().expect_err("busy");
-    let Error::Timeout { holder: Some(holder), held, waited, .. } = &error else { panic!("{error:?}") };
+    let Error::Timeout {
+        holder: Some(holder),
+        held,
+        waited,
+        ..
+    } = &error
+    else {
+        panic!("{error:?}")
+    };
     assert_eq!(
         (held.as_slice(), holder.owner().map(|it| it.to_string())),
         (&["a".to_owned()][..], Some(owner))
@@ -295,7 +391,11 @@ pub(crate) fn embrace_as_told() {
     role::report(outer.owner());
     role::next_line();
     role::report("takes a");
-    let inner = locks.named("a").wait(LONG).lock().expect("the other gives up");
+    let inner = locks
+        .named("a")
+        .wait(LONG)
+        .lock()
+        .expect("the other gives up");
     role::report("has a");
     drop((outer, inner));
     role::next_line();

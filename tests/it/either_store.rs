@@ -23,13 +23,23 @@ type Change = fn(Builder) -> Builder;
 impl Place {
     fn on_redis(change: Change) -> Place {
         let server = Server::start();
-        let locks = change(LockManager::builder(&server.url())).build().expect("connects");
-        Place { locks, server: Some(server) }
+        let locks = change(LockManager::builder(&server.url()))
+            .build()
+            .expect("connects");
+        Place {
+            locks,
+            server: Some(server),
+        }
     }
 
     fn in_memory(change: Change) -> Place {
-        let locks = change(LockManager::builder_in_memory()).build().expect("the options can work");
-        Place { locks, server: None }
+        let locks = change(LockManager::builder_in_memory())
+            .build()
+            .expect("the options can work");
+        Place {
+            locks,
+            server: None,
+        }
     }
 
     /// Somebody deletes the key of a lock.
@@ -117,14 +127,21 @@ fn a_counter_loses_no_update(place: &Place) {
 }
 
 fn threads_get_a_lock_in_the_order_in_which_they_asked(place: &Place) {
-    let (guard, order) = (place.locks.lock("a").expect("locks"), Mutex::new(Vec::new()));
+    let (guard, order) = (
+        place.locks.lock("a").expect("locks"),
+        Mutex::new(Vec::new()),
+    );
     let (order, locks) = (&order, &place.locks);
     thread::scope(|scope| {
         for number in 0..5 {
             let (sender, thread) = std::sync::mpsc::channel();
             scope.spawn(move || {
-                sender.send(relatch::Owner::current().thread()).expect("it is awaited");
-                locks.with_lock("a", || order.lock().expect("no panic").push(number)).expect("locks");
+                sender
+                    .send(relatch::Owner::current().thread())
+                    .expect("it is awaited");
+                locks
+                    .with_lock("a", || order.lock().expect("no panic").push(number))
+                    .expect("locks");
             });
             until_queued(thread.recv().expect("it began"));
         }
@@ -135,16 +152,34 @@ fn threads_get_a_lock_in_the_order_in_which_they_asked(place: &Place) {
 
 fn a_lock_is_free_once_its_last_guard_is_gone(place: &Place) {
     let outer = place.locks.lock("a").expect("locks");
-    let inner = place.locks.try_lock("a").expect("answers").expect("re-enters");
+    let inner = place
+        .locks
+        .try_lock("a")
+        .expect("answers")
+        .expect("re-enters");
     assert_eq!((outer.token(), inner.depth()), (inner.token(), 2));
-    assert_eq!(outer.unlock().expect("unlocks"), Unlocked::StillHeld { depth: 1 });
+    assert_eq!(
+        outer.unlock().expect("unlocks"),
+        Unlocked::StillHeld { depth: 1 }
+    );
     assert!(!place.is_free("a") && place.is_free("b"));
-    let holder = place.locks.named("a").holder().expect("answers").expect("somebody");
-    assert_eq!((holder.raw(), holder.owner()), (inner.token(), Some(relatch::Owner::current())));
+    let holder = place
+        .locks
+        .named("a")
+        .holder()
+        .expect("answers")
+        .expect("somebody");
+    assert_eq!(
+        (holder.raw(), holder.owner()),
+        (inner.token(), Some(relatch::Owner::current()))
+    );
     assert_eq!(inner.unlock().expect("unlocks"), Unlocked::Released);
     assert!(place.is_free("a"));
     assert!(place.locks.named("a").holder().expect("answers").is_none());
-    assert!(matches!(place.locks.assert_held("a"), Err(Error::NotHeld { .. })));
+    assert!(matches!(
+        place.locks.assert_held("a"),
+        Err(Error::NotHeld { .. })
+    ));
 }
 
 fn a_wait_ends_with_its_limit_and_names_the_holder(place: &Place) {
@@ -153,23 +188,37 @@ fn a_wait_ends_with_its_limit_and_names_the_holder(place: &Place) {
         let wait = || place.locks.named("a").wait(PERIOD).lock();
         let begun = Instant::now();
         let other = scope.spawn(move || wait().expect_err("it is busy"));
-        let Error::Timeout { holder, waited, .. } = other.join().expect("no panic") else { panic!() };
+        let Error::Timeout { holder, waited, .. } = other.join().expect("no panic") else {
+            panic!()
+        };
         assert!(waited >= PERIOD && begun.elapsed() < LONG);
-        assert_eq!(holder.map(|it| it.raw().to_owned()).as_deref(), Some(guard.token()));
+        assert_eq!(
+            holder.map(|it| it.raw().to_owned()).as_deref(),
+            Some(guard.token())
+        );
     });
 }
 
 fn a_panic_releases(place: &Place) {
-    let panics = || place.locks.with_lock("a", || panic!("as the test wants it"));
+    let panics = || {
+        place
+            .locks
+            .with_lock("a", || panic!("as the test wants it"))
+    };
     assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
     assert!(place.is_free("a") && place.locks.held().is_empty());
-    let fails = place.locks.with_lock_result("a", |_| Err::<(), _>(Box::<dyn std::error::Error>::from("no")));
+    let fails = place.locks.with_lock_result("a", |_| {
+        Err::<(), _>(Box::<dyn std::error::Error>::from("no"))
+    });
     assert_eq!(fails.expect_err("its own error").to_string(), "no");
 }
 
 fn a_lock_that_is_not_reentrant_is_held_already(place: &Place) {
     let guard = place.locks.lock("a").expect("locks");
-    assert!(matches!(place.locks.lock("a"), Err(Error::AlreadyHeld { .. })));
+    assert!(matches!(
+        place.locks.lock("a"),
+        Err(Error::AlreadyHeld { .. })
+    ));
     assert!(place.locks.current("a").is_some() && guard.is_valid());
 }
 
@@ -179,21 +228,34 @@ fn two_threads_that_wait_for_each_other_are_told(place: &Place) {
         let (sender, thread) = std::sync::mpsc::channel();
         let other = scope.spawn(move || {
             let b = place.locks.lock("b").expect("locks");
-            sender.send(relatch::Owner::current().thread()).expect("it is awaited");
+            sender
+                .send(relatch::Owner::current().thread())
+                .expect("it is awaited");
             let taken = place.locks.lock("a").map(drop);
             b.unlock().expect("unlocks");
             taken
         });
         until_queued(thread.recv().expect("it began"));
-        assert!(matches!(place.locks.lock("b"), Err(Error::WouldDeadlock { .. })));
+        assert!(matches!(
+            place.locks.lock("b"),
+            Err(Error::WouldDeadlock { .. })
+        ));
         a.unlock().expect("unlocks");
-        other.join().expect("no panic").expect("the other one goes on");
+        other
+            .join()
+            .expect("no panic")
+            .expect("the other one goes on");
     });
 }
 
 fn a_released_lock_can_stay_taken(place: &Place) {
     let begun = Instant::now();
-    let guard = place.locks.named("a").keep_at_least(ANSWER).lock().expect("locks");
+    let guard = place
+        .locks
+        .named("a")
+        .keep_at_least(ANSWER)
+        .lock()
+        .expect("locks");
     assert!(matches!(guard.unlock(), Ok(Unlocked::Kept { .. })));
     assert!(!place.is_free("a"));
     drop(within(LONG, "the key expires", || place.locks.lock("a")).expect("locks"));
@@ -220,10 +282,19 @@ fn a_lease_can_be_extended(place: &Place) {
     assert!(guard.remaining() > MINUTE / 2 && guard.remaining() <= trusted(MINUTE));
     guard.confirm(MINUTE / 2).expect("it is there");
     guard.verify().expect("it is there");
-    assert!(matches!(guard.ensure(2 * MINUTE), Err(Error::InvalidOption { .. })));
+    assert!(matches!(
+        guard.ensure(2 * MINUTE),
+        Err(Error::InvalidOption { .. })
+    ));
     guard.extend_to(LEASE).expect("extends");
-    assert!(guard.remaining() <= trusted(LEASE), "a shorter lease counts at once");
-    assert!(matches!(guard.extend_to(Duration::ZERO), Err(Error::InvalidOption { .. })));
+    assert!(
+        guard.remaining() <= trusted(LEASE),
+        "a shorter lease counts at once"
+    );
+    assert!(matches!(
+        guard.extend_to(Duration::ZERO),
+        Err(Error::InvalidOption { .. })
+    ));
 }
 
 fn a_renewed_hold_outlasts_its_lease(place: &Place) {
@@ -244,13 +315,18 @@ fn max_hold_ends_a_hold_that_is_renewed(place: &Place) {
     let guard = place.locks.lock("a").expect("locks");
     assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Expired));
     assert!(begun.elapsed() >= LEASE, "{:?}", begun.elapsed());
-    within(LONG, "its key expires", || eventually(LONG, "it is free", || place.is_free("a")));
+    within(LONG, "its key expires", || {
+        eventually(LONG, "it is free", || place.is_free("a"));
+    });
     assert_lost(&guard.unlock(), LostCause::Expired);
 }
 
 fn a_thread_that_ends_leaves_a_lock_for_a_lease(place: &Place) {
     thread::scope(|scope| {
-        scope.spawn(|| mem::forget(place.locks.lock("a").expect("locks"))).join().expect("no panic");
+        scope
+            .spawn(|| mem::forget(place.locks.lock("a").expect("locks")))
+            .join()
+            .expect("no panic");
     });
     assert!(!place.is_free("a"), "its lease lasts");
     drop(within(LONG, "the lease ends", || place.locks.lock("a")).expect("locks"));
@@ -272,7 +348,12 @@ fn a_hold_whose_key_was_deleted_is_found_lost(place: &Place) {
     place.lose("a");
     assert_lost(&guard.verify(), LostCause::Deleted);
     assert_lost(&guard.unlock(), LostCause::Deleted);
-    place.locks.lock("a").expect("locks").unlock().expect("unlocks");
+    place
+        .locks
+        .lock("a")
+        .expect("locks")
+        .unlock()
+        .expect("unlocks");
 }
 
 fn a_forced_lock_goes_to_the_waiter(place: &Place) {
@@ -280,16 +361,30 @@ fn a_forced_lock_goes_to_the_waiter(place: &Place) {
     thread::scope(|scope| {
         let (sender, thread) = std::sync::mpsc::channel();
         let waiter = scope.spawn(move || {
-            sender.send(relatch::Owner::current().thread()).expect("it is awaited");
+            sender
+                .send(relatch::Owner::current().thread())
+                .expect("it is awaited");
             place.locks.lock("a").map(drop)
         });
         until_queued(thread.recv().expect("it began"));
-        let forced = place.locks.named("a").force_unlock().expect("answers").expect("somebody had it");
+        let forced = place
+            .locks
+            .named("a")
+            .force_unlock()
+            .expect("answers")
+            .expect("somebody had it");
         assert_eq!(forced.raw(), guard.token());
         waiter.join().expect("no panic").expect("locks");
     });
     assert_lost(&guard.unlock(), LostCause::Deleted);
-    assert!(place.locks.named("a").force_unlock().expect("answers").is_none());
+    assert!(
+        place
+            .locks
+            .named("a")
+            .force_unlock()
+            .expect("answers")
+            .is_none()
+    );
 }
 
 fn fences_grow(place: &Place) {
@@ -298,7 +393,12 @@ fn fences_grow(place: &Place) {
         let guard = place.locks.lock(name).expect("locks");
         let fence = guard.fence();
         assert!(fence > last, "{fence:?} after {last:?}");
-        let holder = place.locks.named(name).holder().expect("answers").expect("somebody");
+        let holder = place
+            .locks
+            .named(name)
+            .holder()
+            .expect("answers")
+            .expect("somebody");
         assert_eq!(holder.fence(), fence);
         last = fence;
     }
@@ -313,7 +413,13 @@ fn what_is_held_is_listed_and_counted(place: &Place) {
     assert_eq!(keys, [("a", 2), ("b", 1)]);
     drop((a, b, again));
     let stats = place.locks.stats();
-    assert_eq!((stats.acquired - before.acquired, stats.reentered - before.reentered), (2, 1));
+    assert_eq!(
+        (
+            stats.acquired - before.acquired,
+            stats.reentered - before.reentered
+        ),
+        (2, 1)
+    );
     assert!(place.locks.held().is_empty());
 }
 
@@ -321,7 +427,10 @@ fn a_parcel_is_adopted_once(place: &Place) {
     let guard = place.locks.named("a").fenced(true).lock().expect("locks");
     let (fence, parcel) = (guard.fence(), guard.hand_over().expect("hands over"));
     let left = parcel.lease_left();
-    assert!(left <= Duration::from_secs(30) && left > Duration::from_secs(15), "{left:?}");
+    assert!(
+        left <= Duration::from_secs(30) && left > Duration::from_secs(15),
+        "{left:?}"
+    );
     assert!(!place.is_free("a") && place.locks.held().is_empty());
     let adopted = place.locks.adopt(&parcel).expect("adopts");
     assert!(adopted.fence() > fence && !place.is_free("a"));
@@ -339,17 +448,41 @@ fn a_parcel_is_adopted_once(place: &Place) {
 }
 
 fn a_parcel_that_nobody_adopts_ends(place: &Place) {
-    let parcel = place.locks.lock("a").expect("locks").hand_over().expect("hands over");
-    let next = place.locks.try_lock_for("a", LONG).expect("answers").expect("its lease ends");
+    let parcel = place
+        .locks
+        .lock("a")
+        .expect("locks")
+        .hand_over()
+        .expect("hands over");
+    let next = place
+        .locks
+        .try_lock_for("a", LONG)
+        .expect("answers")
+        .expect("its lease ends");
     next.unlock().expect("unlocks");
     let adopted = place.locks.adopt(&parcel);
-    assert!(matches!(adopted, Err(Error::NothingToAdopt { .. })), "{adopted:?}");
+    assert!(
+        matches!(adopted, Err(Error::NothingToAdopt { .. })),
+        "{adopted:?}"
+    );
 }
 
 fn several_locks_are_all_taken_or_none(place: &Place) {
-    let kept = place.locks.named("b").keep_at_least(MINUTE).lock().expect("locks");
+    let kept = place
+        .locks
+        .named("b")
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
     assert!(matches!(kept.unlock(), Ok(Unlocked::Kept { .. })));
-    assert!(place.locks.try_lock_all(["a", "b"]).expect("answers").is_none() && place.is_free("a"));
+    assert!(
+        place
+            .locks
+            .try_lock_all(["a", "b"])
+            .expect("answers")
+            .is_none()
+            && place.is_free("a")
+    );
     let all = place.locks.lock_all(["a", "c"]).expect("locks");
     assert!(!place.is_free("a") && !place.is_free("c"));
     all.confirm(Duration::from_secs(1)).expect("ours");
@@ -369,7 +502,11 @@ fn a_manager_that_is_shut_down_can_give_back_what_is_held(place: &Place) {
 static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn a_lost_hold_is_told_to_its_watcher_and_to_on_lost(place: &Place) {
-    let name = if place.server.is_some() { "on redis" } else { "in memory" };
+    let name = if place.server.is_some() {
+        "on redis"
+    } else {
+        "in memory"
+    };
     let guard = place.locks.lock(name).expect("locks");
     guard.confirm(Duration::ZERO).expect("it is there");
     thread::scope(|scope| {
@@ -378,7 +515,13 @@ fn a_lost_hold_is_told_to_its_watcher_and_to_on_lost(place: &Place) {
         place.lose(name);
         assert_eq!(watcher.join().expect("no panic"), Some(LostCause::Deleted));
     });
-    let told = || TOLD.lock().expect("no panic").iter().filter(|key| *key == name).count();
+    let told = || {
+        TOLD.lock()
+            .expect("no panic")
+            .iter()
+            .filter(|key| *key == name)
+            .count()
+    };
     eventually(LONG, "on_lost is called", || told() == 1);
     assert_lost(&guard.unlock(), LostCause::Deleted);
     assert_eq!((told(), place.locks.stats().lost), (1, 1));

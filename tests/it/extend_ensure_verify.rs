@@ -7,8 +7,8 @@ use relatch::{Error, LostCause};
 use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 
 use crate::support::{
-    ANSWER, INJURIES, LATE, LEASE, MINUTE, PERIOD, Rig, SOON, assert_lost, occupy, renewals, renewals_of,
-    trusted,
+    ANSWER, INJURIES, LATE, LEASE, MINUTE, PERIOD, Rig, SOON, assert_lost, occupy, renewals,
+    renewals_of, trusted,
 };
 
 #[test]
@@ -17,31 +17,61 @@ fn ensure_sends_only_what_is_needed() {
     // The listener starts before the test, because its start makes the keeper renew every hold that
     // was renewed before.
     occupy(&rig.server, "busy", MINUTE);
-    assert!(rig.locks.try_lock_for("busy", PERIOD).expect("answers").is_none());
-    eventually(LONG, "the listener is connected", || !rig.server.listeners().is_empty());
+    assert!(
+        rig.locks
+            .try_lock_for("busy", PERIOD)
+            .expect("answers")
+            .is_none()
+    );
+    eventually(LONG, "the listener is connected", || {
+        !rig.server.listeners().is_empty()
+    });
     for renew in [true, false] {
         let key = unique_key("a");
         let renewal = renewals_of(&rig.server, &key);
-        let lock = rig.locks.named(&key).lease(MINUTE).renew_every(MINUTE / 2).renew(renew);
+        let lock = rig
+            .locks
+            .named(&key)
+            .lease(MINUTE)
+            .renew_every(MINUTE / 2)
+            .renew(renew);
         let guard = lock.lock().expect("locks");
         throughout(4 * PERIOD, || {});
         let sent = rig.proxy.log().len();
         guard.ensure(MINUTE / 2).expect("enough is left");
         guard.ensure(Duration::ZERO).expect("enough is left");
-        let error = guard.ensure(trusted(MINUTE) + LATE).expect_err("longer than the lease allows");
-        assert!(matches!(error, Error::InvalidOption { option: "ensure", .. }), "{error:?}");
+        let error = guard
+            .ensure(trusted(MINUTE) + LATE)
+            .expect_err("longer than the lease allows");
+        assert!(
+            matches!(
+                error,
+                Error::InvalidOption {
+                    option: "ensure",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
         assert_eq!(rig.proxy.log().len(), sent);
         let span = trusted(MINUTE).saturating_sub(3 * PERIOD);
         assert!(guard.remaining() < span);
         guard.ensure(span).expect("renews");
         assert!(guard.remaining() + PERIOD > span);
-        assert_eq!((rig.proxy.commands(&renewal), renewals(&rig.locks, &key)), (1, 1));
+        assert_eq!(
+            (rig.proxy.commands(&renewal), renewals(&rig.locks, &key)),
+            (1, 1)
+        );
         // The keeper replaces a closed connection and tries again at once, so two tries are cut.
         rig.proxy.on_times(&renewal, 2, Fault::CutBeforeForward);
         throughout(4 * PERIOD, || {});
         let error = guard.ensure(span).expect_err("no answer");
-        assert!(matches!(error, Error::Unavailable { .. }) && guard.is_valid(), "{error:?}");
-        rig.server.query::<()>(&["SET", &format!("lock:{key}"), "other", "PX", "60000"]);
+        assert!(
+            matches!(error, Error::Unavailable { .. }) && guard.is_valid(),
+            "{error:?}"
+        );
+        rig.server
+            .query::<()>(&["SET", &format!("lock:{key}"), "other", "PX", "60000"]);
         assert_lost(&guard.ensure(span), LostCause::Taken);
         assert_lost(&guard.ensure(Duration::ZERO), LostCause::Taken);
         assert_lost(&guard.unlock(), LostCause::Taken);
@@ -52,9 +82,17 @@ fn ensure_sends_only_what_is_needed() {
 #[test]
 fn ensure_uses_the_clock_and_verify_asks_redis() {
     let rig = Rig::renewing();
-    let guard = rig.locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("a")
+        .lease(MINUTE)
+        .renew(false)
+        .lock()
+        .expect("locks");
     rig.server.query::<()>(&["DEL", "lock:a"]);
-    guard.ensure(MINUTE / 2).expect("enough is left by the clock");
+    guard
+        .ensure(MINUTE / 2)
+        .expect("enough is left by the clock");
     assert!(guard.is_valid());
     assert_lost(&guard.verify(), LostCause::Deleted);
     assert_lost(&guard.ensure(Duration::ZERO), LostCause::Deleted);
@@ -75,19 +113,39 @@ fn extend_replaces_the_lease() {
         assert!(guard.remaining() <= trusted(MINUTE / 2));
         let longer = pttl();
         assert!(longer > 50_000, "a lease is never cut short in Redis");
-        throughout(3 * PERIOD, || assert!(pttl() <= longer, "a renewal lengthened the lease"));
+        throughout(3 * PERIOD, || {
+            assert!(pttl() <= longer, "a renewal lengthened the lease");
+        });
         // Leases that cannot work are refused, and nothing is sent for them. Renewals go on.
         let before = rig.proxy.log_in_full().len();
-        for lease in [Duration::ZERO, Duration::from_micros(9_999), 1440 * MINUTE + LATE, Duration::MAX] {
+        for lease in [
+            Duration::ZERO,
+            Duration::from_micros(9_999),
+            1440 * MINUTE + LATE,
+            Duration::MAX,
+        ] {
             let error = guard.extend_to(lease).expect_err("refused");
-            assert!(matches!(error, Error::InvalidOption { option: "extend_to", .. }), "{error:?}");
+            assert!(
+                matches!(
+                    error,
+                    Error::InvalidOption {
+                        option: "extend_to",
+                        ..
+                    }
+                ),
+                "{error:?}"
+            );
         }
         let sent = rig.proxy.log_in_full().split_off(before);
         let renews = |args: &[String]| args.last().is_some_and(|it| it == "30000");
-        assert!(sent.iter().all(|args| args[0] == "CLIENT" || renews(args)), "{sent:?}");
+        assert!(
+            sent.iter().all(|args| args[0] == "CLIENT" || renews(args)),
+            "{sent:?}"
+        );
         rig.server.query::<()>(&["DEL", &format!("lock:{key}")]);
         assert_lost(&guard.extend_to(MINUTE), LostCause::Deleted);
-        rig.server.query::<()>(&["SET", &format!("lock:{key}"), "other", "PX", "5000"]);
+        rig.server
+            .query::<()>(&["SET", &format!("lock:{key}"), "other", "PX", "5000"]);
         assert_lost(&guard.extend_to(MINUTE), LostCause::Deleted);
         assert_lost(&guard.verify(), LostCause::Deleted);
         assert!(pttl() <= 5000 && rig.value_of(&key).as_deref() == Some("other"));
@@ -100,15 +158,24 @@ fn extend_replaces_the_lease() {
 /// shorter lease is lost.
 #[test]
 fn a_shorter_lease_holds_though_an_older_renewal_is_answered_late() {
-    let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD).response_timeout(SOON));
+    let rig = Rig::with(|builder| {
+        builder
+            .lease(MINUTE)
+            .renew_every(PERIOD)
+            .response_timeout(SOON)
+    });
     let renewal = renewals_of(&rig.server, "a");
     rig.proxy.on(&renewal, Fault::DelayReply(3 * PERIOD));
     rig.proxy.on(&renewal, Fault::DropReply);
     rig.proxy.always(&renewal, Fault::SwallowCommand);
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "a renewal is under way", || rig.proxy.commands(&renewal) == 1);
+    eventually(LONG, "a renewal is under way", || {
+        rig.proxy.commands(&renewal) == 1
+    });
     guard.extend_to(6 * PERIOD).expect_err("no answer");
-    eventually(10 * PERIOD, "the hold ends with the shorter lease", || !guard.is_valid());
+    eventually(10 * PERIOD, "the hold ends with the shorter lease", || {
+        !guard.is_valid()
+    });
 }
 
 #[test]
@@ -134,7 +201,13 @@ fn verify_asks_redis() {
 #[test]
 fn verify_shortens_the_lease_when_redis_keeps_the_key_for_less() {
     let rig = Rig::renewing();
-    let guard = rig.locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("a")
+        .lease(MINUTE)
+        .renew(false)
+        .lock()
+        .expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "400"]);
     guard.verify().expect("the key is still there");
     assert!(guard.remaining() <= Duration::from_millis(400) && guard.is_valid());
@@ -147,7 +220,8 @@ fn verify_counts_the_time_left_from_its_send() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     let guard = rig.locks.named("a").renew(false).lock().expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "600"]);
-    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayReply(4 * PERIOD));
+    rig.proxy
+        .on("EVALSHA * 1 lock:a", Fault::DelayReply(4 * PERIOD));
     guard.verify().expect("the key was there");
     assert!(guard.remaining() <= 2 * PERIOD, "{:?}", guard.remaining());
 }
@@ -170,7 +244,9 @@ fn a_hold_that_verify_has_shortened_is_renewed_or_reported_in_time() {
     let guard = rig.locks.lock("a").expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "600"]);
     guard.verify().expect("the key is still there");
-    throughout(SOON, || assert!(guard.is_valid(), "there was time enough to renew it"));
+    throughout(SOON, || {
+        assert!(guard.is_valid(), "there was time enough to renew it");
+    });
 }
 
 #[test]
@@ -178,24 +254,45 @@ fn held_lists_the_locks_of_this_process() {
     let rig = Rig::renewing();
     assert!(rig.locks.held().is_empty());
     let first = rig.locks.lock("first").expect("locks");
-    let second = rig.locks.named("second").renew(false).lock().expect("locks");
+    let second = rig
+        .locks
+        .named("second")
+        .renew(false)
+        .lock()
+        .expect("locks");
     let again = rig.locks.lock("first").expect("locks");
-    eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "first") >= 2);
+    eventually(LONG, "the hold is renewed", || {
+        renewals(&rig.locks, "first") >= 2
+    });
     let held = rig.locks.held();
     assert_eq!(
-        held.iter().map(|it| (it.key.as_str(), it.depth)).collect::<Vec<_>>(),
+        held.iter()
+            .map(|it| (it.key.as_str(), it.depth))
+            .collect::<Vec<_>>(),
         [("first", 2), ("second", 1)]
     );
-    assert!(held.iter().all(|it| it.owner == *first.owner() && it.lost.is_none()));
+    assert!(
+        held.iter()
+            .all(|it| it.owner == *first.owner() && it.lost.is_none())
+    );
     // (A renewal may come an eighth of the period early. One more comes when the listener starts.)
     assert!(held[0].held_for >= PERIOD * 7 / 8 && held[0].held_for >= held[1].held_for);
     assert!(held[0].valid_for > Duration::ZERO && held[0].valid_for <= trusted(6 * PERIOD));
     assert_eq!(held[1].renewals, 0);
     drop(second);
     drop(first);
-    assert_eq!(rig.locks.held().iter().map(|it| it.depth).collect::<Vec<_>>(), [1]);
+    assert_eq!(
+        rig.locks
+            .held()
+            .iter()
+            .map(|it| it.depth)
+            .collect::<Vec<_>>(),
+        [1]
+    );
     rig.server.query::<()>(&["DEL", "lock:first"]);
-    eventually(LONG, "the hold is lost", || rig.locks.held()[0].lost == Some(LostCause::Deleted));
+    eventually(LONG, "the hold is lost", || {
+        rig.locks.held()[0].lost == Some(LostCause::Deleted)
+    });
     assert_eq!(rig.locks.held()[0].valid_for, Duration::ZERO);
     drop(again);
     assert!(rig.locks.held().is_empty());
@@ -207,7 +304,11 @@ fn stats_count_what_happened() {
     let locks = &rig.locks;
     let mut expected = locks.stats();
     assert_eq!(
-        (expected.acquired, expected.time_waited.count(), expected.time_held.count()),
+        (
+            expected.acquired,
+            expected.time_waited.count(),
+            expected.time_held.count()
+        ),
         (1, 1, 1),
         "warm-up"
     );
@@ -227,7 +328,12 @@ fn stats_count_what_happened() {
     eventually(LONG, "the hold is lost", || locks.stats().lost == 1);
     drop(guard);
     let stats = locks.stats();
-    (expected.acquired, expected.reentered, expected.waited, expected.timed_out) = (4, 1, 1, 1);
+    (
+        expected.acquired,
+        expected.reentered,
+        expected.waited,
+        expected.timed_out,
+    ) = (4, 1, 1, 1);
     (expected.lost, expected.renewed) = (1, stats.renewed);
     expected.time_waited = stats.time_waited.clone();
     expected.time_held = stats.time_held.clone();
@@ -240,19 +346,34 @@ fn stats_count_what_happened() {
 fn nothing_extends_a_hold_past_max_hold_and_the_calls_say_so() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     let (lease, limit) = (2 * SOON, 2 * SOON);
-    let guard = rig.locks.named("a").lease(lease).max_hold(limit).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("a")
+        .lease(lease)
+        .max_hold(limit)
+        .lock()
+        .expect("locks");
     let taken = Instant::now();
     let is_limited = |result: Result<(), Error>| match result {
-        Err(Error::InvalidOption { option: "max_hold", .. }) => true,
+        Err(Error::InvalidOption {
+            option: "max_hold", ..
+        }) => true,
         Ok(()) => false,
         Err(other) => panic!("{other:?}"),
     };
     assert!(is_limited(guard.extend_to(MINUTE)), "that lease ends later");
     assert!(guard.is_valid(), "nothing was sent, and nothing is lost");
-    eventually(LONG, "the limit passes", || is_limited(guard.confirm(Duration::ZERO)));
+    eventually(LONG, "the limit passes", || {
+        is_limited(guard.confirm(Duration::ZERO))
+    });
     assert!(is_limited(guard.extend()));
-    assert!(is_limited(guard.ensure(guard.remaining() + Duration::from_millis(1))));
-    let error = guard.hand_over().map(drop).expect_err("it would extend the lease");
+    assert!(is_limited(
+        guard.ensure(guard.remaining() + Duration::from_millis(1))
+    ));
+    let error = guard
+        .hand_over()
+        .map(drop)
+        .expect_err("it would extend the lease");
     assert!(is_limited(Err(error)));
     eventually(LONG, "it ends", || rig.value_of("a").is_none());
     assert!(taken.elapsed() < LONG);
@@ -262,9 +383,26 @@ fn nothing_extends_a_hold_past_max_hold_and_the_calls_say_so() {
 #[test]
 fn a_longer_lease_does_not_put_off_max_hold() {
     let rig = Rig::new();
-    let guard = rig.locks.named("a").lease(LEASE).max_hold(MINUTE).lock().expect("locks");
-    guard.extend_to(MINUTE / 2).expect("that ends before the limit");
+    let guard = rig
+        .locks
+        .named("a")
+        .lease(LEASE)
+        .max_hold(MINUTE)
+        .lock()
+        .expect("locks");
+    guard
+        .extend_to(MINUTE / 2)
+        .expect("that ends before the limit");
     let late = guard.extend_to(MINUTE + MINUTE / 4);
-    assert!(matches!(late, Err(Error::InvalidOption { option: "max_hold", .. })), "{late:?}");
+    assert!(
+        matches!(
+            late,
+            Err(Error::InvalidOption {
+                option: "max_hold",
+                ..
+            })
+        ),
+        "{late:?}"
+    );
     assert!(guard.is_valid() && guard.remaining() <= MINUTE / 2);
 }

@@ -23,7 +23,12 @@ fn threads_lose_no_update_over_tls() {
 #[test]
 fn processes_lose_no_update_over_tls() {
     let rig = TlsRig::new();
-    count_in_processes(&rig.server, &rig.server.tls_url(), rig.authority.pem(), How::Locked);
+    count_in_processes(
+        &rig.server,
+        &rig.server.tls_url(),
+        rig.authority.pem(),
+        How::Locked,
+    );
     assert_eq!(total(&rig.server), 320);
 }
 
@@ -31,7 +36,11 @@ fn processes_lose_no_update_over_tls() {
 /// were done.
 fn while_connections_are_cut(server: &Server, relay: &Relay, count: impl FnOnce()) {
     let done = &AtomicBool::new(false);
-    let counted = || server.get(COUNTER).map_or(0, |it| it.parse::<u64>().expect("a number"));
+    let counted = || {
+        server
+            .get(COUNTER)
+            .map_or(0, |it| it.parse::<u64>().expect("a number"))
+    };
     let cuts = thread::scope(|scope| {
         let cutting = scope.spawn(|| {
             let mut cuts = 0;
@@ -50,7 +59,10 @@ fn while_connections_are_cut(server: &Server, relay: &Relay, count: impl FnOnce(
         drop(stop);
         cutting.join().expect("no panic")
     });
-    assert!(cuts > 3 && relay.connections_accepted() > cuts, "{cuts} cuts");
+    assert!(
+        cuts > 3 && relay.connections_accepted() > cuts,
+        "{cuts} cuts"
+    );
 }
 
 #[test]
@@ -59,12 +71,18 @@ fn threads_lose_no_update_over_tls_while_connections_are_cut() {
     let relay = Relay::start(rig.server.tls_port());
     let count = || {
         // With one manager, the queue within the process would be enough to exclude the others.
-        let builder = LockManager::builder(&url(relay.port())).tls(rig.trusting()).tolerate_outage(COUNTING);
+        let builder = LockManager::builder(&url(relay.port()))
+            .tls(rig.trusting())
+            .tolerate_outage(COUNTING);
         let locks = builder.build_unchecked().expect("options that can work");
         count_with(&locks, &rig.server.bare_url(), 2, 50, How::Reentrant);
     };
     while_connections_are_cut(&rig.server, &relay, || {
-        thread::scope(|scope| [(); 4].map(|()| scope.spawn(count)).map(|it| it.join().expect("no panic")));
+        thread::scope(|scope| {
+            [(); 4]
+                .map(|()| scope.spawn(count))
+                .map(|it| it.join().expect("no panic"))
+        });
     });
     assert_eq!(total(&rig.server), 400);
 }

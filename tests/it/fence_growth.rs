@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use relatch::{Error, LockManager, Replicas};
 use relatch_rig::{
-    Cluster, ClusterSetup, LONG, Sentinels, Server, SetOnDrop, Worker, compile_preload, eventually, role,
-    unique_key,
+    Cluster, ClusterSetup, LONG, Sentinels, Server, SetOnDrop, Worker, compile_preload, eventually,
+    role, unique_key,
 };
 
 use crate::cluster;
@@ -34,7 +34,10 @@ impl Resource {
     #[track_caller]
     fn enter(&self, fence: u64, before: u64) {
         assert!(fence > before, "{fence} was handed out after {before}");
-        assert!(self.fences.lock().expect("no panic").insert(fence), "{fence} was handed out twice");
+        assert!(
+            self.fences.lock().expect("no panic").insert(fence),
+            "{fence} was handed out twice"
+        );
         self.newest.fetch_max(fence, Ordering::SeqCst);
     }
 
@@ -51,7 +54,13 @@ impl Resource {
 /// Takes a lock until the resource has seen `turns` fences; returns how many writes it refused.
 /// While Redis is away, a lock is not taken, and its release is not confirmed. No other error may
 /// come.
-fn take_turns(locks: &LockManager, name: &str, resource: &Resource, turns: u64, taken: &AtomicU64) -> u64 {
+fn take_turns(
+    locks: &LockManager,
+    name: &str,
+    resource: &Resource,
+    turns: u64,
+    taken: &AtomicU64,
+) -> u64 {
     let lock = locks.named(name).fenced(true);
     let mut refused = 0;
     while taken.load(Ordering::SeqCst) < turns {
@@ -64,7 +73,10 @@ fn take_turns(locks: &LockManager, name: &str, resource: &Resource, turns: u64, 
         // A larger fence was there already. That holder came later, if Redis has forgotten this
         // one.
         let is_late = !resource.write(fence_of(&guard));
-        assert!(!(is_late && guard.verify().is_ok()), "a fence of an earlier hold is larger");
+        assert!(
+            !(is_late && guard.verify().is_ok()),
+            "a fence of an earlier hold is larger"
+        );
         resource.enter(fence_of(&guard), before);
         refused += u64::from(is_late);
         taken.fetch_add(1, Ordering::SeqCst);
@@ -89,16 +101,23 @@ const BLOWS: [fn(&Server); 5] = [
 /// Threads of three managers take turns, some handed off and some not, while the counter is struck.
 fn fences_grow(turns: u64) {
     let server = Server::start();
-    let (resource, taken, ended) = (Resource::default(), AtomicU64::new(0), AtomicBool::new(false));
+    let (resource, taken, ended) = (
+        Resource::default(),
+        AtomicU64::new(0),
+        AtomicBool::new(false),
+    );
     let managers = [(); 3].map(|()| {
-        let builder = LockManager::builder(&server.url()).lease(5 * ANSWER).response_timeout(ANSWER);
+        let builder = LockManager::builder(&server.url())
+            .lease(5 * ANSWER)
+            .response_timeout(ANSWER);
         builder.connect_timeout(ANSWER).build().expect("connects")
     });
     let refused: u64 = thread::scope(|scope| {
         let (resource, taken, ended) = (&resource, &taken, &ended);
         let threads = managers.iter().flat_map(|it| [it; 2]);
-        let takers: Vec<_> =
-            threads.map(|it| scope.spawn(move || take_turns(it, "a", resource, turns, taken))).collect();
+        let takers: Vec<_> = threads
+            .map(|it| scope.spawn(move || take_turns(it, "a", resource, turns, taken)))
+            .collect();
         let server = &server;
         let striking = scope.spawn(move || {
             let mut blows = BLOWS.iter().cycle();
@@ -116,7 +135,10 @@ fn fences_grow(turns: u64) {
             struck
         });
         let stop = SetOnDrop(ended);
-        let refused = takers.into_iter().map(|it| it.join().expect("no panic")).sum();
+        let refused = takers
+            .into_iter()
+            .map(|it| it.join().expect("no panic"))
+            .sum();
         drop(stop);
         let struck: u64 = striking.join().expect("no panic");
         assert!(struck >= 5, "{struck} blows");
@@ -146,7 +168,10 @@ fn fences_grow_although_redis_evicts_the_counter() {
     let server = Server::start();
     let locks = connect(&server);
     let info: String = server.query(&["INFO", "memory"]);
-    let used = info.lines().find_map(|line| line.strip_prefix("used_memory:")).expect("a number");
+    let used = info
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"))
+        .expect("a number");
     let limit = used.parse::<u64>().expect("a number") + 2_000_000;
     server.query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
     server.query::<()>(&["CONFIG", "SET", "maxmemory", &limit.to_string()]);
@@ -174,8 +199,9 @@ fn fences_grow_although_redis_evicts_the_counter() {
 fn fences_grow_over_processes() {
     let server = Server::start();
     let url = server.url();
-    let mut workers: Vec<_> =
-        (0..3).map(|_| Worker::spawn("fencer", &[("url", &*url), ("bare", &*server.bare_url())])).collect();
+    let mut workers: Vec<_> = (0..3)
+        .map(|_| Worker::spawn("fencer", &[("url", &*url), ("bare", &*server.bare_url())]))
+        .collect();
     for worker in &mut workers {
         worker.expect_line("ready", LONG);
         worker.send("200");
@@ -190,14 +216,23 @@ fn fences_grow_over_processes() {
 
 /// The role of a process that takes the lock `a` with a fence, as often as it is told.
 pub(crate) fn take_as_told() {
-    let locks = LockManager::builder(&role::arg("url")).fenced(true).build().expect("connects");
+    let locks = LockManager::builder(&role::arg("url"))
+        .fenced(true)
+        .build()
+        .expect("connects");
     let mut list = redis_connection(&role::arg("bare"));
     role::report("ready");
-    let turns: u64 = role::next_line().expect("a number of turns").parse().expect("a number");
+    let turns: u64 = role::next_line()
+        .expect("a number of turns")
+        .parse()
+        .expect("a number");
     for _ in 0..turns {
         let guard = locks.lock("a").expect("locks");
-        let pushed: u64 =
-            redis::cmd("RPUSH").arg("fences").arg(fence_of(&guard)).query(&mut list).expect("pushes");
+        let pushed: u64 = redis::cmd("RPUSH")
+            .arg("fences")
+            .arg(fence_of(&guard))
+            .query(&mut list)
+            .expect("pushes");
         assert!(pushed > 0);
     }
     role::report("done");
@@ -208,9 +243,15 @@ pub(crate) fn take_as_told() {
 #[test]
 fn fences_grow_while_the_servers_clock_is_set_back_unless_the_counter_is_lost_as_well() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let (shim, offset) = (compile_preload("wall_clock", dir.path()), dir.path().join("offset"));
+    let (shim, offset) = (
+        compile_preload("wall_clock", dir.path()),
+        dir.path().join("offset"),
+    );
     let path = |path: &Path| path.to_str().expect("UTF-8").to_owned();
-    let env = [("LD_PRELOAD", &*path(&shim)), ("WALL_CLOCK_OFFSET", &*path(&offset))];
+    let env = [
+        ("LD_PRELOAD", &*path(&shim)),
+        ("WALL_CLOCK_OFFSET", &*path(&offset)),
+    ];
     let server = Server::in_env(&[], &env);
     let locks = connect(&server);
     let first = fence_of_a_turn(&locks);
@@ -218,11 +259,18 @@ fn fences_grow_while_the_servers_clock_is_set_back_unless_the_counter_is_lost_as
         let (before, new) = (fence_of_a_turn(&locks), dir.path().join("new"));
         fs::write(&new, seconds).expect("a file can be written");
         fs::rename(new, &offset).expect("a file can be renamed");
-        assert_eq!(fence_of_a_turn(&locks), before + 1, "one more than the counter");
+        assert_eq!(
+            fence_of_a_turn(&locks),
+            before + 1,
+            "one more than the counter"
+        );
         assert_eq!(fence_of_a_turn(&locks), before + 2);
     }
     server.query::<()>(&["DEL", COUNTER]);
-    assert!(fence_of_a_turn(&locks) < first, "the clock was not set back");
+    assert!(
+        fence_of_a_turn(&locks) < first,
+        "the clock was not set back"
+    );
 }
 
 #[test]
@@ -238,14 +286,20 @@ fn fences_grow_over_failovers_and_replicas_that_acknowledge_have_the_counter() {
         last = fence_of(&guard);
         for place in 0..sentinels.count() {
             let has = sentinels.server(place).get(COUNTER);
-            assert_eq!(has, Some(last.to_string()), "server {place} acknowledged the lock");
+            assert_eq!(
+                has,
+                Some(last.to_string()),
+                "server {place} acknowledged the lock"
+            );
         }
         drop(guard);
         sentinels.fail_over();
         sentinels.until_in_sync();
         if lossy {
             // As if the replica had been behind.
-            sentinels.server(sentinels.master()).query::<()>(&["SET", COUNTER, "5"]);
+            sentinels
+                .server(sentinels.master())
+                .query::<()>(&["SET", COUNTER, "5"]);
         }
     }
     let mut next = None;
@@ -265,7 +319,11 @@ fn fences_grow_while_a_slot_moves_and_masters_are_failed_over() {
     });
     let name = cluster.key_on(0);
     let managers = [(); 2].map(|()| cluster::patient(&cluster.url()).build().expect("connects"));
-    let (resource, taken, ended) = (Resource::default(), AtomicU64::new(0), AtomicBool::new(false));
+    let (resource, taken, ended) = (
+        Resource::default(),
+        AtomicU64::new(0),
+        AtomicBool::new(false),
+    );
     thread::scope(|scope| {
         let stop = SetOnDrop(&ended);
         let takers: Vec<_> = managers
@@ -282,7 +340,9 @@ fn fences_grow_while_a_slot_moves_and_masters_are_failed_over() {
             .collect();
         let goes_on = || {
             let enough = taken.load(Ordering::SeqCst) + 100;
-            eventually(LONG, "locks are taken", || taken.load(Ordering::SeqCst) > enough);
+            eventually(LONG, "locks are taken", || {
+                taken.load(Ordering::SeqCst) > enough
+            });
         };
         goes_on();
         cluster.fail_over(3);

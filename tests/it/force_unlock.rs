@@ -10,7 +10,8 @@ use relatch::{Error, LockGuard, LockManager, LostCause};
 use relatch_rig::{Fault, LONG, Server, eventually, throughout, unique_key};
 
 use crate::support::{
-    LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, delete, occupy, renewals, returns_by, take,
+    LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, delete, occupy, renewals, returns_by,
+    take,
 };
 
 /// How soon a waiter has to take the lock: well below the second after which the first waiter asks
@@ -26,19 +27,45 @@ struct Case {
 }
 
 const CASES: [Case; 4] = [
-    Case { what: "force-unlocked before its first renewal", renew: true, renewed: false, by_hand: false },
-    Case { what: "force-unlocked after a renewal", renew: true, renewed: true, by_hand: false },
-    Case { what: "force-unlocked, and not renewed", renew: false, renewed: false, by_hand: false },
-    Case { what: "deleted by hand after a renewal", renew: true, renewed: true, by_hand: true },
+    Case {
+        what: "force-unlocked before its first renewal",
+        renew: true,
+        renewed: false,
+        by_hand: false,
+    },
+    Case {
+        what: "force-unlocked after a renewal",
+        renew: true,
+        renewed: true,
+        by_hand: false,
+    },
+    Case {
+        what: "force-unlocked, and not renewed",
+        renew: false,
+        renewed: false,
+        by_hand: false,
+    },
+    Case {
+        what: "deleted by hand after a renewal",
+        renew: true,
+        renewed: true,
+        by_hand: true,
+    },
 ];
 
 impl Case {
     /// Takes the lock, with the default lease, which does not end during a test.
     fn hold(&self, rig: &Rig, name: &str) -> LockGuard {
         let lock = rig.locks.named(name).renew(self.renew);
-        let lock = if self.renewed { lock.renew_every(PERIOD) } else { lock };
+        let lock = if self.renewed {
+            lock.renew_every(PERIOD)
+        } else {
+            lock
+        };
         let guard = lock.lock().expect("locks");
-        eventually(LONG, "the hold is renewed", || !self.renewed || renewals(&rig.locks, name) > 0);
+        eventually(LONG, "the hold is renewed", || {
+            !self.renewed || renewals(&rig.locks, name) > 0
+        });
         guard
     }
 
@@ -46,8 +73,12 @@ impl Case {
         if self.by_hand {
             return delete(&rig.server, guard.key());
         }
-        let deleted =
-            rig.locks.named(guard.key()).force_unlock().expect("answers").expect("the lock was held");
+        let deleted = rig
+            .locks
+            .named(guard.key())
+            .force_unlock()
+            .expect("answers")
+            .expect("the lock was held");
         assert_eq!(deleted.raw(), guard.token());
         assert!(!guard.is_valid(), "{}: the hold is lost at once", self.what);
         assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
@@ -58,7 +89,8 @@ impl Case {
 fn a_waiter_behind_a_deleted_hold_takes_the_lock_at_once() {
     let reported = Arc::new(Mutex::new(Vec::new()));
     let recorder = Arc::clone(&reported);
-    let rig = &Rig::with(|builder| builder.on_lost(move |lost| recorder.lock().push(lost.key.clone())));
+    let rig =
+        &Rig::with(|builder| builder.on_lost(move |lost| recorder.lock().push(lost.key.clone())));
     for case in CASES {
         let mut rounds = 0;
         returns_by(AT_ONCE, case.what, || {
@@ -67,17 +99,26 @@ fn a_waiter_behind_a_deleted_hold_takes_the_lock_at_once() {
             let guard = case.hold(rig, name);
             let took = thread::scope(|scope| {
                 let waiter = scope.spawn(|| take(&rig.locks, name));
-                throughout(2 * LATE, || assert!(!waiter.is_finished(), "{}: the waiter waits", case.what));
+                throughout(2 * LATE, || {
+                    assert!(!waiter.is_finished(), "{}: the waiter waits", case.what);
+                });
                 let ended = Instant::now();
                 case.end(rig, &guard);
                 waiter.join().expect("no panic") - ended
             });
             assert_lost(&guard.unlock(), LostCause::Deleted);
             assert_eq!(rig.locks.stats().lost, lost + 1, "{}", case.what);
-            eventually(LONG, "on_lost is called", || reported.lock().last() == Some(name));
+            eventually(LONG, "on_lost is called", || {
+                reported.lock().last() == Some(name)
+            });
             took
         });
-        assert_eq!(reported.lock().len(), rounds, "{}: each loss is reported once", case.what);
+        assert_eq!(
+            reported.lock().len(),
+            rounds,
+            "{}: each loss is reported once",
+            case.what
+        );
         reported.lock().clear();
     }
 }
@@ -89,7 +130,12 @@ fn a_force_unlocked_lock_is_free_for_try_lock_at_once() {
         let name = &unique_key("a");
         let guard = case.hold(rig, name);
         case.end(rig, &guard);
-        let other = || rig.locks.try_lock(name).expect("answers").map(|guard| guard.token().to_owned());
+        let other = || {
+            rig.locks
+                .try_lock(name)
+                .expect("answers")
+                .map(|guard| guard.token().to_owned())
+        };
         let taken = thread::scope(|scope| scope.spawn(other).join()).expect("no panic");
         assert!(taken.is_some(), "{}: the lock is busy", case.what);
         assert_ne!(taken.as_deref(), Some(guard.token()));
@@ -103,14 +149,26 @@ fn force_unlock_if_ends_the_hold_that_was_seen_and_no_other() {
     let rig = Rig::new();
     let operator = connect(&rig.server);
     let lock = operator.named("a");
-    let see = || lock.holder().expect("answers").expect("it is held").raw().to_owned();
-    assert!(!operator.force_unlock_if("a", "nobody's").expect("answers"), "the key is not there");
+    let see = || {
+        lock.holder()
+            .expect("answers")
+            .expect("it is held")
+            .raw()
+            .to_owned()
+    };
+    assert!(
+        !operator.force_unlock_if("a", "nobody's").expect("answers"),
+        "the key is not there"
+    );
 
     let first = rig.locks.lock("a").expect("locks");
     let seen = see();
     drop(first);
     let second = rig.locks.lock("a").expect("locks");
-    assert!(!lock.force_unlock_if(&seen).expect("answers"), "that one is gone");
+    assert!(
+        !lock.force_unlock_if(&seen).expect("answers"),
+        "that one is gone"
+    );
     second.verify().expect("it is left alone");
     assert!(lock.force_unlock_if(&see()).expect("answers"));
     assert_eq!(rig.value_of("a"), None);
@@ -120,7 +178,11 @@ fn force_unlock_if_ends_the_hold_that_was_seen_and_no_other() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
         eventually(LONG, "a thread waits", || !rig.locks.waiting().is_empty());
-        assert!(rig.locks.force_unlock_if("a", third.token()).expect("answers"));
+        assert!(
+            rig.locks
+                .force_unlock_if("a", third.token())
+                .expect("answers")
+        );
         assert!(!third.is_valid());
         waiter.join().expect("no panic");
     });
@@ -135,14 +197,36 @@ fn force_unlock_if_refuses_a_value_that_is_not_known_in_full() {
     let set = |value: &str| {
         let script = format!("return redis.call('SET', 'lock:a', {value})");
         rig.server.query::<()>(&["EVAL", &script, "0"]);
-        lock.holder().expect("answers").expect("it is held").raw().to_owned()
+        lock.holder()
+            .expect("answers")
+            .expect("it is held")
+            .raw()
+            .to_owned()
     };
-    for value in ["string.rep('x', 300)", "string.rep('x', 256)", "'not \\255 UTF-8'"] {
-        let error = lock.force_unlock_if(&set(value)).expect_err("it would never match");
-        assert!(matches!(&error, Error::InvalidOption { option: "force_unlock_if", .. }), "{error:?}");
+    for value in [
+        "string.rep('x', 300)",
+        "string.rep('x', 256)",
+        "'not \\255 UTF-8'",
+    ] {
+        let error = lock
+            .force_unlock_if(&set(value))
+            .expect_err("it would never match");
+        assert!(
+            matches!(
+                &error,
+                Error::InvalidOption {
+                    option: "force_unlock_if",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
     }
     for value in ["string.rep('x', 255)", "'\u{e9}\\r\\n'", "''"] {
-        assert!(lock.force_unlock_if(&set(value)).expect("answers"), "{value}");
+        assert!(
+            lock.force_unlock_if(&set(value)).expect("answers"),
+            "{value}"
+        );
         assert_eq!(rig.value_of("a"), None);
     }
 }
@@ -154,7 +238,10 @@ fn force_unlock_if_is_one_try() {
     drop(rig.locks.lock("a").expect("locks")); // Redis knows the script now.
     let guard = rig.locks.lock("a").expect("locks");
     rig.proxy.on("EVALSHA * 1 lock:a", Fault::DropReply);
-    let error = rig.locks.force_unlock_if("a", guard.token()).expect_err("no answer");
+    let error = rig
+        .locks
+        .force_unlock_if("a", guard.token())
+        .expect_err("no answer");
     assert!(error.is_unavailable(), "{error:?}");
     assert_eq!(rig.value_of("a"), None, "it was executed");
     assert_lost(&guard.unlock(), LostCause::Deleted);
@@ -164,16 +251,27 @@ fn force_unlock_if_is_one_try() {
 #[test]
 fn a_polling_waiter_takes_the_lock_at_once_when_its_process_force_unlocks_it() {
     let server = Server::start();
-    let builder = LockManager::builder(&server.url()).client_tracking(false).poll_every(LONG);
+    let builder = LockManager::builder(&server.url())
+        .client_tracking(false)
+        .poll_every(LONG);
     let locks = builder.build().expect("connects");
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
-        eventually(LONG, "the pause of the waiter is at least a second", || server.calls("pttl") >= 12);
+        eventually(LONG, "the pause of the waiter is at least a second", || {
+            server.calls("pttl") >= 12
+        });
         let ended = Instant::now();
-        locks.named("a").force_unlock().expect("answers").expect("the lock was held");
+        locks
+            .named("a")
+            .force_unlock()
+            .expect("answers")
+            .expect("the lock was held");
         let took = waiter.join().expect("no panic") - ended;
-        assert!(took < AT_ONCE, "{took:?}: the manager did not wake the waiter");
+        assert!(
+            took < AT_ONCE,
+            "{took:?}: the manager did not wake the waiter"
+        );
     });
 }
 
@@ -190,13 +288,18 @@ fn a_waiter_behind_a_young_hold_deleted_by_hand_takes_the_lock_soon() {
         thread::scope(|scope| {
             let waiter = scope.spawn(|| take(&rig.locks, name));
             if !before_the_wait {
-                eventually(LONG, "the keeper renews the hold", || renewals(&rig.locks, name) > 0);
+                eventually(LONG, "the keeper renews the hold", || {
+                    renewals(&rig.locks, name) > 0
+                });
                 delete(&rig.server, name);
             }
             let deleted = Instant::now();
             let taken = waiter.join().expect("no panic");
             let took = taken.saturating_duration_since(deleted);
-            assert!(took < 4 * SOON, "{took:?}: woken too late: the loss was not noticed?");
+            assert!(
+                took < 4 * SOON,
+                "{took:?}: woken too late: the loss was not noticed?"
+            );
         });
         assert_lost(&guard.unlock(), LostCause::Deleted);
     }
@@ -209,10 +312,16 @@ fn a_thread_whose_answer_is_due_gets_no_lock_that_is_force_unlocked() {
     rig.proxy.on("SET lock:a", Fault::DelayReply(4 * LONG));
     thread::scope(|scope| {
         let taker = scope.spawn(|| rig.locks.lock("a").map(drop));
-        eventually(LONG, "the claim is executed", || rig.server.exists("lock:a"));
+        eventually(LONG, "the claim is executed", || {
+            rig.server.exists("lock:a")
+        });
         let deleted = rig.locks.named("a").force_unlock().expect("answers");
         assert!(deleted.is_some(), "it had the key");
-        drop(rig.locks.lock("b").expect("a thread that asks later gets another lock"));
+        drop(
+            rig.locks
+                .lock("b")
+                .expect("a thread that asks later gets another lock"),
+        );
         rig.proxy.end_delays();
         assert_lost(&taker.join().expect("no panic"), LostCause::Deleted);
     });
@@ -226,7 +335,13 @@ fn a_force_unlock_that_seems_unknown_is_not_sent_again() {
     let rig = Rig::new();
     occupy(&rig.server, "a", MINUTE);
     let sent = rig.proxy.commands("EVAL");
-    rig.proxy.on("EVAL", Fault::Replace(b"-NOSCRIPT No matching script.\r\n".to_vec()));
+    rig.proxy.on(
+        "EVAL",
+        Fault::Replace(b"-NOSCRIPT No matching script.\r\n".to_vec()),
+    );
     assert!(rig.locks.named("a").force_unlock().is_err());
-    assert_eq!((rig.value_of("a"), rig.proxy.commands("EVAL") - sent), (None, 1));
+    assert_eq!(
+        (rig.value_of("a"), rig.proxy.commands("EVAL") - sent),
+        (None, 1)
+    );
 }

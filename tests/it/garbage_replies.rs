@@ -9,7 +9,8 @@ use relatch_rig::Reply;
 const TIME: Duration = Duration::from_secs(20);
 
 /// What Redis replies to a listener at first.
-pub(crate) const SUBSCRIBED: &str = "*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n";
+pub(crate) const SUBSCRIBED: &str =
+    "*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n";
 
 /// Replies of types that no command here gets.
 const WRONG: [&str; 18] = [
@@ -76,32 +77,62 @@ pub(crate) const ENDLESS: [&str; 12] = [
 
 /// Lists in lists, too deep for a parser that recurses on a thread's stack.
 fn nested() -> impl Iterator<Item = Vec<u8>> {
-    ["*1\r\n", "%1\r\n", "|1\r\n", "~1\r\n", ">1\r\n", "*4096\r\n"]
-        .iter()
-        .map(|head| head.repeat(100_000 / 4).into())
+    [
+        "*1\r\n",
+        "%1\r\n",
+        "|1\r\n",
+        "~1\r\n",
+        ">1\r\n",
+        "*4096\r\n",
+    ]
+    .iter()
+    .map(|head| head.repeat(100_000 / 4).into())
 }
 
 /// All replies that answer nothing and have an end.
 pub(crate) fn nonsense() -> Vec<Reply> {
-    let wrong = WRONG.iter().chain(&ERRORS).map(|text| text.as_bytes().to_vec());
+    let wrong = WRONG
+        .iter()
+        .chain(&ERRORS)
+        .map(|text| text.as_bytes().to_vec());
     let long = [b"-".to_vec(), b"x".repeat(60_000), b"\r\n".to_vec()].concat();
-    let all = wrong.chain(GARBAGE.iter().map(|bytes| bytes.to_vec())).chain(nested()).chain([long]);
+    let all = wrong
+        .chain(GARBAGE.iter().map(|bytes| bytes.to_vec()))
+        .chain(nested())
+        .chain([long]);
     all.map(Reply::Bytes).chain([Reply::Close]).collect()
 }
 
 /// Replies without an end.
 pub(crate) fn streams() -> [Reply; 4] {
-    [("+", "x"), ("$549755813888\r\n", "x"), ("*9223372036854775807\r\n", "$-1\r\n"), ("+a\r\n", "+a\r\n")]
-        .map(|(first, again)| Reply::Endless(first.into(), again.into(), TIME))
+    [
+        ("+", "x"),
+        ("$549755813888\r\n", "x"),
+        ("*9223372036854775807\r\n", "$-1\r\n"),
+        ("+a\r\n", "+a\r\n"),
+    ]
+    .map(|(first, again)| Reply::Endless(first.into(), again.into(), TIME))
 }
 
 /// What a listener might receive after it has subscribed.
 pub(crate) fn messages() -> Vec<Reply> {
-    let payloads = ["$-1", ":5", "+a", "*1\r\n:1", "*2\r\n*0\r\n$-1", "%0", "*-1", "*1\r\n$2\r\n\u{e9}"]
-        .map(str::to_owned);
+    let payloads = [
+        "$-1",
+        ":5",
+        "+a",
+        "*1\r\n:1",
+        "*2\r\n*0\r\n$-1",
+        "%0",
+        "*-1",
+        "*1\r\n$2\r\n\u{e9}",
+    ]
+    .map(str::to_owned);
     let many = format!("*10000{}", "\r\n$6\r\nlock:a".repeat(10_000));
     let start = format!("{SUBSCRIBED}*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n");
-    let said = payloads.into_iter().chain([many]).map(|payload| format!("{start}{payload}\r\n").into_bytes());
+    let said = payloads
+        .into_iter()
+        .chain([many])
+        .map(|payload| format!("{start}{payload}\r\n").into_bytes());
     let after = |say| match say {
         Reply::Bytes(bytes) => [SUBSCRIBED.as_bytes(), &bytes].concat(),
         _ => SUBSCRIBED.into(),
@@ -112,13 +143,27 @@ pub(crate) fn messages() -> Vec<Reply> {
         }
         other => other,
     });
-    said.chain(nonsense().into_iter().map(after)).map(Reply::Bytes).chain(endless).collect()
+    said.chain(nonsense().into_iter().map(after))
+        .map(Reply::Bytes)
+        .chain(endless)
+        .collect()
 }
 
 /// Pieces of RESP and arbitrary bytes, in any order.
 pub(crate) fn babble() -> impl Strategy<Value = Vec<u8>> {
-    let pieces = ["\r\n", "OK", "PONG", "1", "-1", "2", "txt:", "$-1\r\n", "*2\r\n", "NOSCRIPT "]
-        .map(|piece| piece.as_bytes().to_vec());
+    let pieces = [
+        "\r\n",
+        "OK",
+        "PONG",
+        "1",
+        "-1",
+        "2",
+        "txt:",
+        "$-1\r\n",
+        "*2\r\n",
+        "NOSCRIPT ",
+    ]
+    .map(|piece| piece.as_bytes().to_vec());
     let any = prop_oneof![
         4 => "[-+:$*%~#,(=!>|_\r\n]".prop_map(String::into_bytes),
         4 => prop::sample::select(pieces.to_vec()),

@@ -11,12 +11,12 @@ use relatch::{DetachedHold, Error, LockGuard, LockManager, LostCause, Parcel, Un
 use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role, throughout, within};
 
 use crate::support::{
-    ANSWER, LEASE, MINUTE, PERIOD, Rig, SOON, assert_lost, builder, connect, delete, renewals, returns_by,
-    trusted, until_tracked,
+    ANSWER, LEASE, MINUTE, PERIOD, Rig, SOON, assert_lost, builder, connect, delete, renewals,
+    returns_by, trusted, until_tracked,
 };
 
 /// The script of an adoption.
-const ADOPT: &str = include_str!("../../src/store/adopt.lua");
+const ADOPT: &str = include_str!("../../src/client/commands/lua/adopt.lua");
 
 /// Redis knows nothing of the parcel, whatever the reason.
 #[track_caller]
@@ -28,13 +28,20 @@ fn assert_nothing<T>(adopted: &Result<T, Error>) {
 /// The beginning of each command that adopts a lock without a fence, for a proxy's rule. Loads the
 /// script into Redis.
 fn adoptions_of(server: &Server, name: &str) -> String {
-    format!("EVALSHA {} 1 lock:{name}", server.query::<String>(&["SCRIPT", "LOAD", ADOPT]))
+    format!(
+        "EVALSHA {} 1 lock:{name}",
+        server.query::<String>(&["SCRIPT", "LOAD", ADOPT])
+    )
 }
 
 /// A parcel of the lock `name`, whose sender this process is.
 #[track_caller]
 fn parcel_of(locks: &LockManager, name: &str) -> Parcel {
-    locks.lock(name).expect("locks").hand_over().expect("hands over")
+    locks
+        .lock(name)
+        .expect("locks")
+        .hand_over()
+        .expect("hands over")
 }
 
 /// Takes the lock and detaches it, in a thread that then ends.
@@ -63,13 +70,19 @@ fn a_hold_goes_on_in_another_thread() {
     let (token, fence, watch) = (guard.token().to_owned(), guard.fence(), guard.watch());
     let sent = rig.proxy.log().len();
     let hold = guard.detach().expect("detaches");
-    assert_eq!((hold.key(), hold.token(), hold.fence()), ("a", &*token, fence));
+    assert_eq!(
+        (hold.key(), hold.token(), hold.fence()),
+        ("a", &*token, fence)
+    );
     assert!(hold.is_valid() && hold.watch().is_valid() && watch.is_valid());
     assert_eq!(rig.locks.held().len(), 1);
     assert!(rig.locks.current("a").is_none(), "no thread has it");
     in_another_thread(|| {
         let guard = hold.attach().expect("attaches");
-        assert_eq!((guard.token(), guard.fence(), guard.depth()), (&*token, fence, 1));
+        assert_eq!(
+            (guard.token(), guard.fence(), guard.depth()),
+            (&*token, fence, 1)
+        );
         let again = rig.locks.lock("a").expect("re-enters");
         assert_eq!((again.token(), again.depth()), (&*token, 2));
         drop(again);
@@ -87,7 +100,10 @@ fn a_detached_hold_is_renewed_though_its_thread_has_ended() {
     eventually(LONG, "it is renewed", || renewals(&rig.locks, "a") > 3);
     throughout(2 * LEASE, || assert!(hold.is_valid()));
     assert_eq!(rig.value_of("a").as_deref(), Some(hold.token()));
-    assert!(rig.locks.try_lock("a").expect("answers").is_none(), "it is held");
+    assert!(
+        rig.locks.try_lock("a").expect("answers").is_none(),
+        "it is held"
+    );
     drop(hold.attach().expect("attaches"));
     assert_eq!(rig.value_of("a"), None);
 }
@@ -95,8 +111,16 @@ fn a_detached_hold_is_renewed_though_its_thread_has_ended() {
 #[test]
 fn dropping_a_detached_hold_releases_the_lock_and_the_next_thread_gets_it() {
     let rig = Rig::new();
-    let hold = rig.locks.lock("a").expect("locks").detach().expect("detaches");
-    assert!(rig.locks.try_lock("a").expect("answers").is_none(), "the thread that took it has it no more");
+    let hold = rig
+        .locks
+        .lock("a")
+        .expect("locks")
+        .detach()
+        .expect("detaches");
+    assert!(
+        rig.locks.try_lock("a").expect("answers").is_none(),
+        "the thread that took it has it no more"
+    );
     thread::scope(|scope| {
         let waiter = scope.spawn(|| rig.locks.lock("a").map(drop));
         eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
@@ -104,8 +128,16 @@ fn dropping_a_detached_hold_releases_the_lock_and_the_next_thread_gets_it() {
         drop(hold);
         waiter.join().expect("no panic").expect("locks");
     });
-    let hold = rig.locks.lock("a").expect("locks").detach().expect("detaches");
-    assert_eq!(in_another_thread(|| hold.unlock()).expect("unlocks"), Unlocked::Released);
+    let hold = rig
+        .locks
+        .lock("a")
+        .expect("locks")
+        .detach()
+        .expect("detaches");
+    assert_eq!(
+        in_another_thread(|| hold.unlock()).expect("unlocks"),
+        Unlocked::Released
+    );
     assert_eq!(rig.value_of("a"), None);
 }
 
@@ -133,9 +165,15 @@ fn only_the_last_guard_leaves_its_thread() {
         "this thread has 2 guards of lock \"a\", and only the last one can be handed over"
     );
     let (inner, error) = inner.try_hand_over().expect_err("there is another guard");
-    assert!(is_other_guards(&error, 2) && error.key() == Some("a"), "{error:?}");
+    assert!(
+        is_other_guards(&error, 2) && error.key() == Some("a"),
+        "{error:?}"
+    );
     assert!(inner.is_valid() && outer.is_valid());
-    assert!(is_other_guards(&inner.detach().expect_err("still two"), 2), "and drops the inner one");
+    assert!(
+        is_other_guards(&inner.detach().expect_err("still two"), 2),
+        "and drops the inner one"
+    );
     let hold = outer.detach().expect("it is the last one");
     assert_eq!(hold.unlock().expect("unlocks"), Unlocked::Released);
 }
@@ -149,10 +187,28 @@ fn a_lost_hold_neither_leaves_its_thread_nor_comes_to_another() {
         rig.locks.named(name).force_unlock().expect("answers");
     }
     let (a, error) = a.try_detach().expect_err("lost");
-    assert!(matches!(error, Error::Lost { cause: LostCause::Deleted, .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Error::Lost {
+                cause: LostCause::Deleted,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     assert_lost(&a.unlock(), LostCause::Deleted);
     let (b, error) = b.try_attach().expect_err("lost");
-    assert!(matches!(error, Error::Lost { cause: LostCause::Deleted, .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Error::Lost {
+                cause: LostCause::Deleted,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     assert_lost(&b.unlock(), LostCause::Deleted);
     assert_lost(&c.hand_over(), LostCause::Deleted);
     assert!(rig.locks.held().is_empty());
@@ -163,16 +219,36 @@ fn a_lost_hold_neither_leaves_its_thread_nor_comes_to_another() {
 #[test]
 fn a_hold_is_not_attached_where_the_lock_is_held_already() {
     let rig = Rig::new();
-    let hold = rig.locks.named("a").lease(MINUTE).lock().expect("locks").detach().expect("detaches");
-    let token = hold.token().replace(&hold.token()[hold.token().len() - 8..], "00000000");
-    rig.server.query::<()>(&["SET", "lock:a", &token, "PX", "60000"]);
+    let hold = rig
+        .locks
+        .named("a")
+        .lease(MINUTE)
+        .lock()
+        .expect("locks")
+        .detach()
+        .expect("detaches");
+    let token = hold
+        .token()
+        .replace(&hold.token()[hold.token().len() - 8..], "00000000");
+    rig.server
+        .query::<()>(&["SET", "lock:a", &token, "PX", "60000"]);
     let parcel: Parcel = format!("relatch1:0:0:{token}:a").parse().expect("a parcel");
     let guard = rig.locks.adopt(&parcel).expect("adopts");
     let (hold, error) = hold.try_attach().expect_err("the thread holds it");
-    assert!(matches!(&error, Error::AlreadyHeld { key, .. } if key == "a"), "{error:?}");
+    assert!(
+        matches!(&error, Error::AlreadyHeld { key, .. } if key == "a"),
+        "{error:?}"
+    );
     assert_eq!((guard.depth(), hold.token() == guard.token()), (1, false));
-    assert!(in_another_thread(|| hold.attach().map(drop)).is_ok(), "another thread may have it");
-    assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()), "it was not that hold's to delete");
+    assert!(
+        in_another_thread(|| hold.attach().map(drop)).is_ok(),
+        "another thread may have it"
+    );
+    assert_eq!(
+        rig.value_of("a").as_deref(),
+        Some(guard.token()),
+        "it was not that hold's to delete"
+    );
 }
 
 /// The first thread has detached `a`, and waits for a thread that waits for `a`. No thread knows
@@ -186,7 +262,9 @@ fn a_detached_hold_is_no_part_of_a_deadlock() {
     thread::scope(|scope| {
         let first = scope.spawn(|| {
             let z = locks.lock("z").expect("locks");
-            sender.send(locks.lock("a").expect("locks").detach().expect("detaches")).expect("awaited");
+            sender
+                .send(locks.lock("a").expect("locks").detach().expect("detaches"))
+                .expect("awaited");
             both.wait();
             let b = locks.lock("b");
             drop(z);
@@ -200,7 +278,9 @@ fn a_detached_hold_is_no_part_of_a_deadlock() {
             a.map(drop)
         });
         let hold = receiver.recv().expect("detached");
-        throughout(3 * PERIOD, || assert!(!first.is_finished() && !second.is_finished()));
+        throughout(3 * PERIOD, || {
+            assert!(!first.is_finished() && !second.is_finished());
+        });
         drop(hold);
         first.join().expect("no panic").expect("no deadlock");
         second.join().expect("no panic").expect("no deadlock");
@@ -219,10 +299,14 @@ fn an_attached_hold_is_part_of_a_deadlock() {
             let a = hold.attach().expect("attaches");
             locks.lock("b").map(|b| drop((a, b)))
         });
-        let mine = within(LONG, "one of the two learns it", || locks.lock("a").map(drop));
+        let mine = within(LONG, "one of the two learns it", || {
+            locks.lock("a").map(drop)
+        });
         drop(b);
         let theirs = other.join().expect("no panic");
-        let found = [mine, theirs].into_iter().filter(|it| matches!(it, Err(Error::WouldDeadlock { .. })));
+        let found = [mine, theirs]
+            .into_iter()
+            .filter(|it| matches!(it, Err(Error::WouldDeadlock { .. })));
         assert_eq!(found.count(), 1);
     });
 }
@@ -234,9 +318,16 @@ fn a_lock_goes_on_in_another_process() {
     let lost = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&lost);
     let rig = Rig::with(|builder| {
-        builder.lease(LEASE).renew_every(PERIOD).on_lost(move |_| _ = count.fetch_add(1, Ordering::SeqCst))
+        builder
+            .lease(LEASE)
+            .renew_every(PERIOD)
+            .on_lost(move |_| _ = count.fetch_add(1, Ordering::SeqCst))
     });
-    let other = builder(&rig.server.url()).lease(LEASE).renew_every(PERIOD).build().expect("connects");
+    let other = builder(&rig.server.url())
+        .lease(LEASE)
+        .renew_every(PERIOD)
+        .build()
+        .expect("connects");
     let guard = rig.locks.lock("a").expect("locks");
     eventually(LONG, "it is renewed", || renewals(&rig.locks, "a") > 2);
     let (old, watch) = (guard.token().to_owned(), guard.watch());
@@ -249,17 +340,33 @@ fn a_lock_goes_on_in_another_process() {
             && rig.locks.try_lock("a").expect("answers").is_none()
     );
     let sent = parcel.to_string();
-    let adopted = other.adopt(&sent.parse().expect("a parcel")).expect("adopts");
+    let adopted = other
+        .adopt(&sent.parse().expect("a parcel"))
+        .expect("adopts");
     assert_ne!(adopted.token(), old);
     assert_eq!(rig.value_of("a").as_deref(), Some(adopted.token()));
-    assert_eq!((adopted.depth(), other.lock("a").expect("re-enters").depth()), (1, 2));
+    assert_eq!(
+        (adopted.depth(), other.lock("a").expect("re-enters").depth()),
+        (1, 2)
+    );
     eventually(LONG, "its lease is renewed", || renewals(&other, "a") > 3);
     throughout(2 * LEASE, || assert!(adopted.is_valid()));
-    assert_nothing(&other.named("b").adopt(&sent.replace(":a", ":b").parse().expect("a parcel")));
-    assert_lost(&in_another_thread(|| rig.locks.adopt(&parcel).map(drop)), LostCause::Taken);
+    assert_nothing(
+        &other
+            .named("b")
+            .adopt(&sent.replace(":a", ":b").parse().expect("a parcel")),
+    );
+    assert_lost(
+        &in_another_thread(|| rig.locks.adopt(&parcel).map(drop)),
+        LostCause::Taken,
+    );
     assert_eq!(adopted.unlock().expect("unlocks"), Unlocked::Released);
     assert_nothing(&rig.locks.adopt(&parcel));
-    assert_eq!((lost.load(Ordering::SeqCst), rig.locks.stats().lost), (0, 0), "a hand-over is no loss");
+    assert_eq!(
+        (lost.load(Ordering::SeqCst), rig.locks.stats().lost),
+        (0, 0),
+        "a hand-over is no loss"
+    );
 }
 
 #[test]
@@ -280,7 +387,10 @@ fn a_sender_takes_its_parcel_back() {
     let parcel = parcel_of(&rig.locks, "a");
     let guard = rig.locks.adopt(&parcel).expect("adopts");
     assert!(guard.is_valid());
-    assert_lost(&in_another_thread(|| rig.locks.adopt(&parcel).map(drop)), LostCause::Taken);
+    assert_lost(
+        &in_another_thread(|| rig.locks.adopt(&parcel).map(drop)),
+        LostCause::Taken,
+    );
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     rig.assert_works("a");
 }
@@ -289,9 +399,15 @@ fn a_sender_takes_its_parcel_back() {
 fn a_lock_is_handed_over_with_nearly_a_lease() {
     let rig = Rig::with(|builder| builder.renew(false));
     let guard = rig.locks.named("a").lease(4 * LEASE).lock().expect("locks");
-    eventually(LONG, "most of the lease is over", || guard.remaining() < LEASE);
+    eventually(LONG, "most of the lease is over", || {
+        guard.remaining() < LEASE
+    });
     let parcel = guard.hand_over().expect("hands over");
-    assert!(rig.server.pttl("lock:a") > 2_000, "{}", rig.server.pttl("lock:a"));
+    assert!(
+        rig.server.pttl("lock:a") > 2_000,
+        "{}",
+        rig.server.pttl("lock:a")
+    );
     let left = parcel.lease_left();
     assert!(left <= trusted(4 * LEASE) && left > 3 * LEASE, "{left:?}");
 }
@@ -312,14 +428,24 @@ fn a_lock_that_cannot_be_renewed_is_not_handed_over() {
 #[test]
 fn an_error_of_a_hand_over_keeps_no_lock() {
     let rig = Rig::new();
-    let hand_over =
-        |guard: LockGuard| -> Result<Parcel, Box<dyn StdError + Send + Sync>> { Ok(guard.hand_over()?) };
+    let hand_over = |guard: LockGuard| -> Result<Parcel, Box<dyn StdError + Send + Sync>> {
+        Ok(guard.hand_over()?)
+    };
     let guard = rig.locks.lock("a").expect("locks");
     // A hold is renewed before it is handed over, and without an answer once more.
-    rig.proxy.on_times("EVALSHA * 1 lock:a", 2, Fault::DropReply);
+    rig.proxy
+        .on_times("EVALSHA * 1 lock:a", 2, Fault::DropReply);
     let error = hand_over(guard).expect_err("no answer");
-    assert!(error.downcast_ref::<Error>().is_some_and(Error::is_unavailable), "{error:?}");
-    assert!(in_another_thread(|| rig.locks.try_lock("a").expect("answers").is_some()), "it is kept");
+    assert!(
+        error
+            .downcast_ref::<Error>()
+            .is_some_and(Error::is_unavailable),
+        "{error:?}"
+    );
+    assert!(
+        in_another_thread(|| rig.locks.try_lock("a").expect("answers").is_some()),
+        "it is kept"
+    );
 }
 
 #[test]
@@ -329,7 +455,10 @@ fn a_parcel_that_nobody_adopts_ends_with_the_lease() {
     let start = Instant::now();
     let guard = rig.locks.lock("a").expect("locks");
     assert!(start.elapsed() >= LEASE / 2, "{:?}", start.elapsed());
-    assert_lost(&in_another_thread(|| rig.locks.adopt(&parcel).map(drop)), LostCause::Taken);
+    assert_lost(
+        &in_another_thread(|| rig.locks.adopt(&parcel).map(drop)),
+        LostCause::Taken,
+    );
     drop(guard);
     assert_nothing(&rig.locks.adopt(&parcel));
     let parcel = parcel_of(&rig.locks, "b");
@@ -343,17 +472,55 @@ fn a_parcel_that_nobody_adopts_ends_with_the_lease() {
 fn what_cannot_be_adopted_sends_nothing() {
     let rig = Rig::new();
     let parcel = parcel_of(&rig.locks, "a");
-    let other: Parcel = parcel.to_string().replace(":a", ":b").parse().expect("a parcel");
+    let other: Parcel = parcel
+        .to_string()
+        .replace(":a", ":b")
+        .parse()
+        .expect("a parcel");
     let guard = rig.locks.lock("b").expect("locks");
     rig.server.reset_stats();
     let error = rig.locks.adopt(&other).expect_err("this thread holds it");
-    assert!(matches!(&error, Error::AlreadyHeld { key, .. } if key == "b"), "{error:?}");
-    let error = rig.locks.named("c").adopt(&parcel).expect_err("for another lock");
-    assert_eq!(error.to_string(), "option `adopt` cannot be a parcel of lock \"a\": it is for another lock");
-    let error = rig.locks.named("a").lease(Duration::ZERO).adopt(&parcel).expect_err("no lease");
-    assert!(matches!(error, Error::InvalidOption { option: "lease", .. }), "{error:?}");
-    assert_eq!((rig.server.calls("evalsha"), rig.server.calls("eval"), guard.depth()), (0, 0, 1));
-    assert!(rig.locks.adopt(&parcel).is_ok(), "the parcel is as good as before");
+    assert!(
+        matches!(&error, Error::AlreadyHeld { key, .. } if key == "b"),
+        "{error:?}"
+    );
+    let error = rig
+        .locks
+        .named("c")
+        .adopt(&parcel)
+        .expect_err("for another lock");
+    assert_eq!(
+        error.to_string(),
+        "option `adopt` cannot be a parcel of lock \"a\": it is for another lock"
+    );
+    let error = rig
+        .locks
+        .named("a")
+        .lease(Duration::ZERO)
+        .adopt(&parcel)
+        .expect_err("no lease");
+    assert!(
+        matches!(
+            error,
+            Error::InvalidOption {
+                option: "lease",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert_eq!(
+        (
+            rig.server.calls("evalsha"),
+            rig.server.calls("eval"),
+            guard.depth()
+        ),
+        (0, 0, 1)
+    );
+    assert!(
+        rig.locks.adopt(&parcel).is_ok(),
+        "the parcel is as good as before"
+    );
 }
 
 /// The thread that adopts does not wait for those that wait for the lock. Its release wakes them:
@@ -361,8 +528,15 @@ fn what_cannot_be_adopted_sends_nothing() {
 #[test]
 fn an_adopted_lock_is_held_beside_the_queue_and_its_release_wakes_the_queue() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).lease(MINUTE).pool_size(1).build().expect("connects");
-    let others = LockManager::builder(&server.url()).lease(MINUTE).build().expect("connects");
+    let locks = LockManager::builder(&server.url())
+        .lease(MINUTE)
+        .pool_size(1)
+        .build()
+        .expect("connects");
+    let others = LockManager::builder(&server.url())
+        .lease(MINUTE)
+        .build()
+        .expect("connects");
     let parcel = parcel_of(&others, "a");
     thread::scope(|scope| {
         let waiters = [(); 3].map(|()| scope.spawn(|| locks.lock("a").map(drop)));
@@ -370,7 +544,9 @@ fn an_adopted_lock_is_held_beside_the_queue_and_its_release_wakes_the_queue() {
             locks.stats().waited > 0 && server.tracked_keys() == 1
         });
         let guard = within(SOON, "adopting", || locks.adopt(&parcel)).expect("adopts");
-        throughout(3 * PERIOD, || assert!(guard.is_valid() && waiters.iter().all(|it| !it.is_finished())));
+        throughout(3 * PERIOD, || {
+            assert!(guard.is_valid() && waiters.iter().all(|it| !it.is_finished()));
+        });
         within(SOON, "the release and the waiters", || {
             drop(guard);
             for waiter in waiters {
@@ -385,8 +561,15 @@ fn an_adopted_lock_is_held_beside_the_queue_and_its_release_wakes_the_queue() {
 #[test]
 fn a_waiter_of_the_adopters_process_is_woken_by_the_next_change_as_well() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).lease(MINUTE).pool_size(1).build().expect("connects");
-    let others = LockManager::builder(&server.url()).lease(MINUTE).build().expect("connects");
+    let locks = LockManager::builder(&server.url())
+        .lease(MINUTE)
+        .pool_size(1)
+        .build()
+        .expect("connects");
+    let others = LockManager::builder(&server.url())
+        .lease(MINUTE)
+        .build()
+        .expect("connects");
     let parcel = parcel_of(&others, "a");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| locks.lock("a").map(drop));
@@ -394,7 +577,9 @@ fn a_waiter_of_the_adopters_process_is_woken_by_the_next_change_as_well() {
         let guard = locks.adopt(&parcel).expect("adopts");
         within(SOON, "the waiter asks again", || until_tracked(&server, 1));
         delete(&server, "a");
-        within(SOON, "the waiter gets the lock", || waiter.join()).expect("no panic").expect("locks");
+        within(SOON, "the waiter gets the lock", || waiter.join())
+            .expect("no panic")
+            .expect("locks");
         assert_lost(&guard.unlock(), LostCause::Deleted);
     });
 }
@@ -407,28 +592,60 @@ fn the_fence_grows_by_an_adoption() {
     let parcel = guard.hand_over().expect("hands over");
     // Also a manager that knows nothing of fences keeps to the sender's.
     let adopted = rig.locks.adopt(&parcel).expect("adopts");
-    assert!(adopted.fence() > before, "{:?} after {before:?}", adopted.fence());
-    let holder = rig.locks.named("a").fenced(true).holder().expect("answers").expect("held");
+    assert!(
+        adopted.fence() > before,
+        "{:?} after {before:?}",
+        adopted.fence()
+    );
+    let holder = rig
+        .locks
+        .named("a")
+        .fenced(true)
+        .holder()
+        .expect("answers")
+        .expect("held");
     assert_eq!(holder.fence(), adopted.fence());
     let again = adopted.hand_over().expect("hands over");
     // The server's clock is set back, or the counter is ahead of it.
     let ahead = "9007199254740000";
-    rig.server.query::<()>(&["SET", crate::fence::COUNTER, ahead]);
+    rig.server
+        .query::<()>(&["SET", crate::fence::COUNTER, ahead]);
     let adopted = rig.locks.adopt(&again).expect("adopts");
     assert_eq!(adopted.fence(), Some(9_007_199_254_740_001));
-    assert!(rig.server.pttl(crate::fence::COUNTER) > 24 * 3_600_000, "until the clock has passed it");
+    assert!(
+        rig.server.pttl(crate::fence::COUNTER) > 24 * 3_600_000,
+        "until the clock has passed it"
+    );
     drop(adopted);
     let parcel = parcel_of(&rig.locks, "b");
-    assert!(rig.locks.named("b").fenced(true).adopt(&parcel).expect("adopts").fence().is_some());
+    assert!(
+        rig.locks
+            .named("b")
+            .fenced(true)
+            .adopt(&parcel)
+            .expect("adopts")
+            .fence()
+            .is_some()
+    );
 }
 
 #[test]
 fn a_lock_whose_counter_is_broken_is_not_adopted_and_not_lost() {
     let rig = Rig::new();
-    let parcel = rig.locks.named("a").fenced(true).lock().expect("locks").hand_over().expect("hands over");
+    let parcel = rig
+        .locks
+        .named("a")
+        .fenced(true)
+        .lock()
+        .expect("locks")
+        .hand_over()
+        .expect("hands over");
     rig.server.query::<()>(&["SET", crate::fence::COUNTER, "x"]);
     let error = rig.locks.adopt(&parcel).expect_err("no number");
-    assert!(matches!(&error, Error::Refused { code, .. } if code == "NOFENCE"), "{error:?}");
+    assert!(
+        matches!(&error, Error::Refused { code, .. } if code == "NOFENCE"),
+        "{error:?}"
+    );
     rig.server.query::<()>(&["DEL", crate::fence::COUNTER]);
     assert!(rig.locks.adopt(&parcel).expect("adopts").fence().is_some());
 }
@@ -437,26 +654,43 @@ fn a_lock_whose_counter_is_broken_is_not_adopted_and_not_lost() {
 
 #[test]
 fn an_adoption_whose_answer_is_lost_is_settled() {
-    for fault in [Fault::CutBeforeReply, Fault::CutBeforeForward, Fault::HalfReply, Fault::DropReply] {
+    for fault in [
+        Fault::CutBeforeReply,
+        Fault::CutBeforeForward,
+        Fault::HalfReply,
+        Fault::DropReply,
+    ] {
         for is_fenced in [false, true] {
-            let rig = Rig::with(|builder| builder.response_timeout(ANSWER).connect_timeout(4 * ANSWER));
+            let rig =
+                Rig::with(|builder| builder.response_timeout(ANSWER).connect_timeout(4 * ANSWER));
             let lock = rig.locks.named("a").fenced(is_fenced);
             let guard = lock.lock().expect("locks");
             let before = guard.fence();
             let parcel = guard.hand_over().expect("hands over");
-            let pattern =
-                adoptions_of(&rig.server, "a").replace(" 1 ", if is_fenced { " 2 " } else { " 1 " });
+            let pattern = adoptions_of(&rig.server, "a")
+                .replace(" 1 ", if is_fenced { " 2 " } else { " 1 " });
             rig.proxy.on(&pattern, fault.clone());
-            let guard = rig.locks.adopt(&parcel).unwrap_or_else(|error| panic!("{fault:?}: {error:?}"));
+            let guard = rig
+                .locks
+                .adopt(&parcel)
+                .unwrap_or_else(|error| panic!("{fault:?}: {error:?}"));
             rig.proxy.wait_fired(1, SOON);
-            assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()), "{fault:?}");
+            assert_eq!(
+                rig.value_of("a").as_deref(),
+                Some(guard.token()),
+                "{fault:?}"
+            );
             if is_fenced {
                 let holder = lock.holder().expect("answers").expect("held");
                 assert_eq!(holder.fence(), guard.fence(), "{fault:?}: numbered once");
                 assert!(guard.fence() > before, "{fault:?}");
             }
             assert!(guard.is_valid());
-            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{fault:?}");
+            assert_eq!(
+                guard.unlock().expect("unlocks"),
+                Unlocked::Released,
+                "{fault:?}"
+            );
             assert_eq!(rig.locks.stats().lost, 0);
         }
     }
@@ -473,20 +707,31 @@ fn an_adoption_that_is_executed_late_changes_nothing() {
     let guard = lock.adopt(&parcel).expect("adopts");
     guard.extend_to(2 * MINUTE).expect("extends");
     let scripts = rig.server.calls("evalsha");
-    eventually(LONG, "the first try is executed", || rig.server.calls("evalsha") > scripts);
+    eventually(LONG, "the first try is executed", || {
+        rig.server.calls("evalsha") > scripts
+    });
     let holder = lock.holder().expect("answers").expect("held");
     assert_eq!(holder.raw(), guard.token());
     assert_eq!(holder.fence(), guard.fence(), "numbered once");
-    assert!(rig.server.pttl("lock:a") > 61_000, "the longer lease counts");
+    assert!(
+        rig.server.pttl("lock:a") > 61_000,
+        "the longer lease counts"
+    );
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }
 
 /// The lease counts from the try that was answered, so that try must have extended it.
 #[test]
 fn a_repeated_adoption_extends_the_lease() {
-    let rig = Rig::with(|builder| builder.lease(4 * ANSWER).renew(false).connect_timeout(4 * ANSWER));
+    let rig = Rig::with(|builder| {
+        builder
+            .lease(4 * ANSWER)
+            .renew(false)
+            .connect_timeout(4 * ANSWER)
+    });
     let parcel = parcel_of(&rig.locks, "a");
-    rig.proxy.on(&adoptions_of(&rig.server, "a"), Fault::DropReply);
+    rig.proxy
+        .on(&adoptions_of(&rig.server, "a"), Fault::DropReply);
     let guard = rig.locks.adopt(&parcel).expect("adopts");
     rig.proxy.wait_fired(1, SOON);
     let (left, in_redis) = (guard.remaining(), rig.server.pttl("lock:a"));
@@ -499,15 +744,25 @@ fn a_repeated_adoption_extends_the_lease() {
 
 #[test]
 fn an_adoption_without_an_answer_leaves_no_key_and_no_hold() {
-    for fault in [Fault::DropReply, Fault::CutBeforeReply, Fault::DelayCommand(3 * ANSWER)] {
+    for fault in [
+        Fault::DropReply,
+        Fault::CutBeforeReply,
+        Fault::DelayCommand(3 * ANSWER),
+    ] {
         let rig = Rig::new();
         let others = connect(&rig.server);
         let parcel = parcel_of(&others, "a");
-        rig.proxy.always(&adoptions_of(&rig.server, "a"), fault.clone());
+        rig.proxy
+            .always(&adoptions_of(&rig.server, "a"), fault.clone());
         let error = rig.locks.adopt(&parcel).expect_err("no answer");
-        assert!(matches!(error, Error::Unavailable { .. }), "{fault:?}: {error:?}");
+        assert!(
+            matches!(error, Error::Unavailable { .. }),
+            "{fault:?}: {error:?}"
+        );
         assert!(rig.locks.held().is_empty() && rig.locks.current("a").is_none());
-        eventually(LONG, "no key without a holder is left", || rig.value_of("a").is_none());
+        eventually(LONG, "no key without a holder is left", || {
+            rig.value_of("a").is_none()
+        });
         drop(others.lock("a").expect("locks"));
     }
 }
@@ -518,11 +773,14 @@ fn an_adoption_that_redis_never_got_leaves_the_parcel_to_others() {
     let rig = Rig::new();
     let others = connect(&rig.server);
     let parcel = parcel_of(&others, "a");
-    rig.proxy.always(&adoptions_of(&rig.server, "a"), Fault::SwallowCommand);
+    rig.proxy
+        .always(&adoptions_of(&rig.server, "a"), Fault::SwallowCommand);
     let error = rig.locks.adopt(&parcel).expect_err("no answer");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     let guard = others.adopt(&parcel).expect("adopts");
-    throughout(3 * ANSWER, || assert_eq!(rig.value_of("a").as_deref(), Some(guard.token())));
+    throughout(3 * ANSWER, || {
+        assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()));
+    });
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }
 
@@ -530,7 +788,10 @@ fn an_adoption_that_redis_never_got_leaves_the_parcel_to_others() {
 fn an_adoption_that_is_answered_after_its_lease_is_refused() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     let parcel = parcel_of(&rig.locks, "a");
-    rig.proxy.on(&adoptions_of(&rig.server, "a"), Fault::DelayReply(ANSWER / 2));
+    rig.proxy.on(
+        &adoptions_of(&rig.server, "a"),
+        Fault::DelayReply(ANSWER / 2),
+    );
     let adopted = rig.locks.named("a").lease(ANSWER / 4).adopt(&parcel);
     assert_lost(&adopted, LostCause::Expired);
     rig.assert_works("a");
@@ -542,15 +803,28 @@ fn an_adoption_that_is_answered_after_its_lease_is_refused() {
 fn an_adoption_during_which_an_outer_lock_ends_is_undone() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     let parcel = parcel_of(&rig.locks, "b");
-    rig.proxy.on(&adoptions_of(&rig.server, "b"), Fault::DelayReply(2 * LEASE));
-    let outer = rig.locks.named("a").renew(false).lease(LEASE).lock().expect("locks");
+    rig.proxy.on(
+        &adoptions_of(&rig.server, "b"),
+        Fault::DelayReply(2 * LEASE),
+    );
+    let outer = rig
+        .locks
+        .named("a")
+        .renew(false)
+        .lease(LEASE)
+        .lock()
+        .expect("locks");
     let adopted = rig.locks.named("b").keep_at_least(MINUTE).adopt(&parcel);
     rig.proxy.wait_fired(1, SOON);
     assert!(
         matches!(&adopted, Err(Error::OuterLost { key, outer, .. }) if key == "b" && outer == "a"),
         "{adopted:?}"
     );
-    assert_eq!(rig.value_of("b"), None, "it was given back, and not kept: nobody has done its work");
+    assert_eq!(
+        rig.value_of("b"),
+        None,
+        "it was given back, and not kept: nobody has done its work"
+    );
     assert_lost(&outer.unlock(), LostCause::Expired);
 }
 
@@ -561,7 +835,9 @@ fn adopted_twice_at_once(rounds: u64, lossy: bool) {
     let proxies = [(); 2].map(|()| Proxy::start(server.port()));
     let sender = connect(&server);
     let adopters = proxies.each_ref().map(|proxy| {
-        let builder = LockManager::builder(&proxy.url()).connect_timeout(LONG).response_timeout(LONG);
+        let builder = LockManager::builder(&proxy.url())
+            .connect_timeout(LONG)
+            .response_timeout(LONG);
         builder.lease(MINUTE).build().expect("connects")
     });
     let pattern = adoptions_of(&server, "a");
@@ -585,13 +861,26 @@ fn adopted_twice_at_once(rounds: u64, lossy: bool) {
         let adopt = &adopt;
         let threads = adopters.each_ref().map(|locks| move || adopt(locks));
         let outcomes = thread::scope(|scope| {
-            threads.map(|thread| scope.spawn(thread)).map(|thread| thread.join().expect("no panic"))
+            threads
+                .map(|thread| scope.spawn(thread))
+                .map(|thread| thread.join().expect("no panic"))
         });
         assert!(
             matches!(
                 &outcomes,
-                [Ok(true), Err(Error::Lost { cause: LostCause::Taken, .. })]
-                    | [Err(Error::Lost { cause: LostCause::Taken, .. }), Ok(true)]
+                [
+                    Ok(true),
+                    Err(Error::Lost {
+                        cause: LostCause::Taken,
+                        ..
+                    })
+                ] | [
+                    Err(Error::Lost {
+                        cause: LostCause::Taken,
+                        ..
+                    }),
+                    Ok(true)
+                ]
             ),
             "round {round}: {outcomes:?}"
         );
@@ -602,7 +891,10 @@ fn adopted_twice_at_once(rounds: u64, lossy: bool) {
     }
     if lossy {
         let fired = proxies.each_ref().map(Proxy::fired);
-        assert!(fired.iter().all(|&it| it >= rounds / 2), "three rounds of four have a fault: {fired:?}");
+        assert!(
+            fired.iter().all(|&it| it >= rounds / 2),
+            "three rounds of four have a fault: {fired:?}"
+        );
     }
 }
 
@@ -627,13 +919,24 @@ fn of_two_that_adopt_at_once_one_wins_ten_thousand_times() {
 
 /// A role: takes or adopts the lock `a`, and hands it over, as each line says.
 pub(crate) fn hand_over_as_told() {
-    let locks = LockManager::builder(&role::arg("url")).lease(LEASE).build().expect("connects");
+    let locks = LockManager::builder(&role::arg("url"))
+        .lease(LEASE)
+        .build()
+        .expect("connects");
     let mut held = None;
     role::report("ready");
     while let Some(line) = role::next_line() {
         role::report(match line.as_str() {
-            "lock" => held.insert(locks.lock("a").expect("locks")).token().to_owned(),
-            "hand over" => held.take().expect("held").hand_over().expect("hands over").to_string(),
+            "lock" => held
+                .insert(locks.lock("a").expect("locks"))
+                .token()
+                .to_owned(),
+            "hand over" => held
+                .take()
+                .expect("held")
+                .hand_over()
+                .expect("hands over")
+                .to_string(),
             parcel => match locks.adopt(&parcel.parse().expect("a parcel")) {
                 Ok(guard) => held.insert(guard).token().to_owned(),
                 Err(error) => format!("{error:?}"),
@@ -672,10 +975,15 @@ fn the_lock_of_an_adopter_that_dies_is_free_after_its_lease() {
     let token = receiver.ask(&parcel.to_string());
     assert_eq!(server.get("lock:a"), Some(token.clone()));
     eventually(LONG, "it is renewed", || server.calls("pexpire") > 1);
-    throughout(LEASE, || assert_eq!(server.get("lock:a"), Some(token.clone())));
+    throughout(LEASE, || {
+        assert_eq!(server.get("lock:a"), Some(token.clone()));
+    });
     receiver.kill();
     let guard = within(LEASE + LONG / 4, "the lease ends", || locks.lock("a")).expect("locks");
-    assert_lost(&in_another_thread(|| locks.adopt(&parcel).map(drop)), LostCause::Taken);
+    assert_lost(
+        &in_another_thread(|| locks.adopt(&parcel).map(drop)),
+        LostCause::Taken,
+    );
     drop(guard);
 }
 
@@ -689,11 +997,17 @@ fn of_many_processes_that_get_a_parcel_one_has_the_lock() {
         for worker in &mut workers {
             worker.send(&parcel);
         }
-        let said: Vec<_> = workers.iter().map(|worker| worker.expect_line("", LONG)).collect();
+        let said: Vec<_> = workers
+            .iter()
+            .map(|worker| worker.expect_line("", LONG))
+            .collect();
         let tokens: Vec<_> = said.iter().filter(|it| !it.starts_with("Lost")).collect();
         assert_eq!(tokens.len(), 1, "{said:?}");
         assert_eq!(server.get("lock:a").as_ref(), Some(tokens[0]));
-        let winner = said.iter().position(|it| !it.starts_with("Lost")).expect("one won");
+        let winner = said
+            .iter()
+            .position(|it| !it.starts_with("Lost"))
+            .expect("one won");
         let parcel = workers[winner].ask("hand over").parse().expect("a parcel");
         drop(locks.adopt(&parcel).expect("comes back"));
     }
@@ -705,15 +1019,24 @@ fn a_parcel_that_is_of_no_use_here_is_not_told_to_have_run_out() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
     let server = Server::start();
     let elsewhere = connect(&server);
-    let prefixed =
-        crate::support::builder(&rig.server.url()).prefix("lock:other:").build().expect("connects");
+    let prefixed = crate::support::builder(&rig.server.url())
+        .prefix("lock:other:")
+        .build()
+        .expect("connects");
     let parcel = parcel_of(&rig.locks, "a");
     for other in [&elsewhere, &prefixed] {
         assert_nothing(&other.adopt(&parcel));
     }
     drop(rig.locks.adopt(&parcel).expect("adopts"));
-    let error = rig.locks.adopt(&parcel).map(drop).expect_err("it was adopted and released");
-    assert!(matches!(&error, Error::NothingToAdopt { redis_key, .. } if redis_key == "lock:a"), "{error:?}");
+    let error = rig
+        .locks
+        .adopt(&parcel)
+        .map(drop)
+        .expect_err("it was adopted and released");
+    assert!(
+        matches!(&error, Error::NothingToAdopt { redis_key, .. } if redis_key == "lock:a"),
+        "{error:?}"
+    );
     assert_eq!(error.key(), Some("a"));
 }
 
@@ -727,17 +1050,28 @@ fn a_parcel_that_is_ahead_of_the_counter_and_of_the_clock_is_not_adopted() {
     let fence = guard.fence().expect("it is fenced");
     let parcel = guard.hand_over().expect("hands over");
     let ahead = |by: u64| -> Parcel {
-        parcel.to_string().replace(&fence.to_string(), &(fence + by).to_string()).parse().expect("a parcel")
+        parcel
+            .to_string()
+            .replace(&fence.to_string(), &(fence + by).to_string())
+            .parse()
+            .expect("a parcel")
     };
     let a_day = 24 * 3_600_000_000;
     for made_up in [a_day, (1 << 53) - 2 - fence, u64::MAX - fence].map(ahead) {
         let error = rig.locks.adopt(&made_up).map(drop).expect_err("refused");
-        assert!(matches!(&error, Error::Refused { code, .. } if code == "NOFENCE"), "{error:?}");
+        assert!(
+            matches!(&error, Error::Refused { code, .. } if code == "NOFENCE"),
+            "{error:?}"
+        );
     }
-    assert_eq!(rig.server.get(crate::fence::COUNTER), Some(fence.to_string()));
+    assert_eq!(
+        rig.server.get(crate::fence::COUNTER),
+        Some(fence.to_string())
+    );
     rig.server.query::<()>(&["DEL", crate::fence::COUNTER]);
     assert!(rig.locks.adopt(&ahead(a_day)).is_err());
-    rig.server.query::<()>(&["SET", crate::fence::COUNTER, &(fence + a_day).to_string()]);
+    rig.server
+        .query::<()>(&["SET", crate::fence::COUNTER, &(fence + a_day).to_string()]);
     let adopted = rig.locks.adopt(&ahead(a_day)).expect("adopts");
     assert_eq!(adopted.fence(), Some(fence + a_day + 1));
     drop(adopted);
@@ -748,10 +1082,25 @@ fn a_parcel_that_is_ahead_of_the_counter_and_of_the_clock_is_not_adopted() {
 fn a_parcel_moves_no_fence_in_memory() {
     let locks = LockManager::in_memory();
     let lock = locks.named("a").fenced(true);
-    let parcel = lock.lock().expect("locks").hand_over().expect("hands over").to_string();
+    let parcel = lock
+        .lock()
+        .expect("locks")
+        .hand_over()
+        .expect("hands over")
+        .to_string();
     let fence = parcel.split(':').nth(2).expect("a fence");
-    let made_up: Parcel = parcel.replace(fence, "9007199254740000").parse().expect("a parcel");
+    let made_up: Parcel = parcel
+        .replace(fence, "9007199254740000")
+        .parse()
+        .expect("a parcel");
     let before = fence.parse::<u64>().expect("a number");
-    let adopted = locks.adopt(&made_up).expect("adopts").fence().expect("it is fenced");
-    assert!((before + 1..before + 3_600_000_000).contains(&adopted), "{adopted} after {before}");
+    let adopted = locks
+        .adopt(&made_up)
+        .expect("adopts")
+        .fence()
+        .expect("it is fenced");
+    assert!(
+        (before + 1..before + 3_600_000_000).contains(&adopted),
+        "{adopted} after {before}"
+    );
 }

@@ -9,9 +9,13 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use relatch::{Builder, Error, LockManager, LostCause, Owner, Unlocked};
-use relatch_rig::{Fault, LONG, Server, SetOnDrop, Worker, eventually, throughout, time, unique_key};
+use relatch_rig::{
+    Fault, LONG, Server, SetOnDrop, Worker, eventually, throughout, time, unique_key,
+};
 
-use crate::support::{ANSWER, LISTENING, MINUTE, Rig, SOON, assert_lost, behind, broken_replies, delete};
+use crate::support::{
+    ANSWER, LISTENING, MINUTE, Rig, SOON, assert_lost, behind, broken_replies, delete,
+};
 
 const THREADS: u64 = 8;
 const ROUNDS: u64 = 100;
@@ -41,9 +45,15 @@ fn take_turns(locks: &LockManager, meanwhile: impl FnOnce(&AtomicBool) + Send) -
             tokens.push(guard.token().to_owned());
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         }
-        let threads: HashSet<_> =
-            tokens.iter().map(|token| Owner::parse(token).map(|owner| owner.thread())).collect();
-        assert_eq!(threads.len(), 1, "all tokens of a thread name this thread: {threads:?}");
+        let threads: HashSet<_> = tokens
+            .iter()
+            .map(|token| Owner::parse(token).map(|owner| owner.thread()))
+            .collect();
+        assert_eq!(
+            threads.len(),
+            1,
+            "all tokens of a thread name this thread: {threads:?}"
+        );
         (tokens, threads)
     };
     let ends: Vec<_> = thread::scope(|scope| {
@@ -53,11 +63,20 @@ fn take_turns(locks: &LockManager, meanwhile: impl FnOnce(&AtomicBool) + Send) -
         done.store(true, Ordering::Relaxed);
         ends
     });
-    let (tokens, threads): (Vec<_>, Vec<_>) = ends.into_iter().map(|it| it.expect("no panic")).unzip();
-    assert_eq!(threads.into_iter().flatten().collect::<HashSet<_>>().len(), 8, "one name per thread");
+    let (tokens, threads): (Vec<_>, Vec<_>) =
+        ends.into_iter().map(|it| it.expect("no panic")).unzip();
+    assert_eq!(
+        threads.into_iter().flatten().collect::<HashSet<_>>().len(),
+        8,
+        "one name per thread"
+    );
     assert_eq!(count.load(Ordering::Relaxed), TURNS);
     let tokens: HashSet<_> = tokens.into_iter().flatten().collect();
-    assert_eq!(tokens.len() as u64, TURNS, "every turn has a token of its own");
+    assert_eq!(
+        tokens.len() as u64,
+        TURNS,
+        "every turn has a token of its own"
+    );
     tokens
 }
 
@@ -70,10 +89,19 @@ fn a_turn_costs_one_set_and_one_release() {
     let calls = ["set", "evalsha"].map(|it| rig.server.calls(it));
     assert_eq!(calls, [TURNS, TURNS]);
     assert_eq!(rig.server.calls("get"), TURNS, "those of the releases");
-    assert_eq!(rig.server.total_calls(&["eval", "pttl"]) + rig.server.total_calls(&LISTENING), 0);
-    assert_eq!(rig.tokens_sent("a").into_iter().collect::<HashSet<_>>(), tokens);
+    assert_eq!(
+        rig.server.total_calls(&["eval", "pttl"]) + rig.server.total_calls(&LISTENING),
+        0
+    );
+    assert_eq!(
+        rig.tokens_sent("a").into_iter().collect::<HashSet<_>>(),
+        tokens
+    );
     let stats = rig.locks.stats();
-    assert!(stats.handed_off > TURNS / 2 && stats.handed_off < TURNS, "{stats:?}");
+    assert!(
+        stats.handed_off > TURNS / 2 && stats.handed_off < TURNS,
+        "{stats:?}"
+    );
     assert_eq!((stats.acquired, stats.lost), (TURNS + 1, 0));
     assert!(stats.waited >= stats.handed_off, "{stats:?}");
     assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
@@ -89,7 +117,11 @@ fn the_end_of_a_hand_off_budget_loses_no_turn() {
         let calls = ["set", "del"].map(|it| rig.server.calls(it) - rig.proxy.commands("DEL"));
         assert_eq!(calls, [TURNS, TURNS], "{longest:?}");
         let handed_off = rig.locks.stats().handed_off;
-        assert_eq!(handed_off == 0, never.contains(&longest), "{longest:?}: {handed_off}");
+        assert_eq!(
+            handed_off == 0,
+            never.contains(&longest),
+            "{longest:?}: {handed_off}"
+        );
         assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
     }
 }
@@ -126,7 +158,10 @@ fn the_lock_is_handed_to_the_waiter_that_came_first() {
         }
         drop(held);
     });
-    assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..6).collect::<Vec<_>>());
+    assert_eq!(
+        order.try_iter().collect::<Vec<_>>(),
+        (0..6).collect::<Vec<_>>()
+    );
     assert_eq!(rig.locks.stats().handed_off, 6);
 }
 
@@ -151,10 +186,18 @@ fn a_lost_lock_is_handed_to_the_next_waiter() {
             if taken {
                 rig.server.query::<()>(&["SET", &key, "other", "PX", "500"]);
             }
-            let cause = if taken { LostCause::Taken } else { LostCause::Deleted };
+            let cause = if taken {
+                LostCause::Taken
+            } else {
+                LostCause::Deleted
+            };
             assert_lost(&first.unlock(), cause);
             let took = second.join().expect("no panic") - start;
-            let earliest = if taken { SOON * 45 / 100 } else { Duration::ZERO };
+            let earliest = if taken {
+                SOON * 45 / 100
+            } else {
+                Duration::ZERO
+            };
             assert!((earliest..earliest + SOON).contains(&took), "{took:?}");
         });
     }
@@ -176,9 +219,12 @@ fn faults_of_a_hand_off() -> Vec<(&'static str, Fault, u64)> {
         Fault::Answer(b"-NOSCRIPT as the test wants it\r\n".to_vec()),
     ]);
     let both = faults.flat_map(|fault| [("EVALSHA * 1", fault.clone()), ("SET", fault)]);
-    let faults = both.flat_map(|(command, fault)| [1, 2].map(|times| (command, fault.clone(), times)));
+    let faults =
+        both.flat_map(|(command, fault)| [1, 2].map(|times| (command, fault.clone(), times)));
     // The waiter sends the second `SET` itself, and a refusal would end its wait.
-    faults.filter(|it| !matches!(it, ("SET", Fault::Answer(_), 2))).collect()
+    faults
+        .filter(|it| !matches!(it, ("SET", Fault::Answer(_), 2)))
+        .collect()
 }
 
 #[test]
@@ -191,7 +237,10 @@ fn row_12_a_hand_off_whose_answer_is_lost_loses_no_turn() {
         let (released, holding) = (&AtomicBool::new(false), &AtomicU64::new(0));
         let hold = move || {
             let guard = rig.locks.lock(name).expect("locks");
-            assert!(released.load(Ordering::SeqCst), "taken before the first holder began to release");
+            assert!(
+                released.load(Ordering::SeqCst),
+                "taken before the first holder began to release"
+            );
             assert_eq!(holding.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
             assert_eq!(rig.value_of(name).as_deref(), Some(guard.token()));
             assert!(guard.is_valid());
@@ -202,22 +251,34 @@ fn row_12_a_hand_off_whose_answer_is_lost_loses_no_turn() {
         thread::scope(|scope| {
             let others = [(); 2].map(|()| behind(scope, hold));
             let fired = rig.proxy.fired();
-            rig.proxy.on_times(&format!("{command} lock:{name}"), times, fault);
+            rig.proxy
+                .on_times(&format!("{command} lock:{name}"), times, fault);
             released.store(true, Ordering::SeqCst);
             let (took, unlocked) = time(|| first.unlock());
-            let kept = matches!(unlocked, Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. }));
+            let kept = matches!(
+                unlocked,
+                Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. })
+            );
             assert!(kept, "{what}: {unlocked:?}");
             assert!(took < ANSWER + SOON, "{what}: {took:?}");
             rig.proxy.wait_fired(fired + 1, LONG);
             let (took, ends) = time(|| others.map(|it| it.join().expect("no panic")));
-            assert!(took < 5 * SOON, "{what}: {took:?}: the turn came too late: was a wake-up lost?");
+            assert!(
+                took < 5 * SOON,
+                "{what}: {took:?}: the turn came too late: was a wake-up lost?"
+            );
             for unlocked in ends {
-                let kept = matches!(unlocked, Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. }));
+                let kept = matches!(
+                    unlocked,
+                    Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. })
+                );
                 assert!(kept, "{what}: {unlocked:?}");
             }
         });
         rig.proxy.clear();
-        eventually(5 * SOON, &format!("nothing is left of {what}"), || rig.value_of(name).is_none());
+        eventually(5 * SOON, &format!("nothing is left of {what}"), || {
+            rig.value_of(name).is_none()
+        });
         rig.assert_works(name);
     }
     let stats = rig.locks.stats();
@@ -240,14 +301,20 @@ fn row_13_a_hand_off_into_a_black_hole_leaves_no_waiter_asleep() {
             });
             rig.proxy.black_hole(true);
             let unlocked = first.unlock();
-            assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}");
+            assert!(
+                matches!(unlocked, Err(Error::Unconfirmed { .. })),
+                "{unlocked:?}"
+            );
             rig.proxy.black_hole(false);
             if cut {
                 rig.proxy.cut_all();
             }
             let (took, unlocked) = time(|| second.join().expect("no panic"));
             assert_eq!(unlocked.expect("unlocks"), Unlocked::Released);
-            assert!(took < 5 * SOON, "{took:?}: the turn came too late: was a wake-up lost?");
+            assert!(
+                took < 5 * SOON,
+                "{took:?}: the turn came too late: was a wake-up lost?"
+            );
         });
         eventually(5 * SOON, "nothing is left", || rig.value_of(name).is_none());
     }
@@ -258,7 +325,12 @@ fn row_13_a_hand_off_into_a_black_hole_leaves_no_waiter_asleep() {
 #[test]
 fn a_hand_off_answered_after_the_lease_gives_no_lock() {
     let lease = ANSWER;
-    let rig = Rig::with(|builder| endless(builder).lease(lease).renew(false).response_timeout(LONG / 4));
+    let rig = Rig::with(|builder| {
+        endless(builder)
+            .lease(lease)
+            .renew(false)
+            .response_timeout(LONG / 4)
+    });
     let first = rig.locks.lock("a").expect("locks");
     thread::scope(|scope| {
         let second = behind(scope, || {
@@ -268,7 +340,11 @@ fn a_hand_off_answered_after_the_lease_gives_no_lock() {
         rig.proxy.on("SET lock:a", Fault::DelayReply(2 * lease));
         let _ = first.unlock();
         let token = second.join().expect("no panic");
-        assert_ne!(rig.tokens_sent("a")[1], token, "the token that was sent with the release");
+        assert_ne!(
+            rig.tokens_sent("a")[1],
+            token,
+            "the token that was sent with the release"
+        );
     });
 }
 
@@ -276,14 +352,21 @@ fn a_hand_off_answered_after_the_lease_gives_no_lock() {
 #[test]
 fn the_token_of_a_hand_off_without_an_answer_is_not_used_again() {
     let rig = Rig::with(endless);
-    for fault in [Fault::CutBeforeForward, Fault::CutBeforeReply, Fault::DropReply] {
+    for fault in [
+        Fault::CutBeforeForward,
+        Fault::CutBeforeReply,
+        Fault::DropReply,
+    ] {
         let name = unique_key("a");
         let first = rig.locks.lock(&name).expect("locks");
         thread::scope(|scope| {
             let second = behind(scope, || rig.locks.named(&name).wait(LONG).lock().map(drop));
             rig.proxy.on(&format!("SET lock:{name}"), fault);
             let _ = first.unlock();
-            second.join().expect("no panic").expect("the waiter's turn comes");
+            second
+                .join()
+                .expect("no panic")
+                .expect("the waiter's turn comes");
         });
         let sent = rig.tokens_sent(&name);
         assert!(sent.len() > 2 && !sent[2..].contains(&sent[1]), "{sent:?}");
@@ -312,12 +395,18 @@ fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
         }
         let mut longest = Duration::ZERO;
         for round in 1..=30 {
-            eventually(LONG, "the threads take turns", || turns.load(Ordering::Relaxed) > 100 * round);
+            eventually(LONG, "the threads take turns", || {
+                turns.load(Ordering::Relaxed) > 100 * round
+            });
             longest = longest.max(time(&mut turn).0);
         }
         longest
     });
-    assert!(locks.stats().handed_off > turns.load(Ordering::Relaxed) / 2, "{:?}", locks.stats());
+    assert!(
+        locks.stats().handed_off > turns.load(Ordering::Relaxed) / 2,
+        "{:?}",
+        locks.stats()
+    );
     longest
 }
 
@@ -332,20 +421,33 @@ fn another_manager_gets_its_turn_beside_hand_offs() {
     let server = Server::start();
     let others = LockManager::connect(&server.url()).expect("connects");
     let longest = longest_wait(&server, || others.with_lock("a", || ()).expect("runs"));
-    assert!(longest < 2 * SOON, "{longest:?}: the hand-offs let no other in");
+    assert!(
+        longest < 2 * SOON,
+        "{longest:?}: the hand-offs let no other in"
+    );
 }
 
 #[test]
 fn another_process_gets_its_turn_beside_hand_offs() {
     let server = Server::start();
-    let mut child = Worker::spawn("worker", &[("url", &server.url()), ("lease", "30000"), ("reclaim", "no")]);
+    let mut child = Worker::spawn(
+        "worker",
+        &[
+            ("url", &server.url()),
+            ("lease", "30000"),
+            ("reclaim", "no"),
+        ],
+    );
     child.expect_line("ready", LONG);
     let longest = longest_wait(&server, || {
         assert!(Owner::parse(&child.ask("lock")).is_some());
         throughout(ANSWER / 60, || ());
         assert_eq!(child.ask("unlock"), "Ok(Released)");
     });
-    assert!(longest < 2 * SOON, "{longest:?}: the hand-offs let no other in");
+    assert!(
+        longest < 2 * SOON,
+        "{longest:?}: the hand-offs let no other in"
+    );
 }
 
 /// A process near Redis takes the lock again and again, and a distant waiter is woken at each
@@ -356,7 +458,8 @@ fn another_process_gets_its_turn_beside_hand_offs() {
 fn a_waiter_far_from_redis_gets_its_turn_beside_a_near_process() {
     for hold in [150, 10].map(Duration::from_millis) {
         let rig = &Rig::with(|builder| builder.response_timeout(SOON));
-        rig.proxy.always("SET lock:a", Fault::DelayCommand(Duration::from_millis(2)));
+        rig.proxy
+            .always("SET lock:a", Fault::DelayCommand(Duration::from_millis(2)));
         let near = &LockManager::connect(&rig.server.url()).expect("connects");
         let done = &AtomicBool::new(false);
         thread::scope(|scope| {
@@ -367,7 +470,9 @@ fn a_waiter_far_from_redis_gets_its_turn_beside_a_near_process() {
                 }
             });
             for _ in 0..3 {
-                eventually(LONG, "the near one has the lock", || rig.server.exists("lock:a"));
+                eventually(LONG, "the near one has the lock", || {
+                    rig.server.exists("lock:a")
+                });
                 let guard = rig
                     .locks
                     .try_lock_for("a", LONG)
@@ -390,7 +495,9 @@ fn a_process_pauses_when_its_hand_off_budget_ends_so_that_others_come_first() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..25 {
-                    rig.locks.with_lock("a", || throughout(HOLD, || ())).expect("runs");
+                    rig.locks
+                        .with_lock("a", || throughout(HOLD, || ()))
+                        .expect("runs");
                 }
             });
         }
@@ -399,12 +506,17 @@ fn a_process_pauses_when_its_hand_off_budget_ends_so_that_others_come_first() {
     for exchange in rig.proxy.journal() {
         match (&*exchange.args[0], exchange.answered) {
             ("EVALSHA", Some((answered, _))) => released = Some(answered),
-            ("SET", _) => gaps.extend(released.and_then(|released| exchange.sent.checked_sub(released))),
+            ("SET", _) => {
+                gaps.extend(released.and_then(|released| exchange.sent.checked_sub(released)));
+            }
             _ => {}
         }
     }
     let pauses = gaps.iter().filter(|gap| **gap >= HOLD / 12).count();
-    assert!(pauses >= 45, "{pauses} pauses in {gaps:?}: no other is let in");
+    assert!(
+        pauses >= 45,
+        "{pauses} pauses in {gaps:?}: no other is let in"
+    );
 }
 
 /// The old master does not know the script, and refuses the claim behind the release: it has done
@@ -419,7 +531,8 @@ fn a_lock_that_is_lost_at_a_switch_of_masters_is_told_at_a_hand_off() {
         delete(&rig.server, "a");
         let unknown = Fault::Answer(b"-NOSCRIPT No matching script.\r\n".to_vec());
         rig.proxy.on("EVALSHA * 1 lock:a", unknown);
-        let refused = Fault::Answer(b"-READONLY You can't write against a read only replica.\r\n".to_vec());
+        let refused =
+            Fault::Answer(b"-READONLY You can't write against a read only replica.\r\n".to_vec());
         rig.proxy.on("SET lock:a", refused);
         let unlocked = guard.unlock();
         assert_eq!(rig.proxy.fired(), 2);

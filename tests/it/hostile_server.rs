@@ -98,7 +98,10 @@ fn shown<T: std::fmt::Debug>(value: T) -> String {
 /// Whether a lie may lead to this error: no proper answer, an error reply, or a release that is not
 /// confirmed.
 fn is_unanswered(error: &Error) -> bool {
-    matches!(error, Error::Unavailable { .. } | Error::Refused { .. } | Error::Unconfirmed { .. })
+    matches!(
+        error,
+        Error::Unavailable { .. } | Error::Refused { .. } | Error::Unconfirmed { .. }
+    )
 }
 
 /// Runs an operation that gets a lie; returns its error, and how long it took. If the machine is so
@@ -140,7 +143,10 @@ fn assert_all_fail(lies: &[Reply], limit: Duration) {
                     let what = format!("{name}, {command:?} answered {:.100}", format!("{say:?}"));
                     assert!(is_unanswered(&error), "{what}: {error:?}");
                     let text = error.to_string();
-                    assert!(text.len() < 1000 && !text.contains(char::is_control), "{what}: {text:?}");
+                    assert!(
+                        text.len() < 1000 && !text.contains(char::is_control),
+                        "{what}: {text:?}"
+                    );
                     assert!(took <= limit, "{what}: took {took:?}");
                 }
             });
@@ -156,11 +162,22 @@ fn row_37_honest_answers_are_no_errors() {
         // No timeout may be so short that a slow machine alone causes an error: a wait of 50 ms
         // sometimes ended before there was a connection. Only the wait for a busy lock has to end.
         let rig = LyingServer::waiting(LONG / 4);
-        let wait = if name == "lock, busy" { 40 * ANSWER } else { LONG };
-        let result = call(&rig, &rig.builder().wait(wait).build_unchecked().expect("valid"), &mut || ());
+        let wait = if name == "lock, busy" {
+            40 * ANSWER
+        } else {
+            LONG
+        };
+        let result = call(
+            &rig,
+            &rig.builder().wait(wait).build_unchecked().expect("valid"),
+            &mut || (),
+        );
         match result {
             Ok(_) => assert_ne!(name, "lock, busy"),
-            Err(error) => assert!(name == "lock, busy" && error.is_timeout(), "{name}: {error:?}"),
+            Err(error) => assert!(
+                name == "lock, busy" && error.is_timeout(),
+                "{name}: {error:?}"
+            ),
         }
     }
 }
@@ -181,16 +198,26 @@ fn row_37_huge_lengths_and_endless_replies_take_no_time_and_no_memory() {
 /// measure its memory.
 pub(crate) fn huge_as_told() {
     let before = peak();
-    let endless: Vec<_> = ENDLESS.iter().map(|head| Reply::Bytes(head.as_bytes().to_vec())).collect();
+    let endless: Vec<_> = ENDLESS
+        .iter()
+        .map(|head| Reply::Bytes(head.as_bytes().to_vec()))
+        .collect();
     assert_all_fail(&endless, 4 * ANSWER + SLACK);
     assert_all_fail(&streams(), 4 * ANSWER + SLACK);
     // A map of a cluster, as long as the longest, of as many elements as fit.
     let map = liar_with_map();
     let url = format!("redis+cluster://{}/", map.address());
-    let locks = LockManager::builder(&url).connect_timeout(LONG).build_unchecked().expect("sends nothing");
+    let locks = LockManager::builder(&url)
+        .connect_timeout(LONG)
+        .build_unchecked()
+        .expect("sends nothing");
     within(LONG, "reading the map", || locks.try_lock("a")).expect_err("no map");
     let grew = peak() - before;
-    role::report(if grew < 50_000 { "grew little".to_owned() } else { format!("grew {grew} KB") });
+    role::report(if grew < 50_000 {
+        "grew little".to_owned()
+    } else {
+        format!("grew {grew} KB")
+    });
 }
 
 fn liar_with_map() -> FakeServer {
@@ -204,8 +231,14 @@ fn liar_with_map() -> FakeServer {
 /// The most memory that this process has had, in KB.
 fn peak() -> u64 {
     let status = fs::read_to_string("/proc/self/status").expect("Linux");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the peak");
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .expect("the peak");
+    line.trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .expect("a number")
 }
 
 #[test]
@@ -218,8 +251,16 @@ fn row_37_a_long_error_is_shortened() {
         rig.lie("SET", Reply::Bytes(line));
         let error = within(LONG / 4, "reading it", || locks.try_lock("a")).expect_err("an error");
         let too_long = length > 256 * 1024;
-        assert_eq!(matches!(error, Error::Refused { .. }), !too_long, "{error:.2000}");
-        assert_eq!(matches!(error, Error::Unavailable { .. }), too_long, "{error:.2000}");
+        assert_eq!(
+            matches!(error, Error::Refused { .. }),
+            !too_long,
+            "{error:.2000}"
+        );
+        assert_eq!(
+            matches!(error, Error::Unavailable { .. }),
+            too_long,
+            "{error:.2000}"
+        );
         assert!(error.to_string().len() < 1000, "{error:.2000}");
     }
 }
@@ -242,9 +283,17 @@ fn row_37_an_ok_that_nobody_asked_for_is_taken_for_no_lock() {
             }
         });
         let builder = LockManager::builder(&format!("redis://{}/3", server.address()));
-        let builder = builder.connect_timeout(LONG).response_timeout(LONG).tolerate_outage(ANSWER);
+        let builder = builder
+            .connect_timeout(LONG)
+            .response_timeout(LONG)
+            .tolerate_outage(ANSWER);
         let locks = builder.build_unchecked().expect("sends nothing");
-        let free = (!behind_login).then(|| locks.try_lock("free").expect("answers").expect("it is free"));
+        let free = (!behind_login).then(|| {
+            locks
+                .try_lock("free")
+                .expect("answers")
+                .expect("it is free")
+        });
         assert_eq!(server.push(b"+OK\r\n"), usize::from(free.is_some()));
         // A connection that has answered just now is lent without a look.
         thread::sleep(Duration::from_millis(1));
@@ -268,9 +317,16 @@ fn row_37_a_login_demands_the_answers_of_its_commands() {
     ] {
         let rig = LyingServer::waiting(LONG);
         rig.lie(command, Reply::Bytes(answer.as_bytes().to_vec()));
-        let locks = rig.builder().tolerate_outage(ANSWER).build_unchecked().expect("sends nothing");
+        let locks = rig
+            .builder()
+            .tolerate_outage(ANSWER)
+            .build_unchecked()
+            .expect("sends nothing");
         let error = locks.try_lock("a").expect_err(command);
-        assert!(matches!(error, Error::Unavailable { .. }), "{command} {answer:?}: {error:?}");
+        assert!(
+            matches!(error, Error::Unavailable { .. }),
+            "{command} {answer:?}: {error:?}"
+        );
     }
 }
 
@@ -278,7 +334,14 @@ fn row_37_a_login_demands_the_answers_of_its_commands() {
 /// not believed: an error that names the server would forge a line of the log.
 #[test]
 fn row_37_an_announced_host_forges_no_line() {
-    for host in ["a\nERROR forged", "a\rERROR", "a\x1b[2J", "a b", "a/b@c", &"a".repeat(300)] {
+    for host in [
+        "a\nERROR forged",
+        "a\rERROR",
+        "a\x1b[2J",
+        "a b",
+        "a/b@c",
+        &"a".repeat(300),
+    ] {
         let master = array(&[host, "6379"]);
         let sentinel = move |command: &[String]| match command.get(1).map(String::as_str) {
             Some("get-master-addr-by-name") => master.clone(),
@@ -293,19 +356,31 @@ fn row_37_an_announced_host_forges_no_line() {
         // As if there were no host at all. Otherwise its name would be looked up, and be in the
         // log.
         for (scheme, fake, said) in [
-            ("redis+sentinel", liar(sentinel), "the sentinel's reply made no sense"),
+            (
+                "redis+sentinel",
+                liar(sentinel),
+                "the sentinel's reply made no sense",
+            ),
             ("redis+cluster", liar(seed), " knows no slots"),
         ] {
-            let url =
-                format!("{scheme}://{}/{}", fake.address(), if scheme.ends_with('l') { "m" } else { "" });
-            let builder = LockManager::builder(&url).tolerate_outage(ANSWER).connect_timeout(LONG);
+            let url = format!(
+                "{scheme}://{}/{}",
+                fake.address(),
+                if scheme.ends_with('l') { "m" } else { "" }
+            );
+            let builder = LockManager::builder(&url)
+                .tolerate_outage(ANSWER)
+                .connect_timeout(LONG);
             let locks = builder.build_unchecked().expect("sends nothing");
             let error = locks.try_lock("a").expect_err("no such server");
             assert!(chain(&error).contains(said), "{}", chain(&error));
             let first: &dyn std::error::Error = &error;
             for error in std::iter::successors(Some(first), |error| error.source()) {
                 let text = error.to_string();
-                assert!(!text.contains("ERROR") && !text.contains(char::is_control), "{text:?}");
+                assert!(
+                    !text.contains("ERROR") && !text.contains(char::is_control),
+                    "{text:?}"
+                );
                 assert!(text.len() < 250, "{text:?}");
             }
         }
@@ -314,7 +389,11 @@ fn row_37_an_announced_host_forges_no_line() {
 
 fn liar(script: impl Fn(&[String]) -> String + Send + Sync + 'static) -> FakeServer {
     FakeServer::start(move |command| {
-        Reply::Bytes(if command.is_empty() { Vec::new() } else { script(command).into_bytes() })
+        Reply::Bytes(if command.is_empty() {
+            Vec::new()
+        } else {
+            script(command).into_bytes()
+        })
     })
 }
 
@@ -325,11 +404,17 @@ fn row_37_a_lock_that_is_busy_without_a_holder_is_tried_with_backoff() {
     rig.busy.store(true, Ordering::SeqCst);
     rig.lie("SET", Reply::Bytes(b"*2\r\n$-1\r\n:-2\r\n".to_vec()));
     let wait = Duration::from_secs(3);
-    let taken = within(wait + SLACK, "a wait", || rig.locks().try_lock_for("a", wait));
+    let taken = within(wait + SLACK, "a wait", || {
+        rig.locks().try_lock_for("a", wait)
+    });
     assert!(!matches!(taken, Ok(Some(_))));
     // After each such answer, the manager closes the connection, and pauses for up to half a
     // second.
-    assert!((2..150).contains(&rig.lies()), "{} looks in three seconds", rig.lies());
+    assert!(
+        (2..150).contains(&rig.lies()),
+        "{} looks in three seconds",
+        rig.lies()
+    );
 }
 
 #[test]
@@ -338,7 +423,11 @@ fn row_37_renewals_continue_after_garbage() {
     let reported = Arc::<AtomicUsize>::default();
     let losses = Arc::clone(&reported);
     let count = move |_: &relatch::LostLock| _ = losses.fetch_add(1, Ordering::SeqCst);
-    let builder = rig.builder().lease(LONG).renew_every(ANSWER / 5).on_lost(count);
+    let builder = rig
+        .builder()
+        .lease(LONG)
+        .renew_every(ANSWER / 5)
+        .on_lost(count);
     let locks = builder.build_unchecked().expect("nothing is sent");
     let guard = rig.hold(&locks);
     for say in nonsense() {
@@ -354,7 +443,9 @@ fn row_37_renewals_continue_after_garbage() {
     assert_eq!(reported.load(Ordering::SeqCst), 0);
     guard.extend_to(4 * ANSWER).expect("extends");
     rig.lie("EVALSHA", Reply::Bytes(b"*0\r\n".to_vec()));
-    eventually(LONG, "the loss is reported", || reported.load(Ordering::SeqCst) == 1);
+    eventually(LONG, "the loss is reported", || {
+        reported.load(Ordering::SeqCst) == 1
+    });
     assert!(guard.unlock().expect_err("lost").is_lost());
     assert_eq!(PANICS.load(Ordering::SeqCst), 0);
 }
@@ -376,7 +467,8 @@ fn row_37_garbage_for_the_listener_disturbs_no_lock() {
                     let (locks, before) = (rig.locks(), rig.lies());
                     rig.lie(to, say.clone());
                     eventually(LONG, &what, || {
-                        let taken = within(ANSWER + SLACK, &what, || locks.try_lock_for("a", ANSWER));
+                        let taken =
+                            within(ANSWER + SLACK, &what, || locks.try_lock_for("a", ANSWER));
                         assert!(!matches!(taken, Ok(Some(_))), "{what}");
                         rig.lies() > before
                     });

@@ -27,14 +27,22 @@ const HOUR: Duration = Duration::from_secs(3600);
 fn everything(error: &Error) -> String {
     let first: &dyn StdError = error;
     let all = iter::successors(Some(first), |&error| error.source());
-    all.map(|error| format!("{error}\n{error:?}\n{error:#?}")).collect::<Vec<_>>().join("\n")
+    all.map(|error| format!("{error}\n{error:?}\n{error:#?}"))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[track_caller]
 fn assert_names_option(error: &Error, name: &str, shown: &str) {
-    assert!(matches!(error, Error::InvalidOption { option, .. } if *option == name), "{error:?}");
+    assert!(
+        matches!(error, Error::InvalidOption { option, .. } if *option == name),
+        "{error:?}"
+    );
     let text = error.to_string();
-    assert!(text.contains(&format!("`{name}`")) && text.contains(shown), "{text}");
+    assert!(
+        text.contains(&format!("`{name}`")) && text.contains(shown),
+        "{text}"
+    );
 }
 
 #[test]
@@ -43,15 +51,28 @@ fn row_35_impossible_leases_are_refused_and_nothing_is_sent() {
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
     let sent = proxy.log().len();
-    let cases =
-        [Duration::ZERO, Duration::from_micros(500), Duration::from_micros(9999), 25 * HOUR, Duration::MAX];
+    let cases = [
+        Duration::ZERO,
+        Duration::from_micros(500),
+        Duration::from_micros(9999),
+        25 * HOUR,
+        Duration::MAX,
+    ];
     for lease in cases {
         let lock = locks.named("a").lease(lease);
         let shown = format!("{lease:?}");
-        for refused in [lock.lock().map(Some), lock.try_lock(), lock.try_lock_for(WAIT)] {
+        for refused in [
+            lock.lock().map(Some),
+            lock.try_lock(),
+            lock.try_lock_for(WAIT),
+        ] {
             assert_names_option(&refused.expect_err("refused"), "lease", &shown);
         }
-        assert_names_option(&lock.with_lock(|| unreachable!()).expect_err("refused"), "lease", &shown);
+        assert_names_option(
+            &lock.with_lock(|| unreachable!()).expect_err("refused"),
+            "lease",
+            &shown,
+        );
         let built = LockManager::builder(&proxy.url()).lease(lease).build();
         assert_names_option(&built.expect_err("refused"), "lease", &shown);
     }
@@ -67,14 +88,28 @@ fn row_35_the_shortest_and_the_longest_lease_work() {
     assert!(server.pttl("lock:long") > 86_000_000);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     // If the lease of 10 ms ends before the answer arrives, `lock` tries again.
-    let guard =
-        locks.named("short").lease(Duration::from_millis(10)).renew(false).wait(LONG).lock().expect("locks");
+    let guard = locks
+        .named("short")
+        .lease(Duration::from_millis(10))
+        .renew(false)
+        .wait(LONG)
+        .lock()
+        .expect("locks");
     assert!(guard.remaining() <= Duration::from_millis(8));
     eventually(LONG, "the key expires", || !server.exists("lock:short"));
     assert!(!guard.is_valid());
     drop(guard);
-    let raised = LockManager::builder(&server.url()).max_lease(48 * HOUR).build().expect("connects");
-    drop(raised.named("longer").lease(25 * HOUR).lock().expect("below the raised cap"));
+    let raised = LockManager::builder(&server.url())
+        .max_lease(48 * HOUR)
+        .build()
+        .expect("connects");
+    drop(
+        raised
+            .named("longer")
+            .lease(25 * HOUR)
+            .lock()
+            .expect("below the raised cap"),
+    );
 }
 
 #[test]
@@ -84,17 +119,33 @@ fn row_35_impossible_settings_are_refused_and_nothing_is_sent() {
     let proxy = Proxy::start(server.port());
     let cases: [(&str, &str, Change); 9] = [
         ("pool_size", "0", |it| it.pool_size(0)),
-        ("connect_timeout", "0ns", |it| it.connect_timeout(Duration::ZERO)),
-        ("connect_timeout", "2h", |it| it.connect_timeout(Duration::MAX)),
-        ("response_timeout", "0ns", |it| it.response_timeout(Duration::ZERO)),
-        ("response_timeout", "500µs", |it| it.response_timeout(Duration::from_micros(500))),
-        ("response_timeout", "", |it| it.response_timeout(Duration::MAX)),
-        ("poll_every", "999µs", |it| it.poll_every(Duration::from_micros(999))),
+        ("connect_timeout", "0ns", |it| {
+            it.connect_timeout(Duration::ZERO)
+        }),
+        ("connect_timeout", "2h", |it| {
+            it.connect_timeout(Duration::MAX)
+        }),
+        ("response_timeout", "0ns", |it| {
+            it.response_timeout(Duration::ZERO)
+        }),
+        ("response_timeout", "500µs", |it| {
+            it.response_timeout(Duration::from_micros(500))
+        }),
+        ("response_timeout", "", |it| {
+            it.response_timeout(Duration::MAX)
+        }),
+        ("poll_every", "999µs", |it| {
+            it.poll_every(Duration::from_micros(999))
+        }),
         ("max_lease", "0ns", |it| it.max_lease(Duration::ZERO)),
         ("max_lease", "", |it| it.max_lease(Duration::MAX)),
     ];
     for (option, shown, change) in cases {
-        let shown = if shown == "2h" { "18446744073709551615" } else { shown };
+        let shown = if shown == "2h" {
+            "18446744073709551615"
+        } else {
+            shown
+        };
         let built = change(LockManager::builder(&proxy.url())).build();
         assert_names_option(&built.expect_err(option), option, shown);
         let unchecked = change(LockManager::builder(&proxy.url())).build_unchecked();
@@ -112,7 +163,8 @@ fn row_35_the_longest_wait_is_a_wait() {
         let waiters = [
             scope.spawn(|| ours.named("a").wait(Duration::MAX).lock().map(drop)),
             scope.spawn(|| {
-                ours.try_lock_for("a", Duration::MAX).map(|it| drop(it.expect("not busy for ever")))
+                ours.try_lock_for("a", Duration::MAX)
+                    .map(|it| drop(it.expect("not busy for ever")))
             }),
         ];
         server.reset_stats();
@@ -136,9 +188,20 @@ fn row_35_a_wait_of_zero_is_one_attempt() {
     });
     server.reset_stats();
     let error = within(SLACK, "one attempt", || free.lock()).expect_err("busy");
-    assert!(matches!(&error, Error::Timeout { holder: Some(_), .. }), "{error:?}");
+    assert!(
+        matches!(
+            &error,
+            Error::Timeout {
+                holder: Some(_),
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     assert_eq!(server.calls("set"), 1);
-    let tried = within(SLACK, "one attempt", || ours.try_lock_for("a", Duration::ZERO));
+    let tried = within(SLACK, "one attempt", || {
+        ours.try_lock_for("a", Duration::ZERO)
+    });
     assert!(tried.expect("answers").is_none());
     assert_eq!(server.calls("set"), 2);
 }
@@ -161,7 +224,10 @@ fn row_35_a_wait_does_not_spin() {
 #[test]
 fn row_35_a_wait_works_though_no_outage_is_tolerated() {
     let server = Server::start();
-    let ours = LockManager::builder(&server.url()).tolerate_outage(Duration::ZERO).build().expect("connects");
+    let ours = LockManager::builder(&server.url())
+        .tolerate_outage(Duration::ZERO)
+        .build()
+        .expect("connects");
     let held = connect(&server).lock("a").expect("locks");
     thread::scope(|scope| {
         server.reset_stats();
@@ -192,9 +258,19 @@ fn row_36_keys_are_sent_byte_for_byte() {
     ] {
         let guard = locks.lock(key).expect("locks");
         assert_eq!(guard.key(), key);
-        assert_eq!(server.get(&format!("lock:{key}")).as_deref(), Some(guard.token()), "{key:?}");
         assert_eq!(
-            locks.named(key).holder().expect("answers").expect("somebody").owner().as_ref(),
+            server.get(&format!("lock:{key}")).as_deref(),
+            Some(guard.token()),
+            "{key:?}"
+        );
+        assert_eq!(
+            locks
+                .named(key)
+                .holder()
+                .expect("answers")
+                .expect("somebody")
+                .owner()
+                .as_ref(),
             Some(guard.owner())
         );
         assert_eq!(server.query::<i64>(&["DBSIZE"]), 1);
@@ -215,14 +291,25 @@ fn row_36_impossible_keys_are_refused_and_nothing_is_sent() {
             locks.lock(key).expect_err("lock"),
             locks.try_lock(key).expect_err("try_lock"),
             locks.try_lock_for(key, WAIT).expect_err("try_lock_for"),
-            locks.with_lock(key, || unreachable!()).expect_err("with_lock"),
+            locks
+                .with_lock(key, || unreachable!())
+                .expect_err("with_lock"),
             locks.named(key).holder().expect_err("holder"),
             locks.named(key).force_unlock().expect_err("force_unlock"),
         ];
         for error in errors {
-            assert!(matches!(error, Error::InvalidKey { length, .. } if length == key.len()), "{error:?}");
-            assert!(error.to_string().contains(&key.len().to_string()), "{error}");
-            assert!(error.to_string().len() < 200, "the key itself is not repeated");
+            assert!(
+                matches!(error, Error::InvalidKey { length, .. } if length == key.len()),
+                "{error:?}"
+            );
+            assert!(
+                error.to_string().contains(&key.len().to_string()),
+                "{error}"
+            );
+            assert!(
+                error.to_string().len() < 200,
+                "the key itself is not repeated"
+            );
         }
     }
     assert_eq!(proxy.log().len(), sent);
@@ -240,7 +327,10 @@ fn an_impossible_url_is_refused_and_its_password_is_not_shown() {
         format!("rediss://user:{CANARY}@127.0.0.1:99999/"),
         format!("redis://:{CANARY}@/"),
     ] {
-        for result in [LockManager::connect(&url), LockManager::builder(&url).build_unchecked()] {
+        for result in [
+            LockManager::connect(&url),
+            LockManager::builder(&url).build_unchecked(),
+        ] {
             let error = result.expect_err(&url);
             assert_names_option(&error, "url", "");
             assert!(!everything(&error).contains(CANARY), "{error:?}");
@@ -268,18 +358,35 @@ fn a_password_that_was_not_escaped_is_not_shown() {
 fn a_wrong_login_is_refused_and_the_password_is_not_shown() {
     let server = Server::with(&["--requirepass", "right"]);
     let at = format!("127.0.0.1:{}", server.port());
-    for (login, code) in [(format!(":{CANARY}"), "WRONGPASS"), (format!("nobody:{CANARY}"), "WRONGPASS")] {
+    for (login, code) in [
+        (format!(":{CANARY}"), "WRONGPASS"),
+        (format!("nobody:{CANARY}"), "WRONGPASS"),
+    ] {
         let error = LockManager::connect(&format!("redis://{login}@{at}/")).expect_err("refused");
-        assert!(matches!(&error, Error::Refused { code: is, .. } if is == code), "{error:?}");
-        assert!(error.to_string().contains(&at) && !everything(&error).contains(CANARY), "{error:?}");
-        let late = LockManager::builder(&format!("redis://{login}@{at}/")).build_unchecked().expect("builds");
+        assert!(
+            matches!(&error, Error::Refused { code: is, .. } if is == code),
+            "{error:?}"
+        );
+        assert!(
+            error.to_string().contains(&at) && !everything(&error).contains(CANARY),
+            "{error:?}"
+        );
+        let late = LockManager::builder(&format!("redis://{login}@{at}/"))
+            .build_unchecked()
+            .expect("builds");
         let lock = late.named("a");
         let error = lock.lock().expect_err("refused");
-        assert!(error.to_string().contains(&at) && !everything(&error).contains(CANARY), "{error:?}");
+        assert!(
+            error.to_string().contains(&at) && !everything(&error).contains(CANARY),
+            "{error:?}"
+        );
         assert!(!format!("{late:#?}{lock:#?}").contains(CANARY));
     }
     let error = LockManager::connect(&format!("redis://{at}/")).expect_err("refused");
-    assert!(matches!(&error, Error::Refused { code, .. } if code == "NOAUTH"), "{error:?}");
+    assert!(
+        matches!(&error, Error::Refused { code, .. } if code == "NOAUTH"),
+        "{error:?}"
+    );
     assert!(error.to_string().contains(&at), "{error}");
 }
 
@@ -287,8 +394,16 @@ fn a_wrong_login_is_refused_and_the_password_is_not_shown() {
 fn a_database_that_does_not_exist_is_refused() {
     let server = Server::start();
     let error = LockManager::connect(&format!("{}99", server.bare_url())).expect_err("refused");
-    assert!(matches!(&error, Error::Refused { message, .. } if message.contains("DB")), "{error:?}");
-    assert!(error.to_string().contains(&format!("127.0.0.1:{}", server.port())), "{error}");
+    assert!(
+        matches!(&error, Error::Refused { message, .. } if message.contains("DB")),
+        "{error:?}"
+    );
+    assert!(
+        error
+            .to_string()
+            .contains(&format!("127.0.0.1:{}", server.port())),
+        "{error}"
+    );
     let third = LockManager::connect(&format!("{}3", server.bare_url())).expect("connects");
     let _guard = third.lock("a").expect("locks");
     assert!(!server.exists("lock:a"), "the key is in the first database");
@@ -300,10 +415,15 @@ fn a_database_that_does_not_exist_is_refused() {
 #[track_caller]
 fn unavailable_at(port: u16) -> Error {
     let url = format!("redis://:{CANARY}@127.0.0.1:{port}/");
-    let builder = LockManager::builder(&url).connect_timeout(WAIT).response_timeout(WAIT);
+    let builder = LockManager::builder(&url)
+        .connect_timeout(WAIT)
+        .response_timeout(WAIT);
     let error = within(WAIT + SLACK, "connecting", || builder.build()).expect_err("no Redis");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    assert!(error.to_string().contains(&format!("127.0.0.1:{port}")), "{error}");
+    assert!(
+        error.to_string().contains(&format!("127.0.0.1:{port}")),
+        "{error}"
+    );
     assert!(!everything(&error).contains(CANARY), "{error:?}");
     error
 }
@@ -313,14 +433,20 @@ fn a_closed_port_is_unavailable() {
     let server = Server::start();
     server.kill();
     let error = unavailable_at(server.port());
-    assert!(everything(&error).to_lowercase().contains("refused"), "{error:?}");
+    assert!(
+        everything(&error).to_lowercase().contains("refused"),
+        "{error:?}"
+    );
 }
 
 #[test]
 fn a_port_that_never_answers_is_unavailable() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let error = unavailable_at(listener.local_addr().expect("bound").port());
-    assert!(error.to_string().ends_with(": there was no answer in time"), "{error}");
+    assert!(
+        error.to_string().ends_with(": there was no answer in time"),
+        "{error}"
+    );
 }
 
 /// Checks that connecting fails with `Unavailable` at a port that treats its first connection as

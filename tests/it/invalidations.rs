@@ -10,14 +10,14 @@ use parking_lot::Mutex;
 use relatch::{Error, LockManager, LostCause, Unlocked};
 use relatch_rig::rights::{invalidation_rights, least_rights};
 use relatch_rig::{
-    Fault, LONG, Proxy, Relay, Server, SetOnDrop, Worker, eventually, server_version, throughout, time,
-    unique_key,
+    Fault, LONG, Proxy, Relay, Server, SetOnDrop, Worker, eventually, server_version, throughout,
+    time, unique_key,
 };
 
 use crate::support::{
-    ANSWER, INJURIES, LISTENING, MINUTE, Rig, SOON, assert_lost, connect, delete, names_right, occupy,
-    redis_connection, renewals, renewals_of, returns_by, server_for, take, tracked_hold, until_tracked,
-    without,
+    ANSWER, INJURIES, LISTENING, MINUTE, Rig, SOON, assert_lost, connect, delete, names_right,
+    occupy, redis_connection, renewals, renewals_of, returns_by, server_for, take, tracked_hold,
+    until_tracked, without,
 };
 
 /// Waits until there is a listener's connection other than `before`, and returns its id.
@@ -25,7 +25,10 @@ use crate::support::{
 fn listener(server: &Server, before: Option<u64>) -> u64 {
     let mut found = None;
     eventually(LONG, "there is a listener", || {
-        found = server.listeners().into_iter().find(|number| Some(*number) != before);
+        found = server
+            .listeners()
+            .into_iter()
+            .find(|number| Some(*number) != before);
         found.is_some()
     });
     found.expect("just found")
@@ -46,7 +49,9 @@ fn assert_hears(server: &Server, locks: &LockManager) {
         let waiter = scope.spawn(move || take(locks, name));
         // (A new listener's own key may be tracked for a moment, so keys alone say nothing.)
         eventually(LONG, "the waiter waits for an invalidation", || {
-            server.calls("pttl") > asked && server.tracked_keys() > 0 && server.redirects_invalidations()
+            server.calls("pttl") > asked
+                && server.tracked_keys() > 0
+                && server.redirects_invalidations()
         });
         // (A new listener wakes all waiters, so a waiter may ask once more.)
         eventually(LONG, "the waiter does not poll", || {
@@ -115,12 +120,17 @@ fn tracking_is_switched_on_once_per_connection() {
         for round in 1..=5 {
             let looks = rig.proxy.commands("SET lock:a");
             occupy(&rig.server, "a", MINUTE);
-            eventually(LONG, "the waiter looks again", || rig.proxy.commands("SET lock:a") > looks);
+            eventually(LONG, "the waiter looks again", || {
+                rig.proxy.commands("SET lock:a") > looks
+            });
             until_tracked(&rig.server, 2);
             guard.extend_to((1 + round) * MINUTE).expect("extends");
         }
         let log = rig.proxy.log();
-        assert!(!log[sent..].contains(&"CLIENT".to_owned()), "tracking was switched on again: {log:?}");
+        assert!(
+            !log[sent..].contains(&"CLIENT".to_owned()),
+            "tracking was switched on again: {log:?}"
+        );
         delete(&rig.server, "a");
         waiter.join().expect("no panic");
     });
@@ -164,21 +174,28 @@ fn a_broken_connection_wakes_only_the_waiters_whose_keys_it_tracked() {
         let listener = listener(&rig.server, None);
         let tracking = || rig.server.clients_with(&format!("redir={listener}"));
         // The connection with which the listener was tested may take a moment to close.
-        eventually(LONG, "the waiter looked over one connection", || tracking().len() == 1);
+        eventually(LONG, "the waiter looked over one connection", || {
+            tracking().len() == 1
+        });
         let number = tracking()[0];
         // While this connection is in use, the other waiter's attempt goes over another one.
-        rig.proxy.on("EVALSHA * 1 lock:slow", Fault::DelayReply(SOON));
+        rig.proxy
+            .on("EVALSHA * 1 lock:slow", Fault::DelayReply(SOON));
         let slow = scope.spawn(|| rig.locks.named("slow").holder());
         let is_in_use = || rig.proxy.commands("EVALSHA * 1 lock:slow") > 0;
         eventually(LONG, "the connection is in use", is_in_use);
         let second = wait("b");
-        eventually(LONG, "it looked over another connection", || tracking().len() == 2);
+        eventually(LONG, "it looked over another connection", || {
+            tracking().len() == 2
+        });
         eventually(LONG, "both wait", || locks.waiting().len() == 2);
         slow.join().expect("no panic").expect("answers");
         let (first_looked, second_looked) = (looks("a"), looks("b"));
         kill(&rig.server, number);
         eventually(LONG, "the waiter looks again", || looks("a") > first_looked);
-        throughout(ANSWER, || assert_eq!(looks("b"), second_looked, "woken for nothing"));
+        throughout(ANSWER, || {
+            assert_eq!(looks("b"), second_looked, "woken for nothing");
+        });
         let deleted = Instant::now();
         for (key, waiter) in [("a", first), ("b", second)] {
             delete(server, key);
@@ -197,7 +214,11 @@ fn a_waiter_polls_when_its_listener_cannot_come_back() {
         let waiter = scope.spawn(|| take(&locks, "a"));
         until_tracked(&server, 1);
         // On a server before 7, a right is for a command with all its subcommands.
-        let right = if server_version() >= (7, 0) { "-client|id" } else { "-client" };
+        let right = if server_version() >= (7, 0) {
+            "-client|id"
+        } else {
+            "-client"
+        };
         server.query::<()>(&["ACL", "SETUSER", "worker", right]);
         kill(&server, listener(&server, None));
         let deleted = Instant::now();
@@ -214,7 +235,10 @@ fn a_wake_up_that_is_on_its_way_disconnects_no_listener() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let relay = Relay::start(proxy.port());
-    let (locks, others) = (LockManager::connect(&relay.url()).expect("connects"), connect(&server));
+    let (locks, others) = (
+        LockManager::connect(&relay.url()).expect("connects"),
+        connect(&server),
+    );
     relay.be_far(Duration::from_millis(20));
     let kept = tracked_hold(&server, &locks, "kept");
     let millis = Duration::from_millis;
@@ -242,8 +266,15 @@ fn a_wake_up_that_is_on_its_way_disconnects_no_listener() {
                 });
             }
         });
-        assert!(waits.load(Ordering::SeqCst) > 30, "too few waits to say anything");
-        assert_eq!(proxy.commands("SUBSCRIBE"), 1, "{limit:?}: the listener was disconnected");
+        assert!(
+            waits.load(Ordering::SeqCst) > 30,
+            "too few waits to say anything"
+        );
+        assert_eq!(
+            proxy.commands("SUBSCRIBE"),
+            1,
+            "{limit:?}: the listener was disconnected"
+        );
     }
     let renewed = renewals(&locks, "kept");
     assert!(renewed <= 3, "{renewed} renewals, and none of them was due");
@@ -273,13 +304,24 @@ fn no_waiter_hangs_while_listeners_are_killed() {
                 (longest, turns)
             })
         });
-        throughout(3 * SOON, || server.listeners().into_iter().for_each(|number| kill(&server, number)));
+        throughout(3 * SOON, || {
+            server
+                .listeners()
+                .into_iter()
+                .for_each(|number| kill(&server, number));
+        });
         drop(end);
         let ends = threads.map(|it| it.join().expect("no panic"));
         assert!(ends.iter().all(|(_, turns)| *turns > 10), "{ends:?}");
-        ends.into_iter().map(|(longest, _)| longest).max().expect("threads")
+        ends.into_iter()
+            .map(|(longest, _)| longest)
+            .max()
+            .expect("threads")
     });
-    assert!(longest < 2 * SOON, "{longest:?}: woken too late: was a wake-up lost?");
+    assert!(
+        longest < 2 * SOON,
+        "{longest:?}: woken too late: was a wake-up lost?"
+    );
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
     let [first, second] = managers;
     drop(first);
@@ -289,9 +331,10 @@ fn no_waiter_hangs_while_listeners_are_killed() {
 #[test]
 fn a_waiter_takes_the_lock_after_a_restart_of_redis() {
     let lease = 2 * SOON;
-    for (what, server) in
-        [("empty", Server::start()), ("with its keys", Server::with(&["--appendonly", "yes"]))]
-    {
+    for (what, server) in [
+        ("empty", Server::start()),
+        ("with its keys", Server::with(&["--appendonly", "yes"])),
+    ] {
         let locks = connect(&server);
         occupy(&server, "a", if what == "empty" { MINUTE } else { lease });
         let start = Instant::now();
@@ -299,8 +342,15 @@ fn a_waiter_takes_the_lock_after_a_restart_of_redis() {
             let waiter = scope.spawn(|| take(&locks, "a"));
             until_tracked(&server, 1);
             server.restart();
-            let free = if what == "empty" { Instant::now() } else { start + lease };
-            let took = waiter.join().expect("no panic").saturating_duration_since(free);
+            let free = if what == "empty" {
+                Instant::now()
+            } else {
+                start + lease
+            };
+            let took = waiter
+                .join()
+                .expect("no panic")
+                .saturating_duration_since(free);
             assert!(took < 2 * SOON, "{what}: {took:?}");
         });
         listener(&server, None);
@@ -324,23 +374,46 @@ pub(crate) fn assert_polls_without(missing: &[&str]) {
         delete(&server, "a");
         let (took, taken) = time(|| waiter.expect_line("", LONG));
         assert_eq!(taken, "Ok(true)");
-        assert!(took < SOON, "without {missing:?}: {took:?}: woken too late: was a wake-up lost?");
+        assert!(
+            took < SOON,
+            "without {missing:?}: {took:?}: woken too late: was a wake-up lost?"
+        );
         eventually(LONG, "the lock is given back", || !server.exists("lock:a"));
         waiter.ask("log")
     };
     let complaint = "WARN relatch::listener Redis sends no invalidations, so waiters poll";
     for _ in 0..3 {
-        let log =
-            waits(&|before| eventually(LONG, "the waiter polls", || server.calls("set") >= before + 12));
-        assert!(log.starts_with(complaint) && log.contains("NOPERM"), "without {missing:?}: {log:?}");
-        assert!(missing.iter().any(|right| names_right(&log, right)), "does not name {missing:?}: {log:?}");
-        assert_eq!(log.matches("relatch::listener").count(), 1, "without {missing:?}: {log:?}");
+        let log = waits(&|before| {
+            eventually(LONG, "the waiter polls", || {
+                server.calls("set") >= before + 12
+            });
+        });
+        assert!(
+            log.starts_with(complaint) && log.contains("NOPERM"),
+            "without {missing:?}: {log:?}"
+        );
+        assert!(
+            missing.iter().any(|right| names_right(&log, right)),
+            "does not name {missing:?}: {log:?}"
+        );
+        assert_eq!(
+            log.matches("relatch::listener").count(),
+            1,
+            "without {missing:?}: {log:?}"
+        );
     }
     server.query::<()>(&[&["ACL", "SETUSER", "worker"], missing].concat());
     for _ in 0..2 {
         let log = waits(&|_| until_tracked(&server, 1));
-        assert_eq!(log.matches("relatch::listener").count(), 2, "without {missing:?}: {log:?}");
-        assert!(log.contains("; INFO relatch::listener Redis wakes waiters again"), "{log:?}");
+        assert_eq!(
+            log.matches("relatch::listener").count(),
+            2,
+            "without {missing:?}: {log:?}"
+        );
+        assert!(
+            log.contains("; INFO relatch::listener Redis wakes waiters again"),
+            "{log:?}"
+        );
     }
 }
 
@@ -373,7 +446,12 @@ fn with_tracking_off_nothing_listens_and_waiters_poll_at_their_interval() {
                 eventually(LONG, "the waiter polls", || polls() >= 8);
                 let before = polls();
                 throughout(2 * SOON, || ());
-                assert!(polls() <= before + 8, "{} polls in {:?}", polls() - before, 2 * SOON);
+                assert!(
+                    polls() <= before + 8,
+                    "{} polls in {:?}",
+                    polls() - before,
+                    2 * SOON
+                );
             }
             delete(&server, "a");
             waiter.join().expect("no panic");
@@ -394,7 +472,9 @@ fn row_23_a_listener_without_the_right_to_tracking_retries_rarely_and_renews_not
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
-        eventually(LONG, "the waiter polls", || server.calls("set") >= 12 && server.calls("subscribe") > 0);
+        eventually(LONG, "the waiter polls", || {
+            server.calls("set") >= 12 && server.calls("subscribe") > 0
+        });
         let (tries, renewed) = (server.calls("subscribe"), renewals(&locks, "renewed"));
         throughout(3 * SOON, || {
             let more = server.calls("subscribe") - tries;
@@ -409,13 +489,18 @@ fn row_23_a_listener_without_the_right_to_tracking_retries_rarely_and_renews_not
 /// The user may use some keys only, and not the key with which the listener tests itself.
 #[test]
 fn row_23_a_listener_whose_own_key_is_refused_retries_rarely() {
-    let rights: Vec<_> = without(&["~lock:*"]).into_iter().chain(["~lock:a"]).collect();
+    let rights: Vec<_> = without(&["~lock:*"])
+        .into_iter()
+        .chain(["~lock:a"])
+        .collect();
     let (server, url) = server_for(&rights);
     let locks = LockManager::connect(&url).expect("connects");
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
-        eventually(LONG, "the waiter polls", || server.calls("set") >= 12 && server.calls("subscribe") > 0);
+        eventually(LONG, "the waiter polls", || {
+            server.calls("set") >= 12 && server.calls("subscribe") > 0
+        });
         let tries = server.calls("subscribe");
         throughout(3 * SOON, || {
             let more = server.calls("subscribe") - tries;
@@ -432,8 +517,14 @@ fn row_23_a_listener_whose_own_key_is_refused_retries_rarely() {
 fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
     let rig = Rig::new();
     let mut other = redis_connection(&rig.server.bare_url());
-    let number: u64 = redis::cmd("CLIENT").arg("ID").query(&mut other).expect("a number");
-    rig.proxy.always("CLIENT ID", Fault::Replace(format!(":{number}\r\n").into_bytes()));
+    let number: u64 = redis::cmd("CLIENT")
+        .arg("ID")
+        .query(&mut other)
+        .expect("a number");
+    rig.proxy.always(
+        "CLIENT ID",
+        Fault::Replace(format!(":{number}\r\n").into_bytes()),
+    );
     let mut waiter = Worker::spawn("waiter", &[("url", &rig.proxy.url())]);
     for round in 1..=2 {
         occupy(&rig.server, "a", MINUTE);
@@ -441,12 +532,17 @@ fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
         waiter.send("wait");
         eventually(LONG, "the fault has happened", || rig.proxy.fired() > 0);
         throughout(2 * SOON, || ());
-        assert!(rig.proxy.commands("SET lock:a") >= before + 12, "round {round}: the waiter does not poll");
+        assert!(
+            rig.proxy.commands("SET lock:a") >= before + 12,
+            "round {round}: the waiter does not poll"
+        );
         delete(&rig.server, "a");
         let (took, taken) = time(|| waiter.expect_line("", LONG));
         assert_eq!(taken, "Ok(true)");
         assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
-        eventually(LONG, "the lock is given back", || !rig.server.exists("lock:a"));
+        eventually(LONG, "the lock is given back", || {
+            !rig.server.exists("lock:a")
+        });
         let log = waiter.ask("log");
         assert_eq!(log.matches("relatch::listener").count(), 1, "{log:?}");
         assert!(log.contains("no invalidation came"), "{log:?}");
@@ -457,7 +553,11 @@ fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
     until_tracked(&rig.server, 1);
     delete(&rig.server, "a");
     assert_eq!(waiter.expect_line("", SOON), "Ok(true)");
-    assert!(waiter.ask("log").contains("; INFO relatch::listener Redis wakes waiters again"));
+    assert!(
+        waiter
+            .ask("log")
+            .contains("; INFO relatch::listener Redis wakes waiters again")
+    );
 }
 
 /// The answer to `CLIENT TRACKING` says that Redis tracks what is read over this connection, but
@@ -466,13 +566,18 @@ fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
 fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
     for replaced in [false, true] {
         let rig = Rig::new();
-        rig.proxy.on("CLIENT TRACKING ON REDIRECT * NOLOOP", Fault::Answer(b"+OK\r\n".to_vec()));
+        rig.proxy.on(
+            "CLIENT TRACKING ON REDIRECT * NOLOOP",
+            Fault::Answer(b"+OK\r\n".to_vec()),
+        );
         occupy(&rig.server, "a", MINUTE);
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| rig.locks.try_lock_for("a", 4 * SOON).map(|it| it.is_some()));
+            let waiter =
+                scope.spawn(|| rig.locks.try_lock_for("a", 4 * SOON).map(|it| it.is_some()));
             eventually(LONG, "the waiter looks, and relies on the listener", || {
                 let mut log = rig.proxy.log_in_full().into_iter();
-                log.by_ref().any(|args| args.last().is_some_and(|arg| arg == "NOLOOP"))
+                log.by_ref()
+                    .any(|args| args.last().is_some_and(|arg| arg == "NOLOOP"))
                     && log.any(|args| args.starts_with(&["SET".into(), "lock:a".into()]))
             });
             let was = listener(&rig.server, None);
@@ -480,15 +585,21 @@ fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
             // registered by then, it asks once more.
             eventually(LONG, "the waiter does not poll", || {
                 let (looks, mut is_quiet) = (rig.proxy.commands("SET lock:a"), true);
-                throughout(ANSWER, || is_quiet &= rig.proxy.commands("SET lock:a") == looks);
+                throughout(ANSWER, || {
+                    is_quiet &= rig.proxy.commands("SET lock:a") == looks;
+                });
                 is_quiet
             });
             if replaced {
-                rig.server.query::<()>(&["SET", "lock:a", "another", "PX", "60000"]);
+                rig.server
+                    .query::<()>(&["SET", "lock:a", "another", "PX", "60000"]);
             } else {
                 delete(&rig.server, "a");
             }
-            assert_eq!(waiter.join().expect("no panic").expect("answers"), !replaced);
+            assert_eq!(
+                waiter.join().expect("no panic").expect("answers"),
+                !replaced
+            );
             listener(&rig.server, Some(was));
         });
         assert_hears(&rig.server, &rig.locks);
@@ -501,11 +612,15 @@ fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
 fn a_missed_invalidation_costs_no_short_lease() {
     let is_valid = || {
         let rig = Rig::new();
-        rig.proxy.on("CLIENT TRACKING ON REDIRECT * NOLOOP", Fault::Answer(b"+OK\r\n".to_vec()));
+        rig.proxy.on(
+            "CLIENT TRACKING ON REDIRECT * NOLOOP",
+            Fault::Answer(b"+OK\r\n".to_vec()),
+        );
         occupy(&rig.server, "a", MINUTE);
         thread::scope(|scope| {
             let lock = rig.locks.named("a").lease(SOON / 4).wait(4 * SOON);
-            let waiter = scope.spawn(move || lock.with_lock_result(|guard| Ok::<_, Error>(guard.is_valid())));
+            let waiter = scope
+                .spawn(move || lock.with_lock_result(|guard| Ok::<_, Error>(guard.is_valid())));
             eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
             throughout(ANSWER, || ());
             delete(&rig.server, "a");
@@ -521,9 +636,16 @@ fn a_missed_invalidation_costs_no_short_lease() {
 #[test]
 fn a_wait_that_is_too_short_proves_nothing_against_the_listener() {
     let rig = Rig::new();
-    rig.proxy.always("CLIENT TRACKING ON REDIRECT * NOLOOP", Fault::Answer(b"+OK\r\n".to_vec()));
+    rig.proxy.always(
+        "CLIENT TRACKING ON REDIRECT * NOLOOP",
+        Fault::Answer(b"+OK\r\n".to_vec()),
+    );
     occupy(&rig.server, "a", MINUTE);
-    let wait = || rig.locks.try_lock_for("a", Duration::from_millis(200)).map(|it| it.is_some());
+    let wait = || {
+        rig.locks
+            .try_lock_for("a", Duration::from_millis(200))
+            .map(|it| it.is_some())
+    };
     let _ = rig.locks.try_lock_for("a", SOON);
     let was = listener(&rig.server, None);
     for _ in 0..10 {
@@ -533,13 +655,18 @@ fn a_wait_that_is_too_short_proves_nothing_against_the_listener() {
             eventually(LONG, "it has looked", || {
                 rig.proxy.commands("SET lock:a") > looks + 1 || waiter.is_finished()
             });
-            rig.server.query::<()>(&["SET", "lock:a", &unique_key("another"), "PX", "60000"]);
+            rig.server
+                .query::<()>(&["SET", "lock:a", &unique_key("another"), "PX", "60000"]);
             // On a busy machine, the time may be too short for an answer.
             let _ = waiter.join().expect("no panic");
         });
     }
     throughout(SOON, || ());
-    assert_eq!(listener(&rig.server, None), was, "the listener was disconnected");
+    assert_eq!(
+        listener(&rig.server, None),
+        was,
+        "the listener was disconnected"
+    );
 }
 
 /// The right to tracking is revoked after the listener has found that it works.
@@ -550,7 +677,11 @@ fn row_23_tracking_that_is_refused_later_is_logged() {
     occupy(&server, "a", MINUTE);
     waiter.send("wait");
     until_tracked(&server, 1);
-    let right = if server_version() >= (7, 0) { "-client|tracking" } else { "-client" };
+    let right = if server_version() >= (7, 0) {
+        "-client|tracking"
+    } else {
+        "-client"
+    };
     server.query::<()>(&["ACL", "SETUSER", "worker", right]);
     // The next attempt goes over a new connection, where Redis refuses tracking.
     server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
@@ -559,7 +690,9 @@ fn row_23_tracking_that_is_refused_later_is_logged() {
     occupy(&server, "a", MINUTE);
     waiter.send("wait");
     let before = server.calls("set");
-    eventually(LONG, "the waiter polls", || server.calls("set") >= before + 12);
+    eventually(LONG, "the waiter polls", || {
+        server.calls("set") >= before + 12
+    });
     delete(&server, "a");
     assert_eq!(waiter.expect_line("", LONG), "Ok(true)");
     let log = waiter.ask("log");
@@ -576,22 +709,31 @@ fn row_23_when_tracking_of_a_renewed_lock_is_refused_the_listener_disconnects() 
     let locks = LockManager::connect(&url).expect("connects");
     let guard = tracked_hold(&server, &locks, "a");
     let was = listener(&server, None);
-    let right = if server_version() >= (7, 0) { "-client|tracking" } else { "-client" };
+    let right = if server_version() >= (7, 0) {
+        "-client|tracking"
+    } else {
+        "-client"
+    };
     server.query::<()>(&["ACL", "SETUSER", "worker", right]);
     // The next renewal goes over a new connection.
     server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     guard.extend_to(MINUTE).expect("extends");
-    eventually(LONG, "the listener gives up its connection", || !server.listeners().contains(&was));
+    eventually(LONG, "the listener gives up its connection", || {
+        !server.listeners().contains(&was)
+    });
 }
 
 #[test]
 fn polling_is_logged_once_however_often_the_listener_retries() {
     let rig = Rig::new();
-    rig.proxy.always("SUBSCRIBE", Fault::Answer(b"+no\r\n".to_vec()));
+    rig.proxy
+        .always("SUBSCRIBE", Fault::Answer(b"+no\r\n".to_vec()));
     occupy(&rig.server, "a", MINUTE);
     let mut waiter = Worker::spawn("waiter", &[("url", &rig.proxy.url())]);
     waiter.send("wait");
-    eventually(LONG, "the listener tries again and again", || rig.proxy.commands("SUBSCRIBE") > 3);
+    eventually(LONG, "the listener tries again and again", || {
+        rig.proxy.commands("SUBSCRIBE") > 3
+    });
     delete(&rig.server, "a");
     assert_eq!(waiter.expect_line("", LONG), "Ok(true)");
     let log = waiter.ask("log");
@@ -604,7 +746,8 @@ fn polling_is_logged_once_however_often_the_listener_retries() {
 fn a_listener_that_receives_nothing_is_noticed_and_replaced() {
     let rig = Rig::new();
     let subscribed = b"*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n";
-    rig.proxy.on("SUBSCRIBE", Fault::Answer(subscribed.to_vec()));
+    rig.proxy
+        .on("SUBSCRIBE", Fault::Answer(subscribed.to_vec()));
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
@@ -612,7 +755,10 @@ fn a_listener_that_receives_nothing_is_noticed_and_replaced() {
         delete(&rig.server, "a");
         let (took, at) = time(|| waiter.join());
         at.expect("no panic");
-        assert!(took < 7 * SOON, "{took:?}: the silent connection was not noticed");
+        assert!(
+            took < 7 * SOON,
+            "{took:?}: the silent connection was not noticed"
+        );
     });
     listener(&rig.server, None);
     assert_hears(&rig.server, &rig.locks);
@@ -626,10 +772,18 @@ fn row_06_a_loss_after_the_first_renewal_is_reported_at_once() {
     let [locks, others] = [(); 2].map(|()| connect(&server));
     let force = |_: &Server, key: &str| {
         let name = key.strip_prefix("lock:").expect("a lock's key");
-        others.named(name).force_unlock().expect("answers").expect("the lock was held");
+        others
+            .named(name)
+            .force_unlock()
+            .expect("answers")
+            .expect("the lock was held");
     };
     let mut injuries: Vec<Injury<'_>> = vec![("force-unlocked", &force, LostCause::Deleted)];
-    injuries.extend(INJURIES.iter().map(|(what, injure, cause)| -> Injury<'_> { (what, injure, *cause) }));
+    injuries.extend(
+        INJURIES
+            .iter()
+            .map(|(what, injure, cause)| -> Injury<'_> { (what, injure, *cause) }),
+    );
     for (what, injure, cause) in injuries {
         returns_by(Duration::ZERO, what, || {
             let name = unique_key("a");
@@ -638,7 +792,10 @@ fn row_06_a_loss_after_the_first_renewal_is_reported_at_once() {
             injure(&server, &format!("lock:{name}"));
             let (took, lost) = time(|| watch.wait_lost(LONG));
             assert_eq!(lost, Some(cause), "{what}");
-            assert!(took < SOON, "{what}: {took:?}: reported too late: was the invalidation lost?");
+            assert!(
+                took < SOON,
+                "{what}: {took:?}: reported too late: was the invalidation lost?"
+            );
             assert!(!guard.is_valid());
             assert_lost(&guard.unlock(), cause);
             server.query::<()>(&["FLUSHALL"]);
@@ -659,13 +816,17 @@ fn row_06_a_loss_without_a_listener_is_reported_when_the_listener_is_back() {
     server.query::<()>(&["EXEC"]);
     let (took, lost) = time(|| guard.watch().wait_lost(LONG));
     assert_eq!(lost, Some(LostCause::Deleted));
-    assert!(took < SOON, "{took:?}: reported too late: was the invalidation lost?");
+    assert!(
+        took < SOON,
+        "{took:?}: reported too late: was the invalidation lost?"
+    );
 }
 
 #[test]
 fn row_06_a_key_is_tracked_though_its_first_renewal_was_slow() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
-    rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::DelayReply(ANSWER));
+    rig.proxy
+        .on(&renewals_of(&rig.server, "a"), Fault::DelayReply(ANSWER));
     let _guard = tracked_hold(&rig.server, &rig.locks, "a");
 }
 
@@ -706,8 +867,12 @@ fn row_06_a_lease_that_is_cut_short_is_renewed_at_once() {
     let guard = tracked_hold(&server, &locks, "a");
     for round in 2..5 {
         server.query::<()>(&["PEXPIRE", "lock:a", "5000"]);
-        eventually(4 * SOON, "the lease is renewed", || server.pttl("lock:a") > 50_000);
-        eventually(SOON, "the key is tracked again", || server.tracked_keys() == 1);
+        eventually(4 * SOON, "the lease is renewed", || {
+            server.pttl("lock:a") > 50_000
+        });
+        eventually(SOON, "the key is tracked again", || {
+            server.tracked_keys() == 1
+        });
         assert!(renewals(&locks, "a") >= round && guard.is_valid());
     }
     throughout(2 * ANSWER, || assert!(guard.is_valid()));
@@ -722,9 +887,16 @@ fn a_tracked_hold_sends_nothing_for_its_own_changes() {
     let guard = tracked_hold(&server, &locks, "a");
     guard.extend_to(2 * MINUTE).expect("extends");
     let sent = server.all_calls();
-    throughout(SOON, || assert_eq!(server.all_calls(), sent, "commands after its own renewals"));
+    throughout(SOON, || {
+        assert_eq!(server.all_calls(), sent, "commands after its own renewals");
+    });
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
-    throughout(ANSWER, || assert!(server.all_calls() <= sent + 3, "commands after its own release"));
+    throughout(ANSWER, || {
+        assert!(
+            server.all_calls() <= sent + 3,
+            "commands after its own release"
+        );
+    });
 }
 
 #[test]
@@ -732,8 +904,13 @@ fn a_managers_own_changes_are_no_loss() {
     let server = Server::start();
     let reported = Arc::new(Mutex::new(Vec::new()));
     let recorder = Arc::clone(&reported);
-    let builder = LockManager::builder(&server.url()).on_lost(move |lost| recorder.lock().push(lost.clone()));
-    let locks = builder.lease(3 * SOON).renew_every(ANSWER / 10).build().expect("connects");
+    let builder =
+        LockManager::builder(&server.url()).on_lost(move |lost| recorder.lock().push(lost.clone()));
+    let locks = builder
+        .lease(3 * SOON)
+        .renew_every(ANSWER / 10)
+        .build()
+        .expect("connects");
     drop(tracked_hold(&server, &locks, "first"));
     let rounds = 60;
     thread::scope(|scope| {
@@ -752,7 +929,10 @@ fn a_managers_own_changes_are_no_loss() {
         }
     });
     let stats = locks.stats();
-    assert!(stats.handed_off > 0 && stats.renewed > 4 * rounds, "{stats:?}");
+    assert!(
+        stats.handed_off > 0 && stats.renewed > 4 * rounds,
+        "{stats:?}"
+    );
     assert_eq!(stats.lost, 0);
     drop(locks);
     assert!(reported.lock().is_empty(), "{:?}", reported.lock());
@@ -763,7 +943,9 @@ fn a_managers_own_changes_are_no_loss() {
 #[test]
 fn a_waiter_that_polls_rarely_tries_once_more_before_its_deadline() {
     let server = Server::start();
-    let rarely = LockManager::builder(&server.url()).client_tracking(false).poll_every(MINUTE);
+    let rarely = LockManager::builder(&server.url())
+        .client_tracking(false)
+        .poll_every(MINUTE);
     let locks = &rarely.build().expect("connects");
     let wait = Duration::from_secs(3);
     let start = Instant::now();
@@ -772,15 +954,21 @@ fn a_waiter_that_polls_rarely_tries_once_more_before_its_deadline() {
         for name in names {
             occupy(&server, name, MINUTE);
         }
-        let waiters =
-            names.map(|name| scope.spawn(move || locks.try_lock_for(name, wait).map(|it| it.is_some())));
+        let waiters = names
+            .map(|name| scope.spawn(move || locks.try_lock_for(name, wait).map(|it| it.is_some())));
         // Most waiters are in a pause that would not end before the deadline.
-        thread::sleep(wait.saturating_sub(Duration::from_millis(700)).saturating_sub(start.elapsed()));
+        thread::sleep(
+            wait.saturating_sub(Duration::from_millis(700))
+                .saturating_sub(start.elapsed()),
+        );
         for name in names {
             delete(&server, name);
         }
         for waiter in waiters {
-            assert!(waiter.join().expect("no panic").expect("answers"), "the lock was free for 700 ms");
+            assert!(
+                waiter.join().expect("no panic").expect("answers"),
+                "the lock was free for 700 ms"
+            );
         }
     });
 }

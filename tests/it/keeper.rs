@@ -49,7 +49,9 @@ fn extend_in_vain(rig: &Rig, before: impl FnOnce()) {
                 assert!(guard.extend_to(LONG).is_err());
             });
         }
-        eventually(LONG, "all hold a lock", || held.load(Ordering::SeqCst) == MANY);
+        eventually(LONG, "all hold a lock", || {
+            held.load(Ordering::SeqCst) == MANY
+        });
         before();
         go.store(true, Ordering::SeqCst);
     });
@@ -106,7 +108,8 @@ fn a_loss_is_reported_before_all_extensions_are_answered() {
 fn assert_go_out_together(fall_due: impl for<'s, 'e> FnOnce(&'s Scope<'s, 'e>, &'e Rig)) {
     let pool = u32::try_from(MANY).expect("a few") + 1;
     let rig = Rig::with(|builder| builder.response_timeout(4 * LONG).pool_size(pool));
-    rig.proxy.on("EVALSHA * 1 lock:first", Fault::DelayReply(4 * LONG));
+    rig.proxy
+        .on("EVALSHA * 1 lock:first", Fault::DelayReply(4 * LONG));
     thread::scope(|scope| {
         fall_due(scope, &rig);
         rig.proxy.always("EVALSHA", Fault::DropReply);
@@ -134,8 +137,18 @@ fn many_clean_ups_are_sent_together() {
 fn many_extensions_are_sent_together() {
     assert_go_out_together(|scope, rig| {
         let extend = |name: &str| {
-            let held = rig.locks.lock(name).expect("locks").detach().expect("not entered twice");
-            behind(scope, move || held.attach().expect("is held").extend_to(LONG).expect("extends"));
+            let held = rig
+                .locks
+                .lock(name)
+                .expect("locks")
+                .detach()
+                .expect("not entered twice");
+            behind(scope, move || {
+                held.attach()
+                    .expect("is held")
+                    .extend_to(LONG)
+                    .expect("extends");
+            });
         };
         extend("first");
         rig.proxy.wait_fired(1, LONG);
@@ -158,11 +171,22 @@ fn make_orphan(rig: &Rig, name: &str) {
 #[test]
 fn a_clean_up_without_an_answer_delays_no_renewal() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
-    rig.proxy.on("EVALSHA * 1 lock:orphan", Fault::SwallowCommand);
-    let guard = rig.locks.named("held").lease(2 * LEASE).lock().expect("locks");
+    rig.proxy
+        .on("EVALSHA * 1 lock:orphan", Fault::SwallowCommand);
+    let guard = rig
+        .locks
+        .named("held")
+        .lease(2 * LEASE)
+        .lock()
+        .expect("locks");
     make_orphan(&rig, "orphan");
-    eventually(LONG, "the hold is renewed all the same", || renewals(&rig.locks, "held") > 0);
-    assert!(rig.proxy.commands("EVALSHA * 1 lock:orphan") > 0, "the clean-up came first");
+    eventually(LONG, "the hold is renewed all the same", || {
+        renewals(&rig.locks, "held") > 0
+    });
+    assert!(
+        rig.proxy.commands("EVALSHA * 1 lock:orphan") > 0,
+        "the clean-up came first"
+    );
     assert!(guard.is_valid());
 }
 
@@ -173,28 +197,49 @@ const VERY_MANY: usize = 4000;
 #[test]
 fn thousands_of_late_releases_delay_no_renewal() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
-    let release = redis::Script::new(include_str!("../../src/store/release.lua"));
+    let release = redis::Script::new(include_str!("../../src/client/commands/lua/release.lua"));
     let all_releases = format!("EVALSHA {}", release.get_hash());
-    rig.proxy.always(&all_releases, Fault::Answer(b"-NOPERM not now\r\n".to_vec()));
+    rig.proxy.always(
+        &all_releases,
+        Fault::Answer(b"-NOPERM not now\r\n".to_vec()),
+    );
     thread::scope(|scope| {
         for thread in 0..4 {
             let rig = &rig;
             scope.spawn(move || {
                 for number in 0..VERY_MANY / 4 {
-                    let lock = rig.locks.named(format!("late-{thread}-{number}")).renew(false);
+                    let lock = rig
+                        .locks
+                        .named(format!("late-{thread}-{number}"))
+                        .renew(false);
                     let late = lock.lock().expect("locks").unlock();
                     assert!(matches!(late, Err(Error::Unconfirmed { .. })), "{late:?}");
                 }
             });
         }
     });
-    let held: Vec<_> =
-        names().map(|name| rig.locks.named(name).lease(3 * LEASE).lock().expect("locks")).collect();
+    let held: Vec<_> = names()
+        .map(|name| {
+            rig.locks
+                .named(name)
+                .lease(3 * LEASE)
+                .lock()
+                .expect("locks")
+        })
+        .collect();
     rig.proxy.clear();
     let before = rig.locks.stats().renewed;
-    eventually(2 * LONG, "all are released", || rig.server.query::<usize>(&["DBSIZE"]) == MANY);
-    eventually(LONG, "all are renewed twice", || rig.locks.stats().renewed >= before + 2 * MANY as u64);
-    assert!(held.iter().all(LockGuard::is_valid), "lost: {}", rig.locks.stats().lost);
+    eventually(2 * LONG, "all are released", || {
+        rig.server.query::<usize>(&["DBSIZE"]) == MANY
+    });
+    eventually(LONG, "all are renewed twice", || {
+        rig.locks.stats().renewed >= before + 2 * MANY as u64
+    });
+    assert!(
+        held.iter().all(LockGuard::is_valid),
+        "lost: {}",
+        rig.locks.stats().lost
+    );
 }
 
 #[test]
@@ -208,14 +253,20 @@ fn orphans_are_cleaned_up_beside_the_shortest_leases() {
             while !done.load(Ordering::SeqCst) {
                 // On a busy machine, so short a hold may be lost at once.
                 let Ok(guard) = short.lock() else { continue };
-                eventually(LONG, "the end of the hold", || !guard.is_valid() || done.load(Ordering::SeqCst));
+                eventually(LONG, "the end of the hold", || {
+                    !guard.is_valid() || done.load(Ordering::SeqCst)
+                });
             }
         });
-        eventually(LONG, "the hold is renewed", || rig.locks.stats().renewed > 10);
+        eventually(LONG, "the hold is renewed", || {
+            rig.locks.stats().renewed > 10
+        });
         make_orphan(&rig, "orphan");
         let cleaned = || rig.proxy.commands("EVALSHA * 1 lock:orphan") > 0;
         let start = Instant::now();
-        eventually(LONG, "the clean-up, or a long time", || cleaned() || start.elapsed() > SOON);
+        eventually(LONG, "the clean-up, or a long time", || {
+            cleaned() || start.elapsed() > SOON
+        });
         assert!(cleaned());
     });
 }
@@ -224,12 +275,19 @@ fn orphans_are_cleaned_up_beside_the_shortest_leases() {
 fn a_short_lease_does_not_shorten_the_extension_of_another() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     // The answers come when the short hold is over, but in time for the long one.
-    rig.proxy.on("EVALSHA * 1 lock:first", Fault::DelayReply(ANSWER));
+    rig.proxy
+        .on("EVALSHA * 1 lock:first", Fault::DelayReply(ANSWER));
     rig.proxy.always("EVALSHA", Fault::DelayReply(ANSWER));
     let extend = |name: &'static str, lease: Duration| {
         let rig = &rig;
         move || {
-            let guard = rig.locks.named(name).renew(false).lease(lease).lock().expect("locks");
+            let guard = rig
+                .locks
+                .named(name)
+                .renew(false)
+                .lease(lease)
+                .lock()
+                .expect("locks");
             let extended = guard.extend_to(lease);
             (extended, guard.is_valid())
         }

@@ -7,7 +7,8 @@ use relatch::{Error, LockManager, LostCause, Unlocked};
 use relatch_rig::{Fault, LONG, Server, Worker, eventually, role, throughout};
 
 use crate::support::{
-    ANSWER, LATE, LEASE, MINUTE, PERIOD, Rig, SOON, assert_lost, broken_replies, connect, delete, renewals_of,
+    ANSWER, LATE, LEASE, MINUTE, PERIOD, Rig, SOON, assert_lost, broken_replies, connect, delete,
+    renewals_of,
 };
 
 /// For how long locks are kept here.
@@ -17,24 +18,57 @@ const KEPT: Duration = Duration::from_millis(400);
 fn a_lock_that_is_released_early_stays_taken() {
     let rig = Rig::new();
     let start = Instant::now();
-    let guard = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("a")
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
     let (token, owner) = (guard.token().to_owned(), guard.owner().to_string());
-    let Unlocked::Kept { until, .. } = guard.unlock().expect("keeps") else { panic!("it was released") };
-    assert!(until + LATE >= start + MINUTE && until <= Instant::now() + MINUTE, "{until:?}");
+    let Unlocked::Kept { until, .. } = guard.unlock().expect("keeps") else {
+        panic!("it was released")
+    };
+    assert!(
+        until + LATE >= start + MINUTE && until <= Instant::now() + MINUTE,
+        "{until:?}"
+    );
     assert_eq!(rig.value_of("a"), Some(format!("kept:{token}")));
     assert!(rig.server.pttl("lock:a") > 31_000, "the rest of a minute");
-    assert!(rig.locks.held().is_empty() && rig.locks.current("a").is_none(), "nobody holds it");
-    assert!(rig.locks.try_lock("a").expect("answers").is_none(), "it is taken");
-    let holder = rig.locks.named("a").holder().expect("answers").expect("it is taken");
+    assert!(
+        rig.locks.held().is_empty() && rig.locks.current("a").is_none(),
+        "nobody holds it"
+    );
+    assert!(
+        rig.locks.try_lock("a").expect("answers").is_none(),
+        "it is taken"
+    );
+    let holder = rig
+        .locks
+        .named("a")
+        .holder()
+        .expect("answers")
+        .expect("it is taken");
     assert_eq!(holder.owner(), None, "nobody holds it");
-    assert!(holder.to_string().starts_with(&format!("nobody, kept by {owner} (")), "{holder}");
+    assert!(
+        holder
+            .to_string()
+            .starts_with(&format!("nobody, kept by {owner} (")),
+        "{holder}"
+    );
 }
 
 #[test]
 fn the_thread_that_kept_a_lock_waits_for_it_like_any_other() {
     let rig = Rig::new();
     let start = Instant::now();
-    let kept = rig.locks.named("a").keep_at_least(KEPT).lock().expect("locks").unlock().expect("keeps");
+    let kept = rig
+        .locks
+        .named("a")
+        .keep_at_least(KEPT)
+        .lock()
+        .expect("locks")
+        .unlock()
+        .expect("keeps");
     let again = rig.locks.lock("a").expect("locks");
     let waited = start.elapsed();
     // On a machine that is held up, it may have been released after that time.
@@ -59,7 +93,10 @@ fn only_the_outermost_release_keeps() {
     let lock = rig.locks.named("a").keep_at_least(MINUTE);
     let outer = lock.lock().expect("locks");
     let inner = rig.locks.lock("a").expect("re-enters");
-    assert_eq!(inner.unlock().expect("unlocks"), Unlocked::StillHeld { depth: 1 });
+    assert_eq!(
+        inner.unlock().expect("unlocks"),
+        Unlocked::StillHeld { depth: 1 }
+    );
     assert!(outer.is_valid());
     assert!(rig.server.pttl("lock:a") < 31_000, "the lease of the hold");
     drop(outer);
@@ -75,7 +112,10 @@ fn a_kept_lock_is_not_renewed() {
     drop(guard);
     let renewed = rig.locks.stats().renewed;
     eventually(LONG, "the key expires", || rig.value_of("a").is_none());
-    assert_eq!((rig.locks.stats().renewed, rig.locks.stats().lost), (renewed, 0));
+    assert_eq!(
+        (rig.locks.stats().renewed, rig.locks.stats().lost),
+        (renewed, 0)
+    );
 }
 
 #[test]
@@ -93,7 +133,9 @@ fn waiters_in_and_outside_of_the_process_get_a_kept_lock_when_it_expires() {
                 waited
             })
         });
-        eventually(LONG, "one waits in the queue, one behind Redis", || there.stats().waited == 1);
+        eventually(LONG, "one waits in the queue, one behind Redis", || {
+            there.stats().waited == 1
+        });
         drop(guard);
         for waiter in waiters {
             let waited = waiter.join().expect("no panic");
@@ -105,7 +147,13 @@ fn waiters_in_and_outside_of_the_process_get_a_kept_lock_when_it_expires() {
 /// A rig whose Redis knows the script, so that one command is one execution.
 fn taught() -> Rig {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
-    drop(rig.locks.named("taught").keep_at_least(MINUTE).lock().expect("locks"));
+    drop(
+        rig.locks
+            .named("taught")
+            .keep_at_least(MINUTE)
+            .lock()
+            .expect("locks"),
+    );
     rig
 }
 
@@ -114,28 +162,53 @@ fn a_lost_answer_to_keeping_is_settled() {
     let rig = taught();
     for (n, fault) in broken_replies().into_iter().enumerate() {
         let name = format!("a{n}");
-        let guard = rig.locks.named(&name).keep_at_least(MINUTE).lock().expect("locks");
+        let guard = rig
+            .locks
+            .named(&name)
+            .keep_at_least(MINUTE)
+            .lock()
+            .expect("locks");
         let keep = format!("EVALSHA * 1 lock:{name} * *");
         rig.proxy.on(&keep, fault.clone());
         let kept = guard.unlock();
-        assert!(matches!(kept, Ok(Unlocked::Kept { .. })), "{fault:?}: {kept:?}");
-        assert_eq!(rig.proxy.commands(&keep), 2, "{fault:?}: it was executed, and sent again");
-        assert!(rig.server.pttl(&format!("lock:{name}")) > 31_000, "{fault:?}: the rest of a minute");
+        assert!(
+            matches!(kept, Ok(Unlocked::Kept { .. })),
+            "{fault:?}: {kept:?}"
+        );
+        assert_eq!(
+            rig.proxy.commands(&keep),
+            2,
+            "{fault:?}: it was executed, and sent again"
+        );
+        assert!(
+            rig.server.pttl(&format!("lock:{name}")) > 31_000,
+            "{fault:?}: the rest of a minute"
+        );
     }
 }
 
 #[test]
 fn nothing_that_comes_late_changes_a_kept_lock() {
-    const KEEP: &str = include_str!("../../src/store/keep.lua");
+    const KEEP: &str = include_str!("../../src/client/commands/lua/keep.lua");
     let rig = Rig::new();
-    let guard = rig.locks.named("a").keep_at_least(MINUTE / 2).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("a")
+        .keep_at_least(MINUTE / 2)
+        .lock()
+        .expect("locks");
     let token = guard.token().to_owned();
     let renewal = renewals_of(&rig.server, "a");
     assert!(matches!(guard.unlock(), Ok(Unlocked::Kept { .. })));
     let mut renewal: Vec<_> = renewal.split(' ').collect();
     renewal.extend([&*token, "60000"]);
     assert_eq!(rig.server.query::<i64>(&renewal), -1, "a late renewal");
-    assert_eq!(rig.server.query::<i64>(&["EVAL", KEEP, "1", "lock:a", &token, "60000"]), 1, "a late release");
+    assert_eq!(
+        rig.server
+            .query::<i64>(&["EVAL", KEEP, "1", "lock:a", &token, "60000"]),
+        1,
+        "a late release"
+    );
     assert!(rig.server.pttl("lock:a") <= 30_000);
 }
 
@@ -143,7 +216,13 @@ fn nothing_that_comes_late_changes_a_kept_lock() {
 #[test]
 fn a_lock_whose_keeping_has_no_answer_is_not_deleted() {
     let rig = Rig::new();
-    let guard = rig.locks.named("a").lease(MINUTE / 2).keep_at_least(MINUTE).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("a")
+        .lease(MINUTE / 2)
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
     rig.proxy.black_hole(true);
     let error = guard.unlock().expect_err("no answer");
     assert!(
@@ -151,7 +230,9 @@ fn a_lock_whose_keeping_has_no_answer_is_not_deleted() {
         "the keeping may have been executed: {error:?}"
     );
     rig.proxy.black_hole(false);
-    throughout(2 * ANSWER, || assert!(rig.value_of("a").is_some(), "nobody deletes it"));
+    throughout(2 * ANSWER, || {
+        assert!(rig.value_of("a").is_some(), "nobody deletes it");
+    });
     assert_eq!(rig.locks.stats().late_releases, 0);
     assert!(rig.server.pttl("lock:a") <= 30_000, "nor was it kept");
 }
@@ -160,12 +241,20 @@ fn a_lock_whose_keeping_has_no_answer_is_not_deleted() {
 fn a_lock_whose_keeping_has_no_answer_is_free_after_its_time() {
     let rig = Rig::new();
     let (start, least) = (Instant::now(), 4 * ANSWER);
-    let guard = rig.locks.named("a").lease(MINUTE).keep_at_least(least).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("a")
+        .lease(MINUTE)
+        .keep_at_least(least)
+        .lock()
+        .expect("locks");
     rig.proxy.black_hole(true);
     let error = guard.unlock().expect_err("no answer");
     assert!(matches!(error, Error::Unconfirmed { .. }), "{error:?}");
     rig.proxy.black_hole(false);
-    eventually(LONG, "the keeper deletes it", || rig.value_of("a").is_none());
+    eventually(LONG, "the keeper deletes it", || {
+        rig.value_of("a").is_none()
+    });
     assert!(start.elapsed() >= least, "{:?}", start.elapsed());
 }
 
@@ -173,7 +262,12 @@ fn a_lock_whose_keeping_has_no_answer_is_free_after_its_time() {
 fn a_lost_lock_is_not_kept_though_an_answer_is_missing() {
     let rig = taught();
     for (name, fault) in [("a", Fault::CutBeforeForward), ("b", Fault::CutBeforeReply)] {
-        let guard = rig.locks.named(name).keep_at_least(MINUTE).lock().expect("locks");
+        let guard = rig
+            .locks
+            .named(name)
+            .keep_at_least(MINUTE)
+            .lock()
+            .expect("locks");
         delete(&rig.server, name);
         rig.proxy.on(&format!("EVALSHA * 1 lock:{name} * *"), fault);
         assert_lost(&guard.unlock(), LostCause::Deleted);
@@ -183,11 +277,22 @@ fn a_lost_lock_is_not_kept_though_an_answer_is_missing() {
 #[test]
 fn a_lost_lock_is_not_kept() {
     let rig = Rig::new();
-    let guard = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
-    rig.server.query::<()>(&["SET", "lock:a", "other", "PX", "1000"]);
+    let guard = rig
+        .locks
+        .named("a")
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
+    rig.server
+        .query::<()>(&["SET", "lock:a", "other", "PX", "1000"]);
     assert_lost(&guard.unlock(), LostCause::Taken);
     assert!(rig.server.pttl("lock:a") <= 1000);
-    let guard = rig.locks.named("b").keep_at_least(MINUTE).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("b")
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
     rig.server.query::<()>(&["DEL", "lock:b"]);
     assert_lost(&guard.unlock(), LostCause::Deleted);
     assert_eq!(rig.value_of("b"), None, "the key is not created again");
@@ -199,12 +304,27 @@ fn keeping_and_reclaiming_contradict_each_other() {
     let lock = rig.locks.named("a").keep_at_least(KEPT);
     for (wrong, value) in [
         (lock.clone().reclaim_dead(true), "400ms"),
-        (lock.keep_at_least(Duration::MAX), "18446744073709551615.999999999s"),
+        (
+            lock.keep_at_least(Duration::MAX),
+            "18446744073709551615.999999999s",
+        ),
     ] {
         let error = wrong.lock().expect_err("cannot work");
         let text = error.to_string();
-        assert!(matches!(error, Error::InvalidOption { option: "keep_at_least", .. }), "{error:?}");
-        assert!(text.starts_with(&format!("option `keep_at_least` cannot be {value}: ")), "{text}");
+        assert!(
+            matches!(
+                error,
+                Error::InvalidOption {
+                    option: "keep_at_least",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+        assert!(
+            text.starts_with(&format!("option `keep_at_least` cannot be {value}: ")),
+            "{text}"
+        );
     }
 }
 
@@ -233,15 +353,28 @@ fn a_kept_lock_belongs_to_no_process_that_may_be_gone() {
     let mut worker = Worker::spawn("one shot", &[("url", &server.url()), ("key", "nightly")]);
     worker.expect_line("ran", LONG);
     assert!(worker.wait(LONG).success());
-    let locks = LockManager::builder(&server.url()).reclaim_dead(true).build().expect("connects");
-    assert!(locks.try_lock_for("nightly", SOON).expect("answers").is_none(), "the job would run twice");
+    let locks = LockManager::builder(&server.url())
+        .reclaim_dead(true)
+        .build()
+        .expect("connects");
+    assert!(
+        locks
+            .try_lock_for("nightly", SOON)
+            .expect("answers")
+            .is_none(),
+        "the job would run twice"
+    );
 }
 
 /// A process that runs a short job if it gets the lock, and exits.
 pub(crate) fn run_once_as_told() {
     let locks = LockManager::connect(&role::arg("url")).expect("connects");
-    let lock = locks.named(role::arg("key")).keep_at_least(Duration::from_secs(20));
-    let Some(guard) = lock.try_lock().expect("answers") else { return role::report("left it") };
+    let lock = locks
+        .named(role::arg("key"))
+        .keep_at_least(Duration::from_secs(20));
+    let Some(guard) = lock.try_lock().expect("answers") else {
+        return role::report("left it");
+    };
     thread::sleep(Duration::from_millis(5)); // The job.
     let kept = guard.unlock();
     assert!(matches!(kept, Ok(Unlocked::Kept { .. })), "{kept:?}");
@@ -252,8 +385,14 @@ pub(crate) fn run_once_as_told() {
 #[test]
 fn a_slow_answer_to_keeping_changes_nothing() {
     let rig = taught();
-    let guard = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
-    rig.proxy.on("EVALSHA * 1 lock:a * *", Fault::DelayReply(ANSWER / 2));
+    let guard = rig
+        .locks
+        .named("a")
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
+    rig.proxy
+        .on("EVALSHA * 1 lock:a * *", Fault::DelayReply(ANSWER / 2));
     assert!(matches!(guard.unlock(), Ok(Unlocked::Kept { .. })));
     assert!(rig.locks.try_lock("a").expect("answers").is_none());
 }
@@ -262,10 +401,17 @@ fn a_slow_answer_to_keeping_changes_nothing() {
 #[test]
 fn a_lock_whose_time_ends_during_its_release_is_not_unconfirmed() {
     let rig = Rig::new();
-    let guard = rig.locks.named("a").keep_at_least(KEPT).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("a")
+        .keep_at_least(KEPT)
+        .lock()
+        .expect("locks");
     let taken = Instant::now();
     rig.proxy.on("EVALSHA * 1 lock:a", Fault::SwallowCommand);
-    eventually(LONG, "its time is nearly over", || taken.elapsed() + ANSWER / 4 > KEPT);
+    eventually(LONG, "its time is nearly over", || {
+        taken.elapsed() + ANSWER / 4 > KEPT
+    });
     guard.unlock().expect("Redis answers the second try");
     eventually(LONG, "the lock is free", || rig.value_of("a").is_none());
 }
@@ -274,8 +420,20 @@ fn a_lock_whose_time_ends_during_its_release_is_not_unconfirmed() {
 fn the_longest_time_that_any_reentry_asks_for_counts() {
     let rig = Rig::new();
     let outer = rig.locks.lock("a").expect("locks");
-    drop(rig.locks.named("a").keep_at_least(MINUTE).lock().expect("re-enters"));
-    drop(rig.locks.named("a").keep_at_least(SOON).lock().expect("re-enters"));
+    drop(
+        rig.locks
+            .named("a")
+            .keep_at_least(MINUTE)
+            .lock()
+            .expect("re-enters"),
+    );
+    drop(
+        rig.locks
+            .named("a")
+            .keep_at_least(SOON)
+            .lock()
+            .expect("re-enters"),
+    );
     assert!(matches!(outer.unlock(), Ok(Unlocked::Kept { .. })));
     assert!(rig.server.pttl("lock:a") > 31_000, "the rest of a minute");
 }
@@ -284,11 +442,24 @@ fn the_longest_time_that_any_reentry_asks_for_counts() {
 #[test]
 fn a_late_reentry_keeps_the_lock_for_all_of_its_time() {
     let rig = Rig::new();
-    let outer = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
+    let outer = rig
+        .locks
+        .named("a")
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
     throughout(SOON, || assert!(outer.is_valid()));
     let asked = Instant::now();
-    drop(rig.locks.named("a").keep_at_least(MINUTE).lock().expect("re-enters"));
-    let Ok(Unlocked::Kept { until, .. }) = outer.unlock() else { panic!("it was released") };
+    drop(
+        rig.locks
+            .named("a")
+            .keep_at_least(MINUTE)
+            .lock()
+            .expect("re-enters"),
+    );
+    let Ok(Unlocked::Kept { until, .. }) = outer.unlock() else {
+        panic!("it was released")
+    };
     assert!(until + LATE >= asked + MINUTE, "a second too short");
 }
 
@@ -304,5 +475,9 @@ fn a_job_that_has_failed_can_leave_the_lock_to_others_at_once() {
     assert_eq!(outer.unlock().expect("unlocks"), Unlocked::Released);
     let failed: Result<(), Error> = lock.with_lock_result(|_| Err(Error::NotInstalled));
     assert!(matches!(failed, Err(Error::NotInstalled)));
-    assert!(rig.value_of("a").is_some_and(|value| value.starts_with("kept:")), "an error keeps it");
+    assert!(
+        rig.value_of("a")
+            .is_some_and(|value| value.starts_with("kept:")),
+        "an error keeps it"
+    );
 }

@@ -20,14 +20,23 @@ fn a_delayed_hand_off_leaves_no_key_without_a_holder() {
         let guard = rig.locks.lock(&key).expect("locks");
         thread::scope(|scope| {
             for _ in 0..threads {
-                behind(scope, || drop(rig.locks.lock(&key).expect("the waiter's turn comes")));
+                behind(scope, || {
+                    drop(rig.locks.lock(&key).expect("the waiter's turn comes"));
+                });
             }
-            rig.proxy.on(&format!("EVALSHA * 1 lock:{key}"), Fault::DelayCommand(TOO_LATE));
+            rig.proxy.on(
+                &format!("EVALSHA * 1 lock:{key}"),
+                Fault::DelayCommand(TOO_LATE),
+            );
             let _ = guard.unlock();
         });
         let sent = Instant::now();
-        eventually(LONG, "what was held up has been executed", || sent.elapsed() > 2 * TOO_LATE);
-        eventually(SOON, "no key without a holder is left", || rig.value_of(&key).is_none());
+        eventually(LONG, "what was held up has been executed", || {
+            sent.elapsed() > 2 * TOO_LATE
+        });
+        eventually(SOON, "no key without a holder is left", || {
+            rig.value_of(&key).is_none()
+        });
     }
 }
 
@@ -35,8 +44,15 @@ fn a_delayed_hand_off_leaves_no_key_without_a_holder() {
 fn a_waiter_that_considers_a_hold_expired_is_woken_by_its_release() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
-    let guard = locks.named("a").lease(Duration::from_secs(60)).renew(false).lock().expect("locks");
-    guard.extend_to(Duration::from_millis(300)).expect("shorter by our clock; in Redis it is not");
+    let guard = locks
+        .named("a")
+        .lease(Duration::from_secs(60))
+        .renew(false)
+        .lock()
+        .expect("locks");
+    guard
+        .extend_to(Duration::from_millis(300))
+        .expect("shorter by our clock; in Redis it is not");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             drop(locks.lock("a").expect("locks"));
@@ -47,7 +63,11 @@ fn a_waiter_that_considers_a_hold_expired_is_woken_by_its_release() {
         let released = Instant::now();
         let _ = guard.unlock();
         let had = waiter.join().expect("no panic");
-        assert!(had - released < SOON, "the waiter slept beside a free lock for {:?}", had - released);
+        assert!(
+            had - released < SOON,
+            "the waiter slept beside a free lock for {:?}",
+            had - released
+        );
     });
 }
 
@@ -57,8 +77,16 @@ fn a_wait_that_ends_while_redis_is_silent_is_reported_as_an_outage() {
     let other = LockManager::connect(&rig.server.url()).expect("connects");
     let guard = other.lock("a").expect("locks");
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| rig.locks.named("a").wait(Duration::from_secs(2)).lock().map(drop));
-        eventually(LONG, "the waiter waits for an invalidation", || rig.server.redirects_invalidations());
+        let waiter = scope.spawn(|| {
+            rig.locks
+                .named("a")
+                .wait(Duration::from_secs(2))
+                .lock()
+                .map(drop)
+        });
+        eventually(LONG, "the waiter waits for an invalidation", || {
+            rig.server.redirects_invalidations()
+        });
         rig.proxy.black_hole(true);
         let error = waiter.join().expect("no panic").expect_err("no release");
         assert!(error.is_unavailable(), "{error:?}");
@@ -71,13 +99,19 @@ fn a_wait_that_ends_while_redis_is_silent_is_reported_as_an_outage() {
 fn dropping_the_manager_keeps_to_its_timeouts_while_redis_is_paused() {
     let server = Server::start();
     let short = Duration::from_millis(50);
-    let builder = || LockManager::builder(&server.url()).response_timeout(short).connect_timeout(short);
+    let builder = || {
+        LockManager::builder(&server.url())
+            .response_timeout(short)
+            .connect_timeout(short)
+    };
     let locks = builder().build_unchecked().expect("options that can work");
     let other = LockManager::connect(&server.url()).expect("connects");
     let guard = other.lock("a").expect("locks");
     thread::scope(|scope| {
         scope.spawn(|| drop(locks.lock("a").expect("locks")));
-        eventually(LONG, "the listener is connected", || server.redirects_invalidations());
+        eventually(LONG, "the listener is connected", || {
+            server.redirects_invalidations()
+        });
         drop(guard);
     });
     server.pause();
@@ -87,21 +121,36 @@ fn dropping_the_manager_keeps_to_its_timeouts_while_redis_is_paused() {
 
 #[test]
 fn row_14_a_hand_off_whose_answer_drips_leaves_no_key() {
-    let rig = Rig::with(|builder| builder.local_handoff(LONG).response_timeout(Duration::from_millis(100)));
+    let rig = Rig::with(|builder| {
+        builder
+            .local_handoff(LONG)
+            .response_timeout(Duration::from_millis(100))
+    });
     let key = unique_key("a");
     let guard = rig.locks.lock(&key).expect("locks");
     thread::scope(|scope| {
-        let waiter = behind(scope, || rig.locks.try_lock_for(&key, LONG).expect("answers").map(drop));
+        let waiter = behind(scope, || {
+            rig.locks
+                .try_lock_for(&key, LONG)
+                .expect("answers")
+                .map(drop)
+        });
         // Each byte comes in time, but the whole reply does not.
         let its_set = format!("SET lock:{key}");
-        rig.proxy.on(&its_set, Fault::ByteByByte(Duration::from_millis(70)));
+        rig.proxy
+            .on(&its_set, Fault::ByteByByte(Duration::from_millis(70)));
         let (took, unlocked) = time(|| guard.unlock());
         assert!(!unlocked.is_err_and(|error| error.is_lost()));
         assert!(took < 2 * SOON, "{took:?}");
         assert!(rig.tokens_sent(&key).len() > 1, "the lock was handed off");
-        assert!(waiter.join().expect("no panic").is_some(), "the waiter's turn comes");
+        assert!(
+            waiter.join().expect("no panic").is_some(),
+            "the waiter's turn comes"
+        );
     });
-    eventually(SOON, "no key without a holder is left", || rig.value_of(&key).is_none());
+    eventually(SOON, "no key without a holder is left", || {
+        rig.value_of(&key).is_none()
+    });
 }
 
 /// The `SET` of an abandoned token may still be on its way after the lock was taken with another
@@ -116,23 +165,37 @@ fn row_11_a_set_that_is_executed_after_the_release_leaves_no_key() {
     assert_ne!(token, abandoned, "the abandoned token is used again");
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     for _ in 0..3 {
-        rig.server.query::<()>(&["SET", "lock:a", &abandoned, "NX", "PX", "30000"]);
-        eventually(SOON, "no key without a holder is left", || rig.value_of("a").is_none());
+        rig.server
+            .query::<()>(&["SET", "lock:a", &abandoned, "NX", "PX", "30000"]);
+        eventually(SOON, "no key without a holder is left", || {
+            rig.value_of("a").is_none()
+        });
     }
 }
 
 #[test]
 fn a_wait_whose_last_attempt_is_cut_short_is_reported_as_busy() {
     let rig = Rig::new();
-    rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "6000000"]);
+    rig.server
+        .query::<()>(&["SET", "lock:a", "somebody", "PX", "6000000"]);
     // Delays the attempts that also read the holder, but not the first attempt of each wait.
-    rig.proxy.always("SET lock:a * PX", Fault::DelayReply(Duration::from_millis(50)));
+    rig.proxy.always(
+        "SET lock:a * PX",
+        Fault::DelayReply(Duration::from_millis(50)),
+    );
     for wait in 110..130 {
         // Tried more than once: the machine may delay the first look for the rest of the wait, or
         // the last look for 100 ms. Then Redis did not answer in time, and `Unavailable` is right.
         // (On a core shared with dozens of threads, that happened three times in a row.)
-        eventually(LONG, &format!("{wait} ms: Redis is slow, and not away"), || {
-            matches!(rig.locks.try_lock_for("a", Duration::from_millis(wait)), Ok(None))
-        });
+        eventually(
+            LONG,
+            &format!("{wait} ms: Redis is slow, and not away"),
+            || {
+                matches!(
+                    rig.locks.try_lock_for("a", Duration::from_millis(wait)),
+                    Ok(None)
+                )
+            },
+        );
     }
 }

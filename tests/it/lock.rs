@@ -31,7 +31,10 @@ fn lock_and_unlock_are_two_commands_and_reentry_is_none() {
         drop(locks.lock("a").expect("locks"));
     }
     assert_eq!((server.calls("set"), server.calls("evalsha")), (10, 10));
-    assert_eq!(server.total_calls(&["eval", "ping", "pttl", "script|load", "client|setinfo"]), 0);
+    assert_eq!(
+        server.total_calls(&["eval", "ping", "pttl", "script|load", "client|setinfo"]),
+        0
+    );
     assert_eq!(server.calls("get"), 10, "only from within the script");
 
     let outer = locks.lock("a").expect("locks");
@@ -39,7 +42,10 @@ fn lock_and_unlock_are_two_commands_and_reentry_is_none() {
     let inner: Vec<_> = (0..100).map(|_| locks.lock("a").expect("locks")).collect();
     assert_eq!(outer.depth(), 101);
     drop(inner);
-    assert_eq!(server.total_calls(&["set", "get", "evalsha", "eval", "pttl"]), 0);
+    assert_eq!(
+        server.total_calls(&["set", "get", "evalsha", "eval", "pttl"]),
+        0
+    );
     drop(outer);
     assert_eq!(server.calls("evalsha"), 1);
 }
@@ -48,7 +54,8 @@ fn lock_and_unlock_are_two_commands_and_reentry_is_none() {
 fn try_lock_on_a_busy_lock_sends_one_set_and_looks_once() {
     let server = Server::start();
     let (ours, theirs) = (connect(&server), connect(&server));
-    let _held = std::thread::spawn(move || std::mem::forget(theirs.lock("a").expect("locks"))).join();
+    let _held =
+        std::thread::spawn(move || std::mem::forget(theirs.lock("a").expect("locks"))).join();
     ours.named("b").holder().expect("answers"); // Makes Redis load the script.
     server.reset_stats();
     assert!(ours.try_lock("a").expect("answers").is_none());
@@ -56,7 +63,11 @@ fn try_lock_on_a_busy_lock_sends_one_set_and_looks_once() {
         assert_eq!(server.calls(once), 1, "{once}");
     }
     assert_eq!(server.calls("eval"), 0);
-    assert!(ours.try_lock_for("a", Duration::from_millis(20)).expect("answers").is_none());
+    assert!(
+        ours.try_lock_for("a", Duration::from_millis(20))
+            .expect("answers")
+            .is_none()
+    );
 }
 
 #[test]
@@ -71,5 +82,8 @@ fn an_uncontended_lock_is_taken_without_a_pause() {
         took
     });
     let best = times.min().expect("many");
-    assert!(best < Duration::from_micros(400), "{best:?}: as if the process paused for others each time");
+    assert!(
+        best < Duration::from_micros(400),
+        "{best:?}: as if the process paused for others each time"
+    );
 }

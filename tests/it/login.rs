@@ -37,13 +37,25 @@ fn connections_are_named_after_their_process() {
     let locks = LockManager::connect(&server.url()).expect("connects");
     let _guard = locks.lock("a").expect("locks");
     let clients: String = server.query(&["CLIENT", "LIST"]);
-    let name = clients.lines().find_map(|line| line.split(" name=relatch:").nth(1)?.split(' ').next());
-    assert!(name.is_some_and(|name| name.ends_with(&format!("-{}", std::process::id()))), "{clients}");
+    let name = clients
+        .lines()
+        .find_map(|line| line.split(" name=relatch:").nth(1)?.split(' ').next());
+    assert!(
+        name.is_some_and(|name| name.ends_with(&format!("-{}", std::process::id()))),
+        "{clients}"
+    );
 }
 
 #[test]
 fn a_server_without_hello_or_client_works() {
-    let renamed = ["--rename-command", "HELLO", "", "--rename-command", "CLIENT", ""];
+    let renamed = [
+        "--rename-command",
+        "HELLO",
+        "",
+        "--rename-command",
+        "CLIENT",
+        "",
+    ];
     let server = Server::with(&renamed);
     let locks = LockManager::connect(&server.bare_url()).expect("connects");
     locks.with_lock("a", || ()).expect("locks");
@@ -54,15 +66,22 @@ fn a_server_outside_of_a_cluster_is_refused_as_one_of_its_nodes() {
     let server = Server::start();
     let url = server.bare_url().replace("redis://", "redis+cluster://");
     let error = LockManager::connect(&url).expect_err("not a node");
-    assert_refused(&error, "this server is not part of a cluster: its URL is redis://host:port");
+    assert_refused(
+        &error,
+        "this server is not part of a cluster: its URL is redis://host:port",
+    );
 }
 
 /// It calls itself standalone, and does not say whether it is.
 #[test]
 fn a_server_that_refuses_to_name_its_slots_is_not_told_to_be_outside_of_a_cluster() {
     let (_server, url) = server_for(&["~*", "&*", "+@all", "-cluster"]);
-    let error = LockManager::connect(&url.replace("redis://", "redis+cluster://")).expect_err("no right");
-    assert!(matches!(&error, Error::Refused { code, .. } if code == "NOPERM"), "{error:?}");
+    let error =
+        LockManager::connect(&url.replace("redis://", "redis+cluster://")).expect_err("no right");
+    assert!(
+        matches!(&error, Error::Refused { code, .. } if code == "NOPERM"),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -70,17 +89,29 @@ fn a_node_that_knows_no_cluster_has_no_slots() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
     let error = LockManager::connect(&server.bare_url()).expect_err("no slots");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    assert!(chain(&error).contains("knows no slots"), "{}", chain(&error));
+    assert!(
+        chain(&error).contains("knows no slots"),
+        "{}",
+        chain(&error)
+    );
 }
 
 #[test]
 fn too_many_clients_are_an_outage_and_not_a_missing_command() {
     let server = Server::with(&["--maxclients", "1"]);
     // The connection that found the server started may still count.
-    eventually(LONG, "the test's own connection is the one", || server.command(&["PING"]).is_ok());
-    let error = builder(&server.bare_url()).build().expect_err("one client more");
+    eventually(LONG, "the test's own connection is the one", || {
+        server.command(&["PING"]).is_ok()
+    });
+    let error = builder(&server.bare_url())
+        .build()
+        .expect_err("one client more");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    assert!(chain(&error).contains("max number of clients"), "{}", chain(&error));
+    assert!(
+        chain(&error).contains("max number of clients"),
+        "{}",
+        chain(&error)
+    );
 }
 
 /// A server that ends the connection in the middle of a login may be well soon, whatever it has
@@ -90,20 +121,32 @@ fn a_login_that_is_cut_off_is_tried_again() {
     let cuts = AtomicUsize::new(3);
     let server = FakeServer::start(move |command| {
         let command: Vec<_> = command.iter().map(String::as_str).collect();
-        let cut =
-            || cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        let cut = || {
+            cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                left.checked_sub(1)
+            })
+            .is_ok()
+        };
         match command[..] {
             [] => Reply::Bytes(Vec::new()),
             ["HELLO", "2"] => Reply::Bytes(b"-NOPERM this user has no permissions\r\n".to_vec()),
             ["CLIENT", "SETNAME", _] if cut() => Reply::Close,
             ["EVALSHA", _, _, _] => Reply::Bytes(b"$-1\r\n".to_vec()), // A look who has the lock.
-            ["EVALSHA", _, _, _, token, _] => Reply::Bytes(format!("${}\r\n{token}\r\n", token.len()).into()),
+            ["EVALSHA", _, _, _, token, _] => {
+                Reply::Bytes(format!("${}\r\n{token}\r\n", token.len()).into())
+            }
             ["EVALSHA", _, _, _, _] => Reply::Bytes(b":1\r\n".to_vec()), // A release.
             _ => Reply::Bytes(b"+OK\r\n".to_vec()),
         }
     });
-    let locks = builder(&format!("redis://{}/", server.address())).build_unchecked().expect("sends nothing");
-    drop(locks.lock("a").expect("the fourth connection is not cut off"));
+    let locks = builder(&format!("redis://{}/", server.address()))
+        .build_unchecked()
+        .expect("sends nothing");
+    drop(
+        locks
+            .lock("a")
+            .expect("the fourth connection is not cut off"),
+    );
 }
 
 /// The password changes with each connection, as a token that expires does.
@@ -111,7 +154,17 @@ fn a_login_that_is_cut_off_is_tried_again() {
 fn the_provider_is_asked_for_each_connection() {
     let server = Server::start();
     let user = |password: &str| {
-        let user = ["ACL", "SETUSER", "worker", "on", "resetpass", password, "~*", "&*", "+@all"];
+        let user = [
+            "ACL",
+            "SETUSER",
+            "worker",
+            "on",
+            "resetpass",
+            password,
+            "~*",
+            "&*",
+            "+@all",
+        ];
         server.query::<()>(&user);
     };
     let password = Arc::new(Mutex::new("first".to_owned()));
@@ -124,7 +177,10 @@ fn the_provider_is_asked_for_each_connection() {
     });
     let locks = builder.build().expect("connects");
     locks.with_lock("a", || ()).expect("locks");
-    assert_eq!((asked.load(Ordering::SeqCst), server.users()), (1, vec!["worker".to_owned()]));
+    assert_eq!(
+        (asked.load(Ordering::SeqCst), server.users()),
+        (1, vec!["worker".to_owned()])
+    );
     let cut = || {
         for id in server.clients_with("user=worker") {
             server.query::<()>(&["CLIENT", "KILL", "ID", &id.to_string()]);
@@ -132,13 +188,18 @@ fn the_provider_is_asked_for_each_connection() {
     };
     cut();
     locks.with_lock("a", || ()).expect("logs in once more");
-    assert!(asked.load(Ordering::SeqCst) > 1, "also for a password that is still right");
+    assert!(
+        asked.load(Ordering::SeqCst) > 1,
+        "also for a password that is still right"
+    );
     user(">second");
     cut();
     let error = locks.lock("a").expect_err("the password is old");
     assert_refused(&error, "WRONGPASS");
     "second".clone_into(&mut password.lock());
-    locks.with_lock("a", || ()).expect("logs in with the new password");
+    locks
+        .with_lock("a", || ())
+        .expect("logs in with the new password");
 }
 
 #[test]
@@ -149,20 +210,38 @@ fn a_provider_that_panics_is_an_outage() {
     let taken = locks.try_lock_for("a", ANSWER);
     assert_unavailable(&taken);
     let error = chain(&taken.expect_err("just looked"));
-    assert!(error.contains("credentials panicked") && !error.contains("token"), "{error}");
+    assert!(
+        error.contains("credentials panicked") && !error.contains("token"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_password_in_the_url_and_a_provider_contradict_each_other() {
     let builder = LockManager::builder("redis://:secret@127.0.0.1/");
-    let error = builder.credentials(|| (String::new(), String::new())).build().expect_err("which one?");
-    assert!(matches!(error, Error::InvalidOption { option: "credentials", .. }), "{error:?}");
+    let error = builder
+        .credentials(|| (String::new(), String::new()))
+        .build()
+        .expect_err("which one?");
+    assert!(
+        matches!(
+            error,
+            Error::InvalidOption {
+                option: "credentials",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
 }
 
 #[test]
 fn the_database_can_be_set_beside_the_url() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.bare_url()).database(3).build().expect("connects");
+    let locks = LockManager::builder(&server.bare_url())
+        .database(3)
+        .build()
+        .expect("connects");
     let _guard = locks.lock("a").expect("locks");
     assert_eq!(server.get("lock:a"), None);
     assert_eq!(server.clients_with("db=3").len(), 1);
@@ -172,11 +251,34 @@ fn the_database_can_be_set_beside_the_url() {
 fn settings_of_sentinels_need_sentinels() {
     let builder = LockManager::builder("redis://127.0.0.1/").sentinel_login(None, "secret");
     let error = builder.build_unchecked().expect_err("no sentinels");
-    assert!(matches!(error, Error::InvalidOption { option: "sentinel_login", .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Error::InvalidOption {
+                option: "sentinel_login",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     assert!(!error.to_string().contains("secret"), "{error}");
-    for (hosts, name) in [(vec![], "mymaster"), (vec![("", 1)], "mymaster"), (vec![("s", 1)], "my master")] {
-        let error =
-            LockManager::builder_with_sentinels(hosts, name).build_unchecked().expect_err("cannot work");
-        assert!(matches!(error, Error::InvalidOption { option: "sentinels", .. }), "{error:?}");
+    for (hosts, name) in [
+        (vec![], "mymaster"),
+        (vec![("", 1)], "mymaster"),
+        (vec![("s", 1)], "my master"),
+    ] {
+        let error = LockManager::builder_with_sentinels(hosts, name)
+            .build_unchecked()
+            .expect_err("cannot work");
+        assert!(
+            matches!(
+                error,
+                Error::InvalidOption {
+                    option: "sentinels",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
     }
 }

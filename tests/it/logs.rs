@@ -10,7 +10,9 @@ use std::time::Duration;
 use log::{LevelFilter, Log, Metadata, Record};
 use relatch::{DetachedHold, LockManager, LostCause, Unlocked};
 use relatch_rig::rights::login;
-use relatch_rig::{Cluster, Fault, LONG, Proxy, Server, Worker, eventually, is_alone, role, server_version};
+use relatch_rig::{
+    Cluster, Fault, LONG, Proxy, Server, Worker, eventually, is_alone, role, server_version,
+};
 
 use crate::support::{ANSWER, Rig, delete};
 
@@ -27,7 +29,10 @@ impl Log for Lines {
 
     fn log(&self, record: &Record<'_>) {
         let line = format!("{} {} {}", record.level(), record.target(), record.args());
-        self.0.lock().expect("no panic").push(line.replace('\n', " "));
+        self.0
+            .lock()
+            .expect("no panic")
+            .push(line.replace('\n', " "));
     }
 
     fn flush(&self) {}
@@ -44,7 +49,11 @@ pub(crate) fn collect(level: LevelFilter) {
 #[cfg(target_os = "linux")]
 pub(crate) fn lines_of(target: &str) -> Vec<String> {
     let lines = LINES.0.lock().expect("no panic");
-    lines.iter().filter(|line| line.split(' ').nth(1) == Some(target)).cloned().collect()
+    lines
+        .iter()
+        .filter(|line| line.split(' ').nth(1) == Some(target))
+        .cloned()
+        .collect()
 }
 
 #[test]
@@ -68,20 +77,42 @@ fn each_fault_is_logged_under_its_target_and_without_secrets() {
         "WARN relatch::force_unlock lock \"a\" was force-unlocked",
         "ERROR relatch::lost the on_lost callback panicked",
     ] {
-        assert!(lines.iter().any(|line| line.starts_with(expected)), "no {expected:?} in {lines:#?}");
+        assert!(
+            lines.iter().any(|line| line.starts_with(expected)),
+            "no {expected:?} in {lines:#?}"
+        );
     }
     let connected = "DEBUG relatch::connection 127.0.0.1:";
-    let told = lines.iter().find(|line| line.starts_with(connected)).expect("each connection is logged");
-    let told: Vec<_> = told.split_once(" is ").expect("what the server is").1.split(' ').collect();
-    let [kind, version, mode, role] = told[..] else { panic!("{told:?}") };
-    assert!(["redis", "valkey"].contains(&kind) && ["standalone,", "cluster,"].contains(&mode), "{told:?}");
+    let told = lines
+        .iter()
+        .find(|line| line.starts_with(connected))
+        .expect("each connection is logged");
+    let told: Vec<_> = told
+        .split_once(" is ")
+        .expect("what the server is")
+        .1
+        .split(' ')
+        .collect();
+    let [kind, version, mode, role] = told[..] else {
+        panic!("{told:?}")
+    };
+    assert!(
+        ["redis", "valkey"].contains(&kind) && ["standalone,", "cluster,"].contains(&mode),
+        "{told:?}"
+    );
     assert_eq!(
-        (version.starts_with(&format!("{}.", server_version().0)), role),
+        (
+            version.starts_with(&format!("{}.", server_version().0)),
+            role
+        ),
         (true, "master"),
         "{told:?}"
     );
     for line in &lines {
-        assert!(!line.contains(CANARY) && !line.contains("EVALSHA") && !line.contains("PX"), "{line}");
+        assert!(
+            !line.contains(CANARY) && !line.contains("EVALSHA") && !line.contains("PX"),
+            "{line}"
+        );
     }
 }
 
@@ -91,23 +122,34 @@ pub(crate) fn logger() {
     log::set_max_level(LevelFilter::Trace);
     let proxy = Proxy::start(role::arg("port").parse().expect("a port"));
     let builder = LockManager::builder(&proxy.bare_url().replace("//", &format!("//:{CANARY}@")));
-    let builder = builder.lease(Duration::from_secs(1)).response_timeout(Duration::from_millis(200));
-    let locks = builder.on_lost(|_| panic!("as the test wants it")).build().expect("connects");
+    let builder = builder
+        .lease(Duration::from_secs(1))
+        .response_timeout(Duration::from_millis(200));
+    let locks = builder
+        .on_lost(|_| panic!("as the test wants it"))
+        .build()
+        .expect("connects");
     drop(locks.lock("warm-up").expect("locks"));
 
     proxy.on("SET", Fault::CutBeforeReply);
     let guard = locks.lock("a").expect("locks at the second attempt");
     proxy.always("EVALSHA", Fault::CutBeforeReply);
-    eventually(LONG, "a renewal has no answer", || logged("were not renewed"));
+    eventually(LONG, "a renewal has no answer", || {
+        logged("were not renewed")
+    });
     proxy.clear();
-    eventually(LONG, "the hold is renewed in spite of an error", || locks.stats().renewed > 0);
+    eventually(LONG, "the hold is renewed in spite of an error", || {
+        locks.stats().renewed > 0
+    });
     locks.named("a").force_unlock().expect("deletes it");
     eventually(LONG, "the hold is lost", || !guard.is_valid());
     drop(guard);
     let other = locks.lock("b").expect("locks");
     proxy.black_hole(true);
     other.unlock().expect_err("no answer");
-    eventually(LONG, "the callback is called", || logged("callback panicked"));
+    eventually(LONG, "the callback is called", || {
+        logged("callback panicked")
+    });
     proxy.black_hole(false);
     drop(locks);
     for line in LINES.0.lock().expect("no panic").iter() {
@@ -126,10 +168,15 @@ pub(crate) fn waiter() {
     while let Some(line) = role::next_line() {
         if line == "log" {
             let lines = LINES.0.lock().expect("no panic");
-            let of_listener = lines.iter().filter(|line| line.contains(" relatch::listener "));
+            let of_listener = lines
+                .iter()
+                .filter(|line| line.contains(" relatch::listener "));
             role::report(of_listener.cloned().collect::<Vec<_>>().join("; "));
         } else {
-            role::report(format!("{:?}", locks.try_lock_for("a", LONG).map(|taken| taken.is_some())));
+            role::report(format!(
+                "{:?}",
+                locks.try_lock_for("a", LONG).map(|taken| taken.is_some())
+            ));
         }
     }
 }
@@ -139,7 +186,9 @@ pub(crate) fn holder() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Info);
     let lease = Duration::from_secs(1);
-    let builder = LockManager::builder(&role::arg("url")).lease(lease).renew_every(lease / 10);
+    let builder = LockManager::builder(&role::arg("url"))
+        .lease(lease)
+        .renew_every(lease / 10);
     let locks = builder.build().expect("connects");
     let guard = locks.lock("a").expect("locks");
     eventually(LONG, "the hold is renewed", || locks.stats().renewed > 0);
@@ -152,7 +201,12 @@ pub(crate) fn holder() {
 }
 
 fn logged(what: &str) -> bool {
-    LINES.0.lock().expect("no panic").iter().any(|line| line.contains(what))
+    LINES
+        .0
+        .lock()
+        .expect("no panic")
+        .iter()
+        .any(|line| line.contains(what))
 }
 
 /// A logger that panics at each line, and counts them.
@@ -185,12 +239,22 @@ fn a_logger_that_panics_changes_nothing() {
     let logs = |what: &str, act: &mut dyn FnMut()| {
         let before = PANICS.0.load(Ordering::SeqCst);
         act();
-        assert!(PANICS.0.load(Ordering::SeqCst) > before, "{what}: nothing was logged");
+        assert!(
+            PANICS.0.load(Ordering::SeqCst) > before,
+            "{what}: nothing was logged"
+        );
     };
     let rig = Rig::renewing();
     logs("a lost answer", &mut || {
         rig.proxy.on("SET", Fault::CutBeforeReply);
-        assert_eq!(rig.locks.lock("a").expect("locks").unlock().expect("unlocks"), Unlocked::Released);
+        assert_eq!(
+            rig.locks
+                .lock("a")
+                .expect("locks")
+                .unlock()
+                .expect("unlocks"),
+            Unlocked::Released
+        );
     });
     logs("a thread waits", &mut || {
         let guard = rig.locks.lock("a").expect("locks");
@@ -213,9 +277,15 @@ fn a_logger_that_panics_changes_nothing() {
         drop(guard);
         rig.proxy.black_hole(false);
     });
-    let guard = rig.locks.try_lock_for("a", LONG).expect("answers").expect("it is free");
+    let guard = rig
+        .locks
+        .try_lock_for("a", LONG)
+        .expect("answers")
+        .expect("it is free");
     let renewed = rig.locks.stats().renewed;
-    eventually(LONG, "the keeper lives", || rig.locks.stats().renewed > renewed);
+    eventually(LONG, "the keeper lives", || {
+        rig.locks.stats().renewed > renewed
+    });
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }
 
@@ -232,7 +302,11 @@ impl Log for Uses {
     fn log(&self, record: &Record<'_>) {
         if record.target() == "relatch::cluster" {
             // An error, too, is an answer.
-            let _ = self.0.get().expect("it was made before").try_lock_for("of the logger", ANSWER);
+            let _ = self
+                .0
+                .get()
+                .expect("it was made before")
+                .try_lock_for("of the logger", ANSWER);
             self.1.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -250,7 +324,9 @@ fn a_logger_may_use_a_cluster_without_a_map() {
     let proxy = Proxy::start(cluster.server(0).port());
     proxy.refuse(true);
     let url = format!("redis+cluster://{}127.0.0.1:{}", login(), proxy.port());
-    let locks = LockManager::builder(&url).build_unchecked().expect("sends nothing");
+    let locks = LockManager::builder(&url)
+        .build_unchecked()
+        .expect("sends nothing");
     assert!(USES.0.set(locks.clone()).is_ok());
     log::set_max_level(LevelFilter::Info);
     // On threads of their own: if the logger blocked them, they would never return.
@@ -261,10 +337,18 @@ fn a_logger_may_use_a_cluster_without_a_map() {
     };
     let returned = |times| move || USES.1.load(Ordering::SeqCst) == times;
     assert!(!locks_on_a_thread(), "there is no map");
-    eventually(LONG, "the logger has used the manager without a map", returned(1));
+    eventually(
+        LONG,
+        "the logger has used the manager without a map",
+        returned(1),
+    );
     proxy.refuse(false);
     eventually(LONG, "a node has sent a map", locks_on_a_thread);
-    eventually(LONG, "the logger has used the manager with a map", returned(2));
+    eventually(
+        LONG,
+        "the logger has used the manager with a map",
+        returned(2),
+    );
 }
 
 /// A logger that has the last handles of a manager, and drops them in the thread that renews
@@ -279,7 +363,8 @@ impl Log for Drops {
     }
 
     fn log(&self, record: &Record<'_>) {
-        if record.target() == "relatch::lost" && thread::current().name() == Some("relatch-renewer") {
+        if record.target() == "relatch::lost" && thread::current().name() == Some("relatch-renewer")
+        {
             drop(self.0.lock().expect("no panic").take());
             self.1.fetch_add(1, Ordering::SeqCst);
         }
@@ -300,5 +385,7 @@ fn a_logger_may_drop_the_last_handle() {
     let hold = locks.lock("a").expect("locks").detach().expect("one guard");
     *DROPS.0.lock().expect("no panic") = Some((locks, hold));
     delete(&server, "a");
-    eventually(LONG, "the drop returns", || DROPS.1.load(Ordering::SeqCst) == 1);
+    eventually(LONG, "the drop returns", || {
+        DROPS.1.load(Ordering::SeqCst) == 1
+    });
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use relatch::{LockGuard, LockManager, LockWatch, LostCause, Unlocked};
 use relatch_rig::{
-    Fault, LONG, Server, compile_preload, eventually, is_alone, throughout, time, unique_key, within,
+    Fault, LONG, Server, compile_preload, eventually, is_alone, throughout, time, unique_key,
+    within,
 };
 
 use crate::support::{
@@ -32,13 +33,17 @@ fn assert_lost_within_a_period(rig: &Rig) {
             let name = unique_key("a");
             let key = format!("lock:{name}");
             let guard = rig.locks.lock(&name).expect("locks");
-            eventually(LONG, "the hold is renewed", || renewals(&rig.locks, &name) >= 1);
+            eventually(LONG, "the hold is renewed", || {
+                renewals(&rig.locks, &name) >= 1
+            });
             injure(&rig.server, &key);
             let (took, ()) = time(|| eventually(LONG, "the hold is lost", || !guard.is_valid()));
             assert_eq!(rig.locks.held()[0].lost, Some(cause), "{what}");
             assert_eq!(guard.remaining(), Duration::ZERO);
             let kind = || rig.server.query::<String>(&["TYPE", &key]);
-            eventually(LONG, "the injury is done", || cause == LostCause::Taken || kind() == "none");
+            eventually(LONG, "the injury is done", || {
+                cause == LostCause::Taken || kind() == "none"
+            });
             let (stands, left) = (kind(), rig.server.pttl(&key));
             throughout(3 * PERIOD, || {
                 assert_eq!(kind(), stands, "{what}: made again, or gone");
@@ -63,7 +68,8 @@ fn row_06_a_lock_whose_key_is_gone_is_lost_within_a_renewal_period() {
 #[test]
 fn row_06_without_a_listener_the_next_renewal_finds_the_loss() {
     let rig = often_renewed();
-    rig.proxy.always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
+    rig.proxy
+        .always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
     assert_lost_within_a_period(&rig);
     assert!(rig.proxy.commands("SUBSCRIBE") > 0 && rig.proxy.commands("CLIENT TRACKING") == 0);
 }
@@ -71,11 +77,19 @@ fn row_06_without_a_listener_the_next_renewal_finds_the_loss() {
 #[test]
 fn row_06_a_lock_expired_by_the_servers_clock_is_lost_within_a_renewal_period() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let (shim, ahead) = (compile_preload("wall_clock", dir.path()), dir.path().join("ahead"));
+    let (shim, ahead) = (
+        compile_preload("wall_clock", dir.path()),
+        dir.path().join("ahead"),
+    );
     let path = |path: &Path| path.to_str().expect("UTF-8").to_owned();
-    let env = [("LD_PRELOAD", &*path(&shim)), ("WALL_CLOCK_OFFSET", &*path(&ahead))];
+    let env = [
+        ("LD_PRELOAD", &*path(&shim)),
+        ("WALL_CLOCK_OFFSET", &*path(&ahead)),
+    ];
     let server = Server::in_env(&[], &env);
-    let builder = LockManager::builder(&server.url()).lease(MINUTE / 2).renew_every(PERIOD);
+    let builder = LockManager::builder(&server.url())
+        .lease(MINUTE / 2)
+        .renew_every(PERIOD);
     let locks = builder.build().expect("connects");
     let mut seconds = 0;
     returns_by(PERIOD, "the server's clock is a minute ahead", || {
@@ -128,7 +142,9 @@ fn row_16_every_holder_learns_that_redis_was_restarted() {
                 })
             })
         });
-        eventually(LONG, "the others wait", || other.stats().waited == keys.len() as u64);
+        eventually(LONG, "the others wait", || {
+            other.stats().waited == keys.len() as u64
+        });
         rig.server.restart();
         within(10 * SOON, "everybody comes back", || {
             for holder in holders {
@@ -136,7 +152,10 @@ fn row_16_every_holder_learns_that_redis_was_restarted() {
                 let cause = cause.expect("lost");
                 assert_lost(&unlocked, cause);
             }
-            waiters.into_iter().flatten().for_each(|it| it.join().expect("no panic"));
+            waiters
+                .into_iter()
+                .flatten()
+                .for_each(|it| it.join().expect("no panic"));
         });
     });
     assert_eq!(locks.stats().lost, keys.len() as u64);
@@ -154,9 +173,20 @@ fn on_lost_is_called_once_for_each_loss() {
     let recorder = Arc::clone(&reported);
     let rig = Rig::with(|builder| {
         let builder = builder.lease(6 * PERIOD).renew_every(PERIOD);
-        builder.on_lost(move |lost| recorder.lock().entry(lost.key.clone()).or_default().push(lost.cause))
+        builder.on_lost(move |lost| {
+            recorder
+                .lock()
+                .entry(lost.key.clone())
+                .or_default()
+                .push(lost.cause);
+        })
     });
-    let Rig { locks, server, proxy: _proxy, .. } = rig;
+    let Rig {
+        locks,
+        server,
+        proxy: _proxy,
+        ..
+    } = rig;
     let take = |key: &str, renew| locks.named(key).renew(renew).lock().expect("locks");
     let delete = |key: &str| server.query::<()>(&["DEL", &format!("lock:{key}")]);
     for renew in [true, false] {
@@ -168,7 +198,9 @@ fn on_lost_is_called_once_for_each_loss() {
         delete(&name("verify"));
         assert_lost(&guard.verify(), LostCause::Deleted);
         assert_lost(&guard.ensure(PERIOD), LostCause::Deleted);
-        eventually(LONG, "the callback runs", || reported.lock().contains_key(&name("verify")));
+        eventually(LONG, "the callback runs", || {
+            reported.lock().contains_key(&name("verify"))
+        });
         drop(guard);
         let guard = take(&name("extend"), renew);
         delete(&name("extend"));
@@ -178,7 +210,9 @@ fn on_lost_is_called_once_for_each_loss() {
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         let guard = take(&name("by itself"), renew);
         delete(&name("by itself"));
-        eventually(LONG, "the callback runs", || reported.lock().contains_key(&name("by itself")));
+        eventually(LONG, "the callback runs", || {
+            reported.lock().contains_key(&name("by itself"))
+        });
         throughout(2 * PERIOD, || assert!(!guard.is_valid()));
         drop(guard);
     }
@@ -187,21 +221,31 @@ fn on_lost_is_called_once_for_each_loss() {
     let reported = reported.lock();
     assert_eq!(reported.len(), 8, "{reported:?}");
     for (key, causes) in &*reported {
-        let cause = if key == "by itself, false" { LostCause::Expired } else { LostCause::Deleted };
+        let cause = if key == "by itself, false" {
+            LostCause::Expired
+        } else {
+            LostCause::Deleted
+        };
         assert_eq!(causes, &[cause], "{key}");
     }
 }
 
 #[test]
 fn a_callback_that_is_slow_or_panics_disturbs_no_other_hold() {
-    let (called, goes_on) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+    let (called, goes_on) = (
+        Arc::new(Mutex::new(Vec::new())),
+        Arc::new(AtomicBool::new(false)),
+    );
     let (calls, end) = (Arc::clone(&called), Arc::clone(&goes_on));
     let rig = Rig::with(|builder| {
-        builder.lease(LONG).renew_every(PERIOD).on_lost(move |lost| {
-            calls.lock().push(lost.key.clone());
-            assert!(lost.key != "panics", "on purpose");
-            eventually(4 * LONG, "the test is done", || end.load(Ordering::SeqCst));
-        })
+        builder
+            .lease(LONG)
+            .renew_every(PERIOD)
+            .on_lost(move |lost| {
+                calls.lock().push(lost.key.clone());
+                assert!(lost.key != "panics", "on purpose");
+                eventually(4 * LONG, "the test is done", || end.load(Ordering::SeqCst));
+            })
     });
     let kept = rig.locks.lock("kept").expect("locks");
     for key in ["panics", "slow", "queued"] {
@@ -211,11 +255,15 @@ fn a_callback_that_is_slow_or_panics_disturbs_no_other_hold() {
     }
     eventually(LONG, "the callbacks run", || called.lock().len() == 2);
     let before = renewals(&rig.locks, "kept");
-    eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "kept") >= before + 8);
+    eventually(LONG, "the hold is renewed", || {
+        renewals(&rig.locks, "kept") >= before + 8
+    });
     assert!(kept.is_valid());
     assert_eq!(called.lock()[..], ["panics", "slow"], "one after the other");
     assert_eq!(kept.unlock().expect("unlocks"), Unlocked::Released);
-    within(LONG, "dropping the manager while a callback runs", || drop(rig.locks));
+    within(LONG, "dropping the manager while a callback runs", || {
+        drop(rig.locks);
+    });
     goes_on.store(true, Ordering::SeqCst);
 }
 
@@ -237,7 +285,10 @@ fn acted_on(rig: &Rig, act: impl Fn(LockGuard)) -> (Option<LostCause>, Duration)
     assert!(!watch.is_valid());
     assert_eq!(ends[0].0, ends[1].0);
     assert_eq!(watch.wait_lost(LONG), ends[0].0, "at once, from now on");
-    (ends[0].0, ends[0].1.max(ends[1].1).saturating_duration_since(acted))
+    (
+        ends[0].0,
+        ends[0].1.max(ends[1].1).saturating_duration_since(acted),
+    )
 }
 
 #[test]
@@ -247,7 +298,12 @@ fn a_watch_wakes_other_threads() {
     let rig = Rig::renewing();
     // Each try on a thread of its own: one that has lost a lock gets no other.
     let watched = |act: &(dyn Fn(LockGuard) + Sync)| {
-        thread::scope(|scope| scope.spawn(|| acted_on(&rig, act)).join().expect("no panic"))
+        thread::scope(|scope| {
+            scope
+                .spawn(|| acted_on(&rig, act))
+                .join()
+                .expect("no panic")
+        })
     };
     returns_by(Duration::ZERO, "hearing of the release", || {
         let (lost, took) = watched(&|guard| drop(guard));
@@ -256,7 +312,13 @@ fn a_watch_wakes_other_threads() {
     });
     returns_by(PERIOD, "hearing of the loss", || {
         let (lost, took) = watched(&|guard| {
-            rig.server.query::<()>(&["SET", &format!("lock:{}", guard.key()), "other", "PX", "60000"]);
+            rig.server.query::<()>(&[
+                "SET",
+                &format!("lock:{}", guard.key()),
+                "other",
+                "PX",
+                "60000",
+            ]);
             std::mem::forget(guard); // Only the keeper can notice the loss.
         });
         assert_eq!(lost, Some(LostCause::Taken));
@@ -270,11 +332,19 @@ fn a_watch_wakes_other_threads() {
 fn a_watch_tells_that_a_hold_is_at_risk_before_it_is_lost() {
     let rig = Rig::new();
     let (lease, left) = (6 * SOON, 4 * SOON);
-    let guard = rig.locks.named("a").lease(lease).renew_every(PERIOD).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("a")
+        .lease(lease)
+        .renew_every(PERIOD)
+        .lock()
+        .expect("locks");
     let watches: Vec<_> = (0..20).map(|_| guard.watch()).collect();
     thread::scope(|scope| {
-        let at_risk: Vec<_> =
-            watches.iter().map(|watch| scope.spawn(move || watch.wait_at_risk(left))).collect();
+        let at_risk: Vec<_> = watches
+            .iter()
+            .map(|watch| scope.spawn(move || watch.wait_at_risk(left)))
+            .collect();
         throughout(5 * SOON / 2, || {
             assert!(at_risk.iter().all(|it| !it.is_finished()), "it is renewed");
         });
@@ -287,7 +357,9 @@ fn a_watch_tells_that_a_hold_is_at_risk_before_it_is_lost() {
     });
     assert!(guard.is_valid() && watches[0].remaining() <= left);
     rig.proxy.refuse(false);
-    eventually(LONG, "it is renewed again", || watches[0].remaining() > left);
+    eventually(LONG, "it is renewed again", || {
+        watches[0].remaining() > left
+    });
     thread::scope(|scope| {
         let at_risk = scope.spawn(|| watches[0].wait_at_risk(left));
         drop(guard);
@@ -300,11 +372,14 @@ fn a_watch_tells_that_a_hold_is_at_risk_before_it_is_lost() {
 #[test]
 fn a_watch_that_waits_for_a_risk_learns_of_each_loss() {
     let rig = Rig::renewing();
-    let losses: [&dyn Fn(&str); 2] =
-        [&|name| delete(&rig.server, name), &|_| _ = rig.locks.shutdown_and_release(Duration::ZERO)];
+    let losses: [&dyn Fn(&str); 2] = [&|name| delete(&rig.server, name), &|_| {
+        _ = rig.locks.shutdown_and_release(Duration::ZERO);
+    }];
     for lose in losses {
         let guard = rig.locks.lock("a").expect("locks");
-        eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "a") >= 1);
+        eventually(LONG, "the hold is renewed", || {
+            renewals(&rig.locks, "a") >= 1
+        });
         let watch = guard.watch();
         thread::scope(|scope| {
             let at_risk = scope.spawn(|| watch.wait_at_risk(PERIOD / 10));
@@ -317,7 +392,10 @@ fn a_watch_that_waits_for_a_risk_learns_of_each_loss() {
 #[test]
 #[cfg(target_os = "linux")]
 fn the_keeper_is_one_thread_and_starts_only_when_needed() {
-    if !is_alone(module_path!(), "the_keeper_is_one_thread_and_starts_only_when_needed") {
+    if !is_alone(
+        module_path!(),
+        "the_keeper_is_one_thread_and_starts_only_when_needed",
+    ) {
         return;
     }
     let server = Server::start();
@@ -337,7 +415,9 @@ fn the_keeper_is_one_thread_and_starts_only_when_needed() {
     eventually(SOON, "the thread is gone", || keepers() == 0);
     let locks = connect(&server);
     let guard = locks.named("a").renew(false).lock().expect("locks");
-    guard.extend_to(MINUTE).expect("the keeper is started for it");
+    guard
+        .extend_to(MINUTE)
+        .expect("the keeper is started for it");
     one_keeper();
     drop((locks, guard));
     eventually(SOON, "the thread is gone", || keepers() == 0);
@@ -355,6 +435,9 @@ fn one_keeper() {
 #[cfg(target_os = "linux")]
 fn keepers() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
-    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|name| "relatch-keeper".starts_with(name.trim_end())).count()
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names
+        .filter(|name| "relatch-keeper".starts_with(name.trim_end()))
+        .count()
 }

@@ -44,19 +44,35 @@ impl LyingServer {
         let stands = Mutex::new(String::new());
         let fake = FakeServer::start(move |args| {
             // A waiter's attempt is a script. A test may name it as `EVALSHA` or as `SET`.
-            let lines = [by_hash(args.to_vec()).join(" "), as_set(args.to_vec()).join(" ")];
-            let meant =
-                |to: &str| lines.iter().any(|line| to.is_empty() == line.is_empty() && line.starts_with(to));
+            let lines = [
+                by_hash(args.to_vec()).join(" "),
+                as_set(args.to_vec()).join(" "),
+            ];
+            let meant = |to: &str| {
+                lines
+                    .iter()
+                    .any(|line| to.is_empty() == line.is_empty() && line.starts_with(to))
+            };
             let lie = liar.lock().clone();
             match lie {
                 Some((to, say)) if meant(to) => {
                     count.fetch_add(1, Ordering::SeqCst);
                     say
                 }
-                _ => Reply::Bytes(honest(args, taken.load(Ordering::SeqCst), &mut stands.lock())),
+                _ => Reply::Bytes(honest(
+                    args,
+                    taken.load(Ordering::SeqCst),
+                    &mut stands.lock(),
+                )),
             }
         });
-        LyingServer { fake, lie, lies, busy, answer }
+        LyingServer {
+            fake,
+            lie,
+            lies,
+            busy,
+            answer,
+        }
     }
 
     pub(crate) fn lie(&self, to: &'static str, say: Reply) {
@@ -74,7 +90,9 @@ impl LyingServer {
     pub(crate) fn builder(&self) -> Builder {
         let url = format!("redis://user:secret@{}/3", self.fake.address());
         let builder = LockManager::builder(&url).connect_timeout(self.answer);
-        builder.response_timeout(self.answer).tolerate_outage(self.answer)
+        builder
+            .response_timeout(self.answer)
+            .tolerate_outage(self.answer)
     }
 
     pub(crate) fn locks(&self) -> LockManager {
@@ -141,8 +159,16 @@ fn watch_threads() {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             let name = thread::current().name().unwrap_or_default().to_owned();
-            let ours = ["relatch-pool", "relatch-keeper", "relatch-renew", "relatch-listen"];
-            PANICS.fetch_add(usize::from(ours.iter().any(|it| name.starts_with(it))), Ordering::SeqCst);
+            let ours = [
+                "relatch-pool",
+                "relatch-keeper",
+                "relatch-renew",
+                "relatch-listen",
+            ];
+            PANICS.fetch_add(
+                usize::from(ours.iter().any(|it| name.starts_with(it))),
+                Ordering::SeqCst,
+            );
             before(info);
         }));
     });

@@ -19,7 +19,9 @@ pub(crate) const COUNTING: Duration = Duration::from_secs(60);
 const WAIT: Duration = Duration::from_millis(200);
 
 /// All commands about a lock, and the first command of a connection.
-const TRAFFIC: [&str; 8] = ["set", "get", "pttl", "eval", "evalsha", "ping", "del", "exists"];
+const TRAFFIC: [&str; 8] = [
+    "set", "get", "pttl", "eval", "evalsha", "ping", "del", "exists",
+];
 
 /// The key that is incremented. It has the prefix of the locks, so that a user with the rights for
 /// locks may use it, too.
@@ -38,7 +40,9 @@ pub(crate) enum How {
 impl How {
     fn parse(name: &str) -> How {
         let all = [How::Locked, How::Reentrant, How::Bare];
-        all.into_iter().find(|how| format!("{how:?}") == name).expect("a way to count")
+        all.into_iter()
+            .find(|how| format!("{how:?}") == name)
+            .expect("a way to count")
     }
 
     fn run(self, locks: &LockManager, increment: impl FnOnce()) {
@@ -58,11 +62,18 @@ impl How {
 
 /// Adds one with a read and a write, which loses updates if two threads do it at a time.
 pub(crate) fn increment(connection: &mut Connection) {
-    let found: Option<u64> = redis::cmd("GET").arg(COUNTER).query(connection).expect("a reply");
+    let found: Option<u64> = redis::cmd("GET")
+        .arg(COUNTER)
+        .query(connection)
+        .expect("a reply");
     thread::yield_now();
     let _pause: String = redis::cmd("PING").query(connection).expect("a reply");
     let next = found.unwrap_or(0) + 1;
-    redis::cmd("SET").arg(COUNTER).arg(next).query::<()>(connection).expect("a reply");
+    redis::cmd("SET")
+        .arg(COUNTER)
+        .arg(next)
+        .query::<()>(connection)
+        .expect("a reply");
 }
 
 /// Has `threads` threads share one manager, and each increment the counter `rounds` times.
@@ -85,7 +96,11 @@ pub(crate) fn count_with(locks: &LockManager, url: &str, threads: u64, rounds: u
 }
 
 pub(crate) fn total(server: &Server) -> u64 {
-    server.get(COUNTER).expect("a count").parse().expect("a number")
+    server
+        .get(COUNTER)
+        .expect("a count")
+        .parse()
+        .expect("a number")
 }
 
 /// The role of a process that counts; it begins when it receives a line.
@@ -99,7 +114,13 @@ pub(crate) fn count_as_told() {
     let locks = builder.build_unchecked().expect("options that can work");
     role::report("ready");
     role::next_line();
-    count_with(&locks, &role::arg("url"), 2, 40, How::parse(&role::arg("how")));
+    count_with(
+        &locks,
+        &role::arg("url"),
+        2,
+        40,
+        How::parse(&role::arg("how")),
+    );
 }
 
 /// What four processes with two threads each count to. Without a lost update, it is 320.
@@ -113,7 +134,12 @@ fn total_of_processes(how: How) -> u64 {
 /// is an address for TLS, the processes trust `roots`.
 pub(crate) fn count_in_processes(server: &Server, locks: &str, roots: &str, how: How) {
     let (url, how) = (&*server.bare_url(), &*format!("{how:?}"));
-    let args = [("url", url), ("locks", locks), ("roots", roots), ("how", how)];
+    let args = [
+        ("url", url),
+        ("locks", locks),
+        ("roots", roots),
+        ("how", how),
+    ];
     let mut children = [(); 4].map(|()| Worker::spawn("count", &args));
     for child in &children {
         child.expect_line("ready", COUNTING);
@@ -146,7 +172,10 @@ fn threads_lose_no_update_under_a_reentrant_lock() {
 
 #[test]
 fn threads_lose_updates_without_the_lock() {
-    assert!(total_of_threads(How::Bare) < 400, "the other tests prove nothing");
+    assert!(
+        total_of_threads(How::Bare) < 400,
+        "the other tests prove nothing"
+    );
 }
 
 #[test]
@@ -161,7 +190,10 @@ fn processes_lose_no_update_under_a_reentrant_lock() {
 
 #[test]
 fn processes_lose_updates_without_the_lock() {
-    assert!(total_of_processes(How::Bare) < 320, "the other tests prove nothing");
+    assert!(
+        total_of_processes(How::Bare) < 320,
+        "the other tests prove nothing"
+    );
 }
 
 /// Has processes count under a lock of a cluster while `change` is done over and over, at least
@@ -201,7 +233,9 @@ fn processes_lose_no_update_while_the_slot_of_the_lock_moves() {
 #[test]
 fn processes_lose_no_update_while_the_master_of_the_lock_is_failed_over() {
     let cluster = Cluster::start();
-    loses_no_update_while(&cluster, 2, || cluster.fail_over(cluster.replicas_of(cluster.node_of("a"))[0]));
+    loses_no_update_while(&cluster, 2, || {
+        cluster.fail_over(cluster.replicas_of(cluster.node_of("a"))[0]);
+    });
 }
 
 #[test]
@@ -226,12 +260,26 @@ fn a_thread_that_waits_behind_another_of_its_process_sends_nothing() {
         let waiter = scope.spawn(|| {
             assert!(locks.try_lock("a").expect("answers").is_none());
             assert!(locks.try_lock_for("a", WAIT).expect("answers").is_none());
-            assert!(locks.named("a").wait(WAIT).lock().expect_err("busy").is_timeout());
+            assert!(
+                locks
+                    .named("a")
+                    .wait(WAIT)
+                    .lock()
+                    .expect_err("busy")
+                    .is_timeout()
+            );
         });
         waiter.join().expect("no panic");
-        let sent: Vec<_> =
-            TRAFFIC.iter().map(|it| (it, server.calls(it))).filter(|sent| sent.1 > 0).collect();
-        assert!(sent.is_empty() && guard.is_valid(), "{sent:?}, {:?}", guard.verify());
+        let sent: Vec<_> = TRAFFIC
+            .iter()
+            .map(|it| (it, server.calls(it)))
+            .filter(|sent| sent.1 > 0)
+            .collect();
+        assert!(
+            sent.is_empty() && guard.is_valid(),
+            "{sent:?}, {:?}",
+            guard.verify()
+        );
     });
     assert_eq!(guard.depth(), 1);
 }
@@ -249,7 +297,9 @@ fn threads_take_the_lock_in_the_order_in_which_they_asked() {
             let (asks, asking) = mpsc::channel();
             let (locks, reported) = (&locks, reported.clone());
             scope.spawn(move || {
-                let me = locks.lock(format!("{number}")).map(|guard| guard.owner().thread());
+                let me = locks
+                    .lock(format!("{number}"))
+                    .map(|guard| guard.owner().thread());
                 asks.send(me.expect("runs")).expect("awaited");
                 let guard = locks.lock("a").expect("locks");
                 reported.send(number).expect("awaited");
@@ -259,13 +309,20 @@ fn threads_take_the_lock_in_the_order_in_which_they_asked() {
         }
         drop(held);
     });
-    assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..THREADS).collect::<Vec<_>>());
+    assert_eq!(
+        order.try_iter().collect::<Vec<_>>(),
+        (0..THREADS).collect::<Vec<_>>()
+    );
 }
 
 #[test]
 fn one_pooled_connection_serves_many_threads() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).pool_size(1).wait(COUNTING).build().expect("connects");
+    let locks = LockManager::builder(&server.url())
+        .pool_size(1)
+        .wait(COUNTING)
+        .build()
+        .expect("connects");
     let others = LockManager::connect(&server.url()).expect("connects");
     thread::scope(|scope| {
         for number in 0..32 {
@@ -273,7 +330,9 @@ fn one_pooled_connection_serves_many_threads() {
             scope.spawn(move || {
                 for round in 0..4 {
                     let key = format!("{}", (number + round) % 3);
-                    locks.with_lock(key, thread::yield_now).expect("the waiter's turn comes");
+                    locks
+                        .with_lock(key, thread::yield_now)
+                        .expect("the waiter's turn comes");
                 }
             });
         }

@@ -11,8 +11,7 @@ use crate::support::{ANSWER, MINUTE, Rig, assert_lost, occupy};
 
 /// The answer to a script in which a command failed with this error.
 fn failed(error_text: &str) -> Fault {
-    let error =
-        "-ERR Error running script (call to f_7b891bcf6f40bba3b5d8eb0f7b2f4aaa21fb0ec8): @user_script:4:";
+    let error = "-ERR Error running script (call to f_7b891bcf6f40bba3b5d8eb0f7b2f4aaa21fb0ec8): @user_script:4:";
     Fault::Answer(format!("{error} {error_text}\r\n").into_bytes())
 }
 
@@ -34,7 +33,10 @@ fn a_waiter_whose_attempt_is_refused_returns_the_servers_reason() {
     assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
     rig.proxy.on(LOOK, failed(NO_MEMORY));
     let error = rig.locks.lock("a").expect_err("nothing can be set");
-    assert!(matches!(&error, Error::Refused { code, .. } if code == "OOM"), "{error:?}");
+    assert!(
+        matches!(&error, Error::Refused { code, .. } if code == "OOM"),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -43,7 +45,12 @@ fn row_20_an_attempt_that_a_replica_refuses_is_retried() {
     occupy(&rig.server, "a", ANSWER);
     let connections = rig.proxy.connections_accepted();
     rig.proxy.on(LOOK, failed(READ_ONLY));
-    drop(rig.locks.try_lock_for("a", LONG).expect("another connection leads to the primary").expect("free"));
+    drop(
+        rig.locks
+            .try_lock_for("a", LONG)
+            .expect("another connection leads to the primary")
+            .expect("free"),
+    );
     assert_eq!(rig.proxy.fired(), 1);
     assert!(rig.proxy.connections_accepted() > connections);
 }
@@ -71,7 +78,12 @@ fn row_20_a_release_that_a_replica_refuses_is_retried() {
     let guard = rig.locks.lock("a").expect("locks");
     let connections = rig.proxy.connections_accepted();
     rig.proxy.on("EVALSHA", failed(READ_ONLY));
-    assert_eq!(guard.unlock().expect("another connection leads to the primary"), Unlocked::Released);
+    assert_eq!(
+        guard
+            .unlock()
+            .expect("another connection leads to the primary"),
+        Unlocked::Released
+    );
     assert!(rig.proxy.connections_accepted() > connections);
     assert_eq!(rig.value_of("a"), None);
 }
@@ -80,17 +92,27 @@ fn row_20_a_release_that_a_replica_refuses_is_retried() {
 fn row_20_renewals_that_a_replica_refuses_are_retried() {
     let rig = Rig::with(|builder| builder.lease(LONG).renew_every(Duration::from_millis(100)));
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "the keeper has a connection", || rig.locks.stats().renewed > 0);
+    eventually(LONG, "the keeper has a connection", || {
+        rig.locks.stats().renewed > 0
+    });
     let connections = rig.proxy.connections_accepted();
     rig.proxy.on("EVALSHA", failed(READ_ONLY));
     rig.proxy.wait_fired(1, LONG);
     let before = rig.locks.stats().renewed;
-    eventually(LONG, "the hold is renewed", || rig.locks.stats().renewed > before);
+    eventually(LONG, "the hold is renewed", || {
+        rig.locks.stats().renewed > before
+    });
     assert!(rig.proxy.connections_accepted() > connections);
     assert!(guard.is_valid());
-    rig.proxy.always("EVALSHA", failed("-OOM command not allowed when used memory > 'maxmemory'."));
+    rig.proxy.always(
+        "EVALSHA",
+        failed("-OOM command not allowed when used memory > 'maxmemory'."),
+    );
     let refused = guard.extend_to(LONG).expect_err("refused");
-    assert!(matches!(&refused, Error::Refused { code, .. } if code == "OOM"), "{refused:?}");
+    assert!(
+        matches!(&refused, Error::Refused { code, .. } if code == "OOM"),
+        "{refused:?}"
+    );
 }
 
 /// Before Redis 7, a server can be set to replicate scripts verbatim. Such a server refuses a write
@@ -106,10 +128,21 @@ fn scripts_work_on_a_server_that_replicates_scripts_verbatim() {
         let waiter = scope.spawn(|| locks.named("b").wait(ANSWER).lock().map(drop));
         waiter.join().expect("no panic").expect("free");
         occupy(&server, "b", ANSWER);
-        drop(locks.try_lock_for("b", LONG).expect("answers").expect("the lease ends"));
+        drop(
+            locks
+                .try_lock_for("b", LONG)
+                .expect("answers")
+                .expect("the lease ends"),
+        );
     });
     assert!(server.pttl("lock:a") > i64::try_from(LONG.as_millis()).expect("small"));
-    drop(locks.named("c").fenced(true).lock().expect("reads the time and writes"));
+    drop(
+        locks
+            .named("c")
+            .fenced(true)
+            .lock()
+            .expect("reads the time and writes"),
+    );
     assert!(locks.named("a").force_unlock().expect("deletes").is_some());
     assert!(!server.exists("lock:a"));
     assert_lost(&guard.unlock(), LostCause::Deleted);

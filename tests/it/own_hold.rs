@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use relatch::{Builder, Error, LockManager, LostCause, Owner};
 use relatch_rig::{Fault, LONG, Server, Worker, eventually, role};
 
-use crate::support::{ANSWER, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, delete, renewals_of, trusted};
+use crate::support::{
+    ANSWER, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, delete, renewals_of, trusted,
+};
 
 #[test]
 fn only_the_thread_that_holds_a_lock_finds_it() {
@@ -23,13 +25,22 @@ fn only_the_thread_that_holds_a_lock_finds_it() {
     thread::scope(|scope| {
         scope.spawn(|| {
             assert!(lock.current().is_none());
-            let error = rig.locks.assert_held("a").expect_err("another thread holds it");
-            assert!(matches!(&error, Error::NotHeld { key, .. } if key == "a"), "{error:?}");
+            let error = rig
+                .locks
+                .assert_held("a")
+                .expect_err("another thread holds it");
+            assert!(
+                matches!(&error, Error::NotHeld { key, .. } if key == "a"),
+                "{error:?}"
+            );
         });
     });
     assert_eq!(rig.proxy.log().len(), sent, "nothing is sent");
     drop(guard);
-    assert!(lock.current().is_none() && rig.value_of("a").is_none(), "it is not taken");
+    assert!(
+        lock.current().is_none() && rig.value_of("a").is_none(),
+        "it is not taken"
+    );
     assert!(matches!(lock.assert_held(), Err(Error::NotHeld { .. })));
 }
 
@@ -52,11 +63,26 @@ fn confirm_asks_redis_each_time() {
         guard.confirm(Duration::ZERO).expect("held");
         assert_eq!(rig.proxy.commands(&renewal), times);
     }
-    let error = guard.confirm(MINUTE).expect_err("longer than the lease can be trusted");
-    assert!(matches!(error, Error::InvalidOption { option: "confirm", .. }), "{error:?}");
-    guard.ensure(MINUTE / 2).expect("enough is left, by the clock");
+    let error = guard
+        .confirm(MINUTE)
+        .expect_err("longer than the lease can be trusted");
+    assert!(
+        matches!(
+            error,
+            Error::InvalidOption {
+                option: "confirm",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    guard
+        .ensure(MINUTE / 2)
+        .expect("enough is left, by the clock");
     rig.server.query::<()>(&["FLUSHALL"]);
-    guard.ensure(MINUTE / 2).expect("the clock knows of no flush");
+    guard
+        .ensure(MINUTE / 2)
+        .expect("the clock knows of no flush");
     assert_lost(&guard.confirm(Duration::ZERO), LostCause::Deleted);
     assert_lost(&guard.unlock(), LostCause::Deleted);
 }
@@ -65,14 +91,20 @@ fn confirm_asks_redis_each_time() {
 #[test]
 fn confirm_asks_again_while_a_renewal_is_under_way() {
     let rig = Rig::with(|builder| {
-        builder.lease(MINUTE).renew_every(PERIOD).client_tracking(false).response_timeout(LONG)
+        builder
+            .lease(MINUTE)
+            .renew_every(PERIOD)
+            .client_tracking(false)
+            .response_timeout(LONG)
     });
     let guard = rig.locks.lock("a").expect("locks");
     let renewal = renewals_of(&rig.server, "a");
     eventually(LONG, "it is renewed", || rig.proxy.commands(&renewal) > 0);
     let before = rig.proxy.commands(&renewal);
     rig.proxy.on(&renewal, Fault::DelayReply(SOON / 2));
-    eventually(LONG, "a renewal is under way", || rig.proxy.commands(&renewal) > before);
+    eventually(LONG, "a renewal is under way", || {
+        rig.proxy.commands(&renewal) > before
+    });
     delete(&rig.server, "a");
     assert_lost(&guard.confirm(Duration::ZERO), LostCause::Deleted);
 }
@@ -81,7 +113,8 @@ fn confirm_asks_again_while_a_renewal_is_under_way() {
 fn confirm_finds_another_holder() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
     let guard = rig.locks.named("a").renew(false).lock().expect("locks");
-    rig.server.query::<()>(&["SET", "lock:a", "other", "PX", "60000"]);
+    rig.server
+        .query::<()>(&["SET", "lock:a", "other", "PX", "60000"]);
     assert_lost(&guard.confirm(PERIOD), LostCause::Taken);
 }
 
@@ -93,7 +126,10 @@ fn confirm_fails_without_an_answer_and_the_hold_stays_valid() {
     rig.proxy.black_hole(true);
     let start = Instant::now();
     let error = guard.confirm(PERIOD).expect_err("no answer");
-    assert!(matches!(error, Error::Unavailable { .. }) && guard.is_valid(), "{error:?}");
+    assert!(
+        matches!(error, Error::Unavailable { .. }) && guard.is_valid(),
+        "{error:?}"
+    );
     assert!(start.elapsed() < LONG, "{:?}", start.elapsed());
     rig.proxy.black_hole(false);
     guard.confirm(PERIOD).expect("Redis answers again");
@@ -103,11 +139,25 @@ fn confirm_fails_without_an_answer_and_the_hold_stays_valid() {
 fn an_answer_that_leaves_too_little_time_confirms_nothing() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
     let lease = MINUTE;
-    let guard = rig.locks.named("a").lease(lease).renew(false).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("a")
+        .lease(lease)
+        .renew(false)
+        .lock()
+        .expect("locks");
     guard.confirm(Duration::ZERO).expect("opens the connection");
-    rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::DelayReply(ANSWER / 2));
-    let error = guard.confirm(trusted(lease)).expect_err("half of the time has passed");
-    assert!(matches!(error, Error::Unavailable { .. }) && guard.is_valid(), "{error:?}");
+    rig.proxy.on(
+        &renewals_of(&rig.server, "a"),
+        Fault::DelayReply(ANSWER / 2),
+    );
+    let error = guard
+        .confirm(trusted(lease))
+        .expect_err("half of the time has passed");
+    assert!(
+        matches!(error, Error::Unavailable { .. }) && guard.is_valid(),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -127,7 +177,10 @@ fn a_lock_that_is_not_reentrant_is_taken_once() {
     let guard = once.lock().expect("locks");
     let sent = rig.proxy.log().len();
     let is_refused = |error: Error| {
-        assert!(matches!(&error, Error::AlreadyHeld { key, .. } if key == "a"), "{error:?}");
+        assert!(
+            matches!(&error, Error::AlreadyHeld { key, .. } if key == "a"),
+            "{error:?}"
+        );
     };
     is_refused(once.lock().expect_err("held"));
     is_refused(once.try_lock().expect_err("held"));
@@ -146,11 +199,22 @@ fn a_lock_that_is_not_reentrant_is_taken_once() {
 #[test]
 fn a_manager_can_have_locks_that_are_not_reentrant() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).reentrant(false).build().expect("connects");
+    let locks = LockManager::builder(&server.url())
+        .reentrant(false)
+        .build()
+        .expect("connects");
     let guard = locks.lock("a").expect("locks");
     assert!(matches!(locks.lock("a"), Err(Error::AlreadyHeld { .. })));
     let other = locks.lock("b").expect("another lock");
-    assert_eq!(locks.named("a").reentrant(true).lock().expect("asked for").depth(), 2);
+    assert_eq!(
+        locks
+            .named("a")
+            .reentrant(true)
+            .lock()
+            .expect("asked for")
+            .depth(),
+        2
+    );
     drop((guard, other));
 }
 
@@ -162,24 +226,43 @@ fn the_current_owner_is_that_of_this_threads_locks() {
     assert_eq!(&Owner::current(), guard.owner());
     let elsewhere = thread::spawn(Owner::current).join().expect("no panic");
     assert_ne!(&elsewhere, guard.owner());
-    assert_eq!((elsewhere.host(), elsewhere.pid()), (guard.owner().host(), guard.owner().pid()));
+    assert_eq!(
+        (elsewhere.host(), elsewhere.pid()),
+        (guard.owner().host(), guard.owner().pid())
+    );
 }
 
 #[test]
 fn the_address_can_come_from_the_environment() {
     let server = Server::start();
     let (url, elsewhere) = (server.url(), "redis://127.0.0.1:1/".to_owned());
-    let cases =
-        [(Some(&*url), None), (None, Some(&*url)), (Some(&*url), Some(&*elsewhere)), (Some(""), Some(&*url))];
+    let cases = [
+        (Some(&*url), None),
+        (None, Some(&*url)),
+        (Some(&*url), Some(&*elsewhere)),
+        (Some(""), Some(&*url)),
+    ];
     for (number, (relatch_url, redis_url)) in cases.into_iter().enumerate() {
-        assert_eq!(connected_by(relatch_url, redis_url), "locked", "case {number}");
+        assert_eq!(
+            connected_by(relatch_url, redis_url),
+            "locked",
+            "case {number}"
+        );
     }
     let wanted = "no address of Redis: set the environment variable RELATCH_URL or REDIS_URL";
     assert_eq!(connected_by(None, None), wanted);
     assert!(connected_by(None, Some(&elsewhere)).contains("unavailable"));
-    let not_utf8 = ["sh", "-c", "RELATCH_URL=$(printf '\\377') REDIS_URL=redis:// exec \"$@\"", "sh"];
+    let not_utf8 = [
+        "sh",
+        "-c",
+        "RELATCH_URL=$(printf '\\377') REDIS_URL=redis:// exec \"$@\"",
+        "sh",
+    ];
     let told = Worker::spawn_under(&not_utf8, "from env", &[]).expect_line("", LONG);
-    assert!(told.contains("`RELATCH_URL`") && told.contains("not UTF-8"), "{told}");
+    assert!(
+        told.contains("`RELATCH_URL`") && told.contains("not UTF-8"),
+        "{told}"
+    );
 }
 
 /// What a process reports that connects with these variables.
@@ -187,7 +270,10 @@ fn connected_by(relatch_url: Option<&str>, redis_url: Option<&str>) -> String {
     let variables = [("RELATCH_URL", relatch_url), ("REDIS_URL", redis_url)];
     let settings = variables.map(|(name, url)| url.map(|url| format!("{name}={url}")));
     let unset = ["env", "-u", "RELATCH_URL", "-u", "REDIS_URL"].map(str::to_owned);
-    let launcher: Vec<_> = unset.into_iter().chain(settings.into_iter().flatten()).collect();
+    let launcher: Vec<_> = unset
+        .into_iter()
+        .chain(settings.into_iter().flatten())
+        .collect();
     let launcher: Vec<_> = launcher.iter().map(String::as_str).collect();
     Worker::spawn_under(&launcher, "from env", &[]).expect_line("", LONG)
 }
@@ -197,7 +283,11 @@ pub(crate) fn connect_as_told() {
     let locked = LockManager::from_env().and_then(|locks| {
         let _held = locks.lock("a")?;
         // With another prefix, it is another lock.
-        Builder::from_env().prefix("lock:other:").build()?.lock("a").map(drop)
+        Builder::from_env()
+            .prefix("lock:other:")
+            .build()?
+            .lock("a")
+            .map(drop)
     });
     role::report(locked.map_or_else(|error| error.to_string(), |()| "locked".to_owned()));
 }

@@ -12,7 +12,9 @@ use crate::support::{ANSWER, MINUTE, Rig, SOON, Taken, WAYS, assert_unavailable,
 const ERRORS: [&str; 2] = ["-upstream failure\r\n", "-ERR Connection timed out\r\n"];
 
 fn faults() -> impl Iterator<Item = Fault> {
-    ERRORS.iter().map(|error| Fault::Replace(error.as_bytes().to_vec()))
+    ERRORS
+        .iter()
+        .map(|error| Fault::Replace(error.as_bytes().to_vec()))
 }
 
 #[test]
@@ -36,8 +38,13 @@ fn a_set_that_a_proxy_answers_with_an_error_leaves_a_lock_or_no_key() {
             rig.proxy.clear();
             assert_unavailable(&taken);
             let error = format!("{:?}", taken.expect_err("unavailable"));
-            assert!(error.contains("upstream failure") || error.contains("Connection timed out"), "{error}");
-            eventually(5 * SOON, &format!("{what}: no key is left"), || rig.value_of(&key).is_none());
+            assert!(
+                error.contains("upstream failure") || error.contains("Connection timed out"),
+                "{error}"
+            );
+            eventually(5 * SOON, &format!("{what}: no key is left"), || {
+                rig.value_of(&key).is_none()
+            });
         }
     }
 }
@@ -48,12 +55,19 @@ fn a_release_that_a_proxy_answers_with_an_error_is_sent_again() {
     for fault in faults() {
         let guard = rig.locks.lock("a").expect("locks");
         rig.proxy.on("EVALSHA", fault.clone());
-        assert_eq!(guard.unlock().expect("released"), Unlocked::Released, "{fault:?}");
+        assert_eq!(
+            guard.unlock().expect("released"),
+            Unlocked::Released,
+            "{fault:?}"
+        );
         let guard = rig.locks.lock("a").expect("locks");
         rig.proxy.always("EVALSHA", fault.clone());
         let unlocked = guard.unlock();
         rig.proxy.clear();
-        assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{fault:?}: {unlocked:?}");
+        assert!(
+            matches!(unlocked, Err(Error::Unconfirmed { .. })),
+            "{fault:?}: {unlocked:?}"
+        );
         rig.assert_works("a");
     }
 }
@@ -67,9 +81,18 @@ fn an_extension_that_a_proxy_answers_with_an_error_does_not_count() {
         rig.proxy.always("EVALSHA", fault.clone());
         let extended = guard.extend_to(2 * MINUTE);
         rig.proxy.clear();
-        assert!(matches!(extended, Err(Error::Unavailable { .. })), "{fault:?}: {extended:?}");
-        assert!(guard.is_valid() && guard.remaining() < MINUTE, "{fault:?}: {:?}", guard.remaining());
-        guard.extend_to(2 * MINUTE).expect("over another connection");
+        assert!(
+            matches!(extended, Err(Error::Unavailable { .. })),
+            "{fault:?}: {extended:?}"
+        );
+        assert!(
+            guard.is_valid() && guard.remaining() < MINUTE,
+            "{fault:?}: {:?}",
+            guard.remaining()
+        );
+        guard
+            .extend_to(2 * MINUTE)
+            .expect("over another connection");
         assert!(guard.remaining() > MINUTE);
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     }
@@ -97,20 +120,33 @@ fn a_hand_off_that_a_proxy_answers_with_an_error_counts_from_its_send() {
                     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
                     (valid, left)
                 });
-                let pattern = if command == "SET" { format!("SET lock:{key}") } else { command.to_owned() };
+                let pattern = if command == "SET" {
+                    format!("SET lock:{key}")
+                } else {
+                    command.to_owned()
+                };
                 rig.proxy.on(&pattern, fault.clone());
                 let sets = rig.server.calls("set");
                 rig.proxy.hold_replies(true);
                 let answers_come = scope.spawn(move || {
-                    eventually(LONG, "the lock is handed off", || rig.server.calls("set") > sets);
+                    eventually(LONG, "the lock is handed off", || {
+                        rig.server.calls("set") > sets
+                    });
                     throughout(2 * ANSWER, || ());
                     rig.proxy.hold_replies(false);
                 });
-                assert_eq!(first.unlock().expect("kept"), Unlocked::Released, "{command}: {fault:?}");
+                assert_eq!(
+                    first.unlock().expect("kept"),
+                    Unlocked::Released,
+                    "{command}: {fault:?}"
+                );
                 answers_come.join().expect("no panic");
                 let (valid, left) = next.join().expect("no panic");
                 let left = u128::try_from(left).expect("the key is still there");
-                assert!(valid <= left, "{command}, {fault:?}: {valid} ms, {left} ms in Redis");
+                assert!(
+                    valid <= left,
+                    "{command}, {fault:?}: {valid} ms, {left} ms in Redis"
+                );
             });
             assert_eq!(rig.value_of(&key), None);
         }

@@ -58,8 +58,16 @@ fn with_lock_does_not_run_without_the_lock() {
         scope.spawn(|| std::mem::forget(theirs.lock("a").expect("locks")));
     });
     let lock = ours.named("a").wait(WAIT);
-    assert!(lock.with_lock(|| unreachable!()).expect_err("busy").is_timeout());
-    assert!(lock.with_lock(|| unreachable!()).expect_err("busy").is_timeout());
+    assert!(
+        lock.with_lock(|| unreachable!())
+            .expect_err("busy")
+            .is_timeout()
+    );
+    assert!(
+        lock.with_lock(|| unreachable!())
+            .expect_err("busy")
+            .is_timeout()
+    );
     let failed = lock.with_lock_result(|_| -> Result<(), Failure> { unreachable!() });
     assert!(matches!(failed, Err(Failure::Lock(text)) if text.contains("still busy")));
 }
@@ -68,19 +76,39 @@ fn with_lock_does_not_run_without_the_lock() {
 fn with_lock_reports_a_lock_that_was_lost_meanwhile() {
     let server = Server::start();
     let locks = connect(&server);
-    let error = locks.with_lock("a", || delete(&server, "lock:a")).expect_err("lost");
-    assert!(matches!(&error, Error::Lost { key, cause: LostCause::Deleted, .. } if key == "a"), "{error:?}");
-    let error =
-        locks.with_lock("a", || server.query::<()>(&["SET", "lock:a", "somebody"])).expect_err("lost");
-    assert!(matches!(&error, Error::Lost { cause: LostCause::Taken, .. }), "{error:?}");
+    let error = locks
+        .with_lock("a", || delete(&server, "lock:a"))
+        .expect_err("lost");
+    assert!(
+        matches!(&error, Error::Lost { key, cause: LostCause::Deleted, .. } if key == "a"),
+        "{error:?}"
+    );
+    let error = locks
+        .with_lock("a", || server.query::<()>(&["SET", "lock:a", "somebody"]))
+        .expect_err("lost");
+    assert!(
+        matches!(
+            &error,
+            Error::Lost {
+                cause: LostCause::Taken,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     assert_eq!(server.get("lock:a").as_deref(), Some("somebody"));
 }
 
 #[test]
 fn with_lock_succeeds_though_the_release_has_no_answer() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).response_timeout(WAIT).build().expect("connects");
-    let result = within(WAIT + SLACK, "the release", || locks.with_lock("a", || server.kill()));
+    let locks = LockManager::builder(&server.url())
+        .response_timeout(WAIT)
+        .build()
+        .expect("connects");
+    let result = within(WAIT + SLACK, "the release", || {
+        locks.with_lock("a", || server.kill())
+    });
     result.expect("the closure ran under the lock");
 }
 
@@ -98,7 +126,10 @@ fn with_lock_result_gives_the_closures_result_or_error() {
 #[test]
 fn with_lock_result_never_masks_the_closures_error() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).response_timeout(WAIT).build().expect("connects");
+    let locks = LockManager::builder(&server.url())
+        .response_timeout(WAIT)
+        .build()
+        .expect("connects");
     let failed: Result<(), _> = locks.with_lock_result("a", |_| {
         delete(&server, "lock:a");
         Err(Failure::OutOfPaper)
@@ -108,7 +139,12 @@ fn with_lock_result_never_masks_the_closures_error() {
         delete(&server, "lock:a");
         Ok::<_, Failure>(())
     });
-    assert_eq!(failed, Err(Failure::Lock(r#"lock "a" was lost: its key was deleted"#.to_owned())));
+    assert_eq!(
+        failed,
+        Err(Failure::Lock(
+            r#"lock "a" was lost: its key was deleted"#.to_owned()
+        ))
+    );
     let failed: Result<(), _> = locks.with_lock_result("a", |_| {
         server.kill();
         Err(Failure::OutOfPaper)
@@ -123,7 +159,10 @@ fn with_lock_result_lends_the_guard() {
     let token = locks
         .with_lock_result("a", |guard| {
             assert!(guard.is_valid());
-            assert_eq!(locks.with_lock_result("a", |inner| Ok::<_, Error>(inner.depth()))?, 2);
+            assert_eq!(
+                locks.with_lock_result("a", |inner| Ok::<_, Error>(inner.depth()))?,
+                2
+            );
             assert_eq!(guard.depth(), 1);
             Ok::<_, Error>(guard.token().to_owned())
         })
@@ -154,19 +193,27 @@ fn with_lock_result_serves_a_closure_that_returns_an_io_result() {
     let server = Server::start();
     let locks = connect(&server);
     let append = || std::fs::read_to_string("/nowhere/at/all");
-    let failed = locks.with_lock_result("a", |_| append()).expect_err("no such file");
+    let failed = locks
+        .with_lock_result("a", |_| append())
+        .expect_err("no such file");
     assert_eq!(failed.kind(), std::io::ErrorKind::NotFound);
     let _held = locks.lock("b").expect("locks");
-    let read = || std::thread::scope(|scope| scope.spawn(|| try_b(&locks)).join().expect("no panic"));
+    let read =
+        || std::thread::scope(|scope| scope.spawn(|| try_b(&locks)).join().expect("no panic"));
     let busy = read().expect_err("busy");
     assert_eq!(busy.kind(), std::io::ErrorKind::TimedOut);
     assert!(busy.to_string().contains("\"b\""), "{busy}");
-    let inside = busy.get_ref().and_then(|error| error.downcast_ref::<Error>());
+    let inside = busy
+        .get_ref()
+        .and_then(|error| error.downcast_ref::<Error>());
     assert!(inside.is_some_and(Error::is_timeout), "{busy:?}");
 }
 
 fn try_b(locks: &LockManager) -> std::io::Result<()> {
-    locks.named("b").wait(Duration::ZERO).with_lock_result(|_| Ok(()))
+    locks
+        .named("b")
+        .wait(Duration::ZERO)
+        .with_lock_result(|_| Ok(()))
 }
 
 #[test]
@@ -189,11 +236,24 @@ fn a_panic_under_a_lock_can_be_caught_around_it() {
 fn a_guard_describes_its_hold() {
     let server = Server::start();
     let locks = connect(&server);
-    let guard = locks.named("a").lease(Duration::from_secs(10)).lock().expect("locks");
-    assert_eq!((guard.key(), guard.depth(), guard.is_valid()), ("a", 1, true));
-    assert!(Duration::from_secs(8) < guard.remaining() && guard.remaining() <= Duration::from_millis(9898));
+    let guard = locks
+        .named("a")
+        .lease(Duration::from_secs(10))
+        .lock()
+        .expect("locks");
+    assert_eq!(
+        (guard.key(), guard.depth(), guard.is_valid()),
+        ("a", 1, true)
+    );
+    assert!(
+        Duration::from_secs(8) < guard.remaining()
+            && guard.remaining() <= Duration::from_millis(9898)
+    );
     assert_eq!(guard.owner().pid(), process::id());
-    assert_eq!(guard.owner().host(), hostname::get().expect("a name").to_string_lossy());
+    assert_eq!(
+        guard.owner().host(),
+        hostname::get().expect("a name").to_string_lossy()
+    );
     assert!(guard.token().starts_with(&format!("{}-", guard.owner())));
     let inner = locks.lock("a").expect("locks again");
     assert_eq!(inner.token(), guard.token());
@@ -201,7 +261,11 @@ fn a_guard_describes_its_hold() {
     let next = locks.lock("a").expect("locks");
     let token = next.token().to_owned();
     drop(next);
-    assert_ne!(locks.lock("a").expect("locks").token(), token, "no token is used twice");
+    assert_ne!(
+        locks.lock("a").expect("locks").token(),
+        token,
+        "no token is used twice"
+    );
 }
 
 #[test]
@@ -227,33 +291,60 @@ fn try_lock_until_has_a_deadline() {
         scope.spawn(|| {
             let start = Instant::now();
             let lock = ours.named("a");
-            assert!(lock.try_lock_until(start).expect("answers").is_none(), "it has passed");
-            assert!(ours.try_lock_until("a", start + WAIT).expect("answers").is_none());
-            assert!(start.elapsed() >= WAIT && start.elapsed() < WAIT + SLACK, "{:?}", start.elapsed());
+            assert!(
+                lock.try_lock_until(start).expect("answers").is_none(),
+                "it has passed"
+            );
+            assert!(
+                ours.try_lock_until("a", start + WAIT)
+                    .expect("answers")
+                    .is_none()
+            );
+            assert!(
+                start.elapsed() >= WAIT && start.elapsed() < WAIT + SLACK,
+                "{:?}",
+                start.elapsed()
+            );
         });
     });
     drop(guard);
     let past = Instant::now();
-    assert!(ours.try_lock_until("a", past).expect("answers").is_some(), "it is free");
+    assert!(
+        ours.try_lock_until("a", past).expect("answers").is_some(),
+        "it is free"
+    );
 }
 
 #[test]
 fn wait_forever_undoes_a_wait() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).wait(WAIT).build().expect("connects");
+    let locks = LockManager::builder(&server.url())
+        .wait(WAIT)
+        .build()
+        .expect("connects");
     let theirs = connect(&server);
     let guard = theirs.lock("a").expect("locks");
     thread::scope(|scope| {
-        let builder = LockManager::builder(&server.url()).wait(Duration::ZERO).wait_forever();
+        let builder = LockManager::builder(&server.url())
+            .wait(Duration::ZERO)
+            .wait_forever();
         let others = builder.build().expect("connects");
         let also_patient = scope.spawn(move || others.lock("a").map(drop));
         let patient = scope.spawn(|| locks.named("a").wait_forever().lock().map(drop));
         let hasty = scope.spawn(|| locks.lock("a").map(drop));
-        assert!(hasty.join().expect("no panic").is_err_and(|error| error.is_timeout()));
+        assert!(
+            hasty
+                .join()
+                .expect("no panic")
+                .is_err_and(|error| error.is_timeout())
+        );
         assert!(!patient.is_finished() && !also_patient.is_finished());
         drop(guard);
         for patient in [patient, also_patient] {
-            patient.join().expect("no panic").expect("waits until it is free");
+            patient
+                .join()
+                .expect("no panic")
+                .expect("waits until it is free");
         }
     });
 }
@@ -264,25 +355,57 @@ fn what_a_hold_and_a_release_look_like_in_a_log() {
     let locks = connect(&server);
     let outer = locks.lock("a").expect("locks");
     let [inner, third] = [(); 2].map(|()| locks.lock("a").expect("re-enters"));
-    let [held] = &locks.held()[..] else { panic!("one lock") };
+    let [held] = &locks.held()[..] else {
+        panic!("one lock")
+    };
     let text = held.to_string();
     let start = format!("lock \"a\", held by {} for ", outer.owner());
-    assert!(text.starts_with(&start) && text.contains(" (3 deep), valid for "), "{text}");
-    assert_eq!(third.unlock().expect("unlocks").to_string(), "still held by 2 guards");
-    assert_eq!(inner.unlock().expect("unlocks").to_string(), "still held by one guard");
+    assert!(
+        text.starts_with(&start) && text.contains(" (3 deep), valid for "),
+        "{text}"
+    );
+    assert_eq!(
+        third.unlock().expect("unlocks").to_string(),
+        "still held by 2 guards"
+    );
+    assert_eq!(
+        inner.unlock().expect("unlocks").to_string(),
+        "still held by one guard"
+    );
     delete(&server, "lock:a");
     let _ = outer.verify();
-    assert!(locks.held()[0].to_string().ends_with("lost: its key was deleted"));
+    assert!(
+        locks.held()[0]
+            .to_string()
+            .ends_with("lost: its key was deleted")
+    );
     drop(outer);
-    assert_eq!(locks.lock("a").expect("locks").unlock().expect("unlocks").to_string(), "released");
-    let kept = locks.named("a").keep_at_least(LONG).lock().expect("locks").unlock().expect("keeps");
+    assert_eq!(
+        locks
+            .lock("a")
+            .expect("locks")
+            .unlock()
+            .expect("unlocks")
+            .to_string(),
+        "released"
+    );
+    let kept = locks
+        .named("a")
+        .keep_at_least(LONG)
+        .lock()
+        .expect("locks")
+        .unlock()
+        .expect("keeps");
     assert!(kept.to_string().starts_with("kept for "), "{kept}");
 }
 
 #[test]
 fn an_error_names_its_key_and_says_whether_to_try_again() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).tolerate_outage(WAIT).build().expect("connects");
+    let locks = LockManager::builder(&server.url())
+        .tolerate_outage(WAIT)
+        .build()
+        .expect("connects");
     let theirs = connect(&server);
     let guard = theirs.lock("a").expect("locks");
     let busy = thread::scope(|scope| {
@@ -293,12 +416,18 @@ fn an_error_names_its_key_and_says_whether_to_try_again() {
     let held = locks.named("a").lock().expect("locks");
     delete(&server, "lock:a");
     let lost = held.unlock().expect_err("deleted");
-    let (twice, once) = (theirs.lock("a").expect("locks"), theirs.named("a").reentrant(false));
+    let (twice, once) = (
+        theirs.lock("a").expect("locks"),
+        theirs.named("a").reentrant(false),
+    );
     let again = once.lock().expect_err("held");
     let cycle = locks.lock("a").expect_err("it would wait for itself");
     grant(&server, &["+ping"]);
     let worker = format!("redis://worker:canary@127.0.0.1:{}/", server.port());
-    let no_right = LockManager::connect(&worker).expect("connects").lock("d").expect_err("no right");
+    let no_right = LockManager::connect(&worker)
+        .expect("connects")
+        .lock("d")
+        .expect_err("no right");
     server.query::<()>(&["CONFIG", "SET", "requirepass", CANARY]);
     let refused = connect_error(&server);
     server.kill();
@@ -316,10 +445,19 @@ fn an_error_names_its_key_and_says_whether_to_try_again() {
         (&no_right, Some("d"), false),
         (&unconfirmed, Some("a"), false),
     ] {
-        assert_eq!((error.key(), error.is_retryable()), (key, again), "{error:?}");
+        assert_eq!(
+            (error.key(), error.is_retryable()),
+            (key, again),
+            "{error:?}"
+        );
     }
-    let Error::Unavailable { cause, .. } = &away else { panic!("{away:?}") };
-    assert!(away.to_string().ends_with(&format!(": {cause}")), "the cause is in the text: {away}");
+    let Error::Unavailable { cause, .. } = &away else {
+        panic!("{away:?}")
+    };
+    assert!(
+        away.to_string().ends_with(&format!(": {cause}")),
+        "the cause is in the text: {away}"
+    );
 }
 
 /// The error of a manager that has no password for the server.
@@ -332,14 +470,36 @@ fn holder_names_the_owner_and_the_time_left() {
     let server = Server::start();
     let (locks, others) = (connect(&server), connect(&server));
     assert_eq!(locks.named("a").holder().expect("answers"), None);
-    let guard = others.named("a").lease(Duration::from_secs(10)).lock().expect("locks");
-    let holder = locks.named("a").holder().expect("answers").expect("somebody");
+    let guard = others
+        .named("a")
+        .lease(Duration::from_secs(10))
+        .lock()
+        .expect("locks");
+    let holder = locks
+        .named("a")
+        .holder()
+        .expect("answers")
+        .expect("somebody");
     assert_eq!(holder.owner().as_ref(), Some(guard.owner()));
     assert_eq!(holder.raw(), guard.token());
     let left = holder.time_left().expect("a lease");
-    assert!(Duration::from_secs(5) < left && left <= Duration::from_secs(10), "{left:?}");
-    assert_eq!(holder.to_string(), format!("{} ({left:.1?} left)", guard.owner()));
-    assert_eq!(locks.named("a").holder().expect("answers").expect("somebody").raw(), guard.token());
+    assert!(
+        Duration::from_secs(5) < left && left <= Duration::from_secs(10),
+        "{left:?}"
+    );
+    assert_eq!(
+        holder.to_string(),
+        format!("{} ({left:.1?} left)", guard.owner())
+    );
+    assert_eq!(
+        locks
+            .named("a")
+            .holder()
+            .expect("answers")
+            .expect("somebody")
+            .raw(),
+        guard.token()
+    );
     drop(guard);
     assert_eq!(locks.named("a").holder().expect("answers"), None);
 }
@@ -349,7 +509,11 @@ fn force_unlock_ends_a_hold_of_the_same_manager_at_once() {
     let server = Server::start();
     let locks = connect(&server);
     let guard = locks.lock("a").expect("locks");
-    let deleted = locks.named("a").force_unlock().expect("answers").expect("somebody");
+    let deleted = locks
+        .named("a")
+        .force_unlock()
+        .expect("answers")
+        .expect("somebody");
     assert_eq!(deleted.raw(), guard.token());
     assert!(!server.exists("lock:a") && !guard.is_valid());
     assert!(guard.unlock().expect_err("lost").is_lost());
@@ -361,13 +525,30 @@ fn force_unlock_returns_the_holder_and_the_holder_learns_of_it() {
     let (locks, others) = (connect(&server), connect(&server));
     assert_eq!(locks.named("a").force_unlock().expect("answers"), None);
     let guard = others.lock("a").expect("locks");
-    let deleted = locks.named("a").force_unlock().expect("answers").expect("somebody");
+    let deleted = locks
+        .named("a")
+        .force_unlock()
+        .expect("answers")
+        .expect("somebody");
     assert_eq!(deleted.owner().as_ref(), Some(guard.owner()));
-    assert!(deleted.time_left().is_some_and(|left| left > Duration::from_secs(20)));
+    assert!(
+        deleted
+            .time_left()
+            .is_some_and(|left| left > Duration::from_secs(20))
+    );
     assert!(!server.exists("lock:a"));
     let taken = locks.lock("a").expect("free now");
     let error = guard.unlock().expect_err("lost");
-    assert!(matches!(error, Error::Lost { cause: LostCause::Taken, .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Error::Lost {
+                cause: LostCause::Taken,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     assert_eq!(taken.unlock().expect("unlocks"), Unlocked::Released);
 }
 
@@ -375,7 +556,10 @@ fn force_unlock_returns_the_holder_and_the_holder_learns_of_it() {
 fn the_prefix_is_put_before_every_key() {
     let server = Server::start();
     for (prefix, expected) in [("shop:", "shop:a"), ("", "a"), ("\u{1f512}", "\u{1f512}a")] {
-        let locks = LockManager::builder(&server.bare_url()).prefix(prefix).build().expect("connects");
+        let locks = LockManager::builder(&server.bare_url())
+            .prefix(prefix)
+            .build()
+            .expect("connects");
         let guard = locks.lock("a").expect("locks");
         assert_eq!(server.get(expected).as_deref(), Some(guard.token()));
         assert_eq!((guard.key(), locks.named("a").key()), ("a", "a"));
@@ -385,7 +569,10 @@ fn the_prefix_is_put_before_every_key() {
 #[test]
 fn the_builders_lease_and_wait_apply_to_every_lock() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).lease(Duration::from_secs(5)).wait(WAIT).build();
+    let locks = LockManager::builder(&server.url())
+        .lease(Duration::from_secs(5))
+        .wait(WAIT)
+        .build();
     let locks = locks.expect("connects");
     let guard = locks.lock("a").expect("locks");
     assert!((4_000..=5_000).contains(&server.pttl("lock:a")));
@@ -393,7 +580,11 @@ fn the_builders_lease_and_wait_apply_to_every_lock() {
         scope.spawn(|| assert!(locks.lock("a").expect_err("busy").is_timeout()));
     });
     drop(guard);
-    let _own = locks.named("a").lease(Duration::from_secs(50)).lock().expect("locks");
+    let _own = locks
+        .named("a")
+        .lease(Duration::from_secs(50))
+        .lock()
+        .expect("locks");
     assert!(server.pttl("lock:a") > 40_000, "a lock's own lease wins");
 }
 
@@ -410,14 +601,19 @@ fn a_unix_socket_works() {
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     server.kill();
     let error = locks.try_lock("a").expect_err("gone");
-    assert!(error.is_unavailable() && error.to_string().contains(path), "{error}");
+    assert!(
+        error.is_unavailable() && error.to_string().contains(path),
+        "{error}"
+    );
 }
 
 #[test]
 fn build_unchecked_may_come_before_redis() {
     let server = Server::start();
     server.kill();
-    let locks = LockManager::builder(&server.url()).build_unchecked().expect("builds");
+    let locks = LockManager::builder(&server.url())
+        .build_unchecked()
+        .expect("builds");
     assert!(locks.try_lock("a").expect_err("not yet").is_unavailable());
     server.restart();
     drop(locks.lock("a").expect("locks"));
@@ -435,7 +631,10 @@ fn a_manager_is_shown_by_its_server_and_its_settings() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
     let (shown, _guard) = (format!("{locks:?}"), locks.lock("a").expect("locks"));
-    assert!(shown.contains("pool_size: 64") && shown.len() < 1000, "{shown}");
+    assert!(
+        shown.contains("pool_size: 64") && shown.len() < 1000,
+        "{shown}"
+    );
     assert_eq!(format!("{locks:?}"), shown);
 }
 
@@ -469,22 +668,61 @@ pub(crate) fn install_as_told() {
     assert!(matches!(relatch::lock("free"), Err(Error::NotInstalled)));
     assert!(matches!(relatch::named("free"), Err(Error::NotInstalled)));
     assert!(matches!(relatch::current("free"), Err(Error::NotInstalled)));
-    assert!(matches!(relatch::assert_held("free"), Err(Error::NotInstalled)));
+    assert!(matches!(
+        relatch::assert_held("free"),
+        Err(Error::NotInstalled)
+    ));
     let error = relatch::with_lock("a", || unreachable!()).expect_err("none yet");
     assert!(matches!(error, Error::NotInstalled), "{error:?}");
     assert!(error.to_string().contains("relatch::install"), "{error}");
     relatch::install(connect()).expect("the first");
-    assert!(matches!(relatch::install(connect()), Err(Error::AlreadyInstalled)));
+    assert!(matches!(
+        relatch::install(connect()),
+        Err(Error::AlreadyInstalled)
+    ));
     let locks = relatch::installed().expect("installed");
     let guard = relatch::lock("free").expect("locks");
-    assert_eq!(relatch::try_lock("free").expect("answers").expect("re-enters").depth(), 2);
-    assert_eq!(relatch::try_lock_for("free", WAIT).expect("answers").expect("re-enters").depth(), 2);
-    assert_eq!(relatch::try_lock_until("free", Instant::now()).expect("answers").expect("enters").depth(), 2);
-    assert_eq!(relatch::current("free").expect("installed").expect("held").depth(), 2);
+    assert_eq!(
+        relatch::try_lock("free")
+            .expect("answers")
+            .expect("re-enters")
+            .depth(),
+        2
+    );
+    assert_eq!(
+        relatch::try_lock_for("free", WAIT)
+            .expect("answers")
+            .expect("re-enters")
+            .depth(),
+        2
+    );
+    assert_eq!(
+        relatch::try_lock_until("free", Instant::now())
+            .expect("answers")
+            .expect("enters")
+            .depth(),
+        2
+    );
+    assert_eq!(
+        relatch::current("free")
+            .expect("installed")
+            .expect("held")
+            .depth(),
+        2
+    );
     relatch::assert_held("free").expect("held");
-    assert!(matches!(relatch::assert_held("other"), Err(Error::NotHeld { .. })));
+    assert!(matches!(
+        relatch::assert_held("other"),
+        Err(Error::NotHeld { .. })
+    ));
     assert_eq!(relatch::named("free").expect("installed").key(), "free");
-    assert_eq!(relatch::lock_all(["free", "one more"]).expect("locks").keys().count(), 2);
+    assert_eq!(
+        relatch::lock_all(["free", "one more"])
+            .expect("locks")
+            .keys()
+            .count(),
+        2
+    );
     assert_eq!(relatch::with_locks(["free"], || 7).expect("locks"), 7);
     let inner = relatch::with_lock_result("free", |inner| Ok::<_, Error>(inner.depth()));
     assert_eq!(inner.expect("re-enters"), 2);

@@ -23,14 +23,21 @@ const ELSEWHERE: &str =
     r#"while sh -c '[ -e /proc/$$ ] && exit 99; exec "$@"' sh "$@"; [ $? = 99 ]; do :; done"#;
 
 fn worker(launcher: &[&str], server: &Server) -> Worker {
-    let args = [("url", &*server.url()), ("lease", "30000"), ("reclaim", "yes")];
+    let args = [
+        ("url", &*server.url()),
+        ("lease", "30000"),
+        ("reclaim", "yes"),
+    ];
     let child = Worker::spawn_under(launcher, "worker", &args);
     child.expect_line("ready", LONG);
     child
 }
 
 fn locks(server: &Server, reclaim: bool) -> LockManager {
-    LockManager::builder(&server.url()).reclaim_dead(reclaim).build().expect("connects")
+    LockManager::builder(&server.url())
+        .reclaim_dead(reclaim)
+        .build()
+        .expect("connects")
 }
 
 /// The token of a process that held the lock and was killed; its key is still there.
@@ -50,8 +57,14 @@ fn put(server: &Server, key: &str, token: &str) {
 #[track_caller]
 fn assert_kept(server: &Server, key: &str, token: &str) {
     let ours = locks(server, true);
-    assert!(ours.try_lock(key).expect("asks").is_none(), "{token:?} was taken over");
-    assert!(ours.try_lock_for(key, WAIT).expect("asks").is_none(), "{token:?} was taken over");
+    assert!(
+        ours.try_lock(key).expect("asks").is_none(),
+        "{token:?} was taken over"
+    );
+    assert!(
+        ours.try_lock_for(key, WAIT).expect("asks").is_none(),
+        "{token:?} was taken over"
+    );
     assert_eq!(server.get(&format!("lock:{key}")).as_deref(), Some(token));
     assert_eq!(ours.stats().reclaimed, 0);
 }
@@ -66,13 +79,20 @@ fn the_lock_of_a_killed_process_is_taken_over_soon() {
         thread::scope(|scope| {
             let waiter = scope.spawn(|| {
                 let guard = ours.lock("a").expect("locks");
-                (Instant::now(), guard.token() != token, guard.unlock().expect("unlocks"))
+                (
+                    Instant::now(),
+                    guard.token() != token,
+                    guard.unlock().expect("unlocks"),
+                )
             });
             eventually(LONG, "another waits", || ours.stats().waited == 1);
             let start = Instant::now();
             child.kill();
             let (taken, is_new, unlocked) = waiter.join().expect("no panic");
-            assert_eq!((is_new, unlocked, ours.stats().reclaimed), (true, Unlocked::Released, 1));
+            assert_eq!(
+                (is_new, unlocked, ours.stats().reclaimed),
+                (true, Unlocked::Released, 1)
+            );
             taken - start
         })
     });
@@ -83,7 +103,9 @@ fn try_lock_takes_the_lock_of_a_killed_process() {
     let server = Server::start();
     dead_token(&server);
     let ours = locks(&server, true);
-    let guard = (0..2).find_map(|_| ours.try_lock("a").expect("asks")).expect("free by now");
+    let guard = (0..2)
+        .find_map(|_| ours.try_lock("a").expect("asks"))
+        .expect("free by now");
     assert!(guard.is_valid());
     assert_eq!(ours.stats().reclaimed, 1);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -95,7 +117,12 @@ fn reclaim_dead_does_not_look_more_often() {
     put(&server, "a", "somebody");
     let ours = locks(&server, true);
     assert!(ours.try_lock_for("a", 4 * WAIT).expect("asks").is_none());
-    assert!(server.calls("pttl") < 10, "asked {} times in {:?}", server.calls("pttl"), 4 * WAIT);
+    assert!(
+        server.calls("pttl") < 10,
+        "asked {} times in {:?}",
+        server.calls("pttl"),
+        4 * WAIT
+    );
 }
 
 #[test]
@@ -119,10 +146,22 @@ fn nothing_is_taken_over_without_the_option() {
     let ours = locks(&server, false);
     assert!(ours.try_lock("a").expect("asks").is_none());
     assert!(ours.try_lock_for("a", WAIT).expect("asks").is_none());
-    assert!(ours.named("a").wait(WAIT).lock().expect_err("busy").is_timeout());
+    assert!(
+        ours.named("a")
+            .wait(WAIT)
+            .lock()
+            .expect_err("busy")
+            .is_timeout()
+    );
     assert_eq!(server.get("lock:a"), Some(token));
     // The option of the lock has the same effect as the manager's.
-    assert!(ours.named("a").reclaim_dead(true).try_lock_for(WAIT).expect("asks").is_some());
+    assert!(
+        ours.named("a")
+            .reclaim_dead(true)
+            .try_lock_for(WAIT)
+            .expect("asks")
+            .is_some()
+    );
 }
 
 #[test]
@@ -140,12 +179,17 @@ fn nothing_is_taken_over_from_a_living_process() {
 #[test]
 fn nothing_is_taken_over_from_another_pid_namespace() {
     let namespace = ["unshare", "--pid", "--fork", "--kill-child"];
-    let allowed = Command::new(namespace[0]).args(&namespace[1..]).arg("true").output();
+    let allowed = Command::new(namespace[0])
+        .args(&namespace[1..])
+        .arg("true")
+        .output();
     if !allowed.is_ok_and(|it| it.status.success()) {
         // The test passes, so the harness would hide the output of `eprintln`.
         let warning =
             b"\nWARNING: no pid namespace can be made here: reclaim_dead was tried on forged tokens only\n";
-        io::stderr().write_all(warning).expect("stderr can be written to");
+        io::stderr()
+            .write_all(warning)
+            .expect("stderr can be written to");
         return;
     }
     let server = Server::start();
@@ -153,10 +197,15 @@ fn nothing_is_taken_over_from_another_pid_namespace() {
     let mut child = worker(&launcher, &server);
     let token = child.ask("lock");
     let owner = Owner::parse(&token).expect("a token");
-    assert!(!Path::new(&format!("/proc/{}", owner.pid())).exists(), "no such process here: {owner}");
+    assert!(
+        !Path::new(&format!("/proc/{}", owner.pid())).exists(),
+        "no such process here: {owner}"
+    );
     assert_kept(&server, "a", &token);
     child.kill();
-    eventually(LONG, "all of the namespace is gone", || server.connections() == 0);
+    eventually(LONG, "all of the namespace is gone", || {
+        server.connections() == 0
+    });
     assert_kept(&server, "a", &token);
 }
 
@@ -169,7 +218,11 @@ fn a_lock_with_a_doubtful_token_is_not_taken_over() {
     let nonce = token.rsplit('-').next().expect("a nonce");
     let (digits, rest) = nonce.split_at(8);
     let other = if digits.ends_with('0') { '1' } else { '0' };
-    let foreign = if digits == "00112233" { "33221100" } else { "00112233" };
+    let foreign = if digits == "00112233" {
+        "33221100"
+    } else {
+        "00112233"
+    };
     let forged = [
         format!("{host}-{pid}-{thread}-{foreign}{rest}"),
         format!("{host}-{pid}-{thread}-{}{other}{rest}", &digits[..7]),
@@ -196,21 +249,44 @@ fn a_lock_with_a_doubtful_token_is_not_taken_over() {
         }
     });
     // A token of the dead process with another random part is taken over.
-    put(&server, "a", &format!("{host}-{pid}-{thread}-{digits}{}", "0".repeat(24)));
-    assert!(locks(&server, true).try_lock_for("a", WAIT).expect("asks").is_some());
+    put(
+        &server,
+        "a",
+        &format!("{host}-{pid}-{thread}-{digits}{}", "0".repeat(24)),
+    );
+    assert!(
+        locks(&server, true)
+            .try_lock_for("a", WAIT)
+            .expect("asks")
+            .is_some()
+    );
 }
 
 #[test]
 fn a_dead_token_that_cannot_be_deleted_is_waited_for() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let ours = LockManager::builder(&proxy.url()).reclaim_dead(true).build().expect("connects");
+    let ours = LockManager::builder(&proxy.url())
+        .reclaim_dead(true)
+        .build()
+        .expect("connects");
     let token = dead_token(&server);
     // The answer says that the key was deleted, but the key is still there.
-    let deletion = redis::Script::new(include_str!("../../src/store/release.lua"));
-    proxy.always(&format!("EVALSHA {}", deletion.get_hash()), Fault::Answer(b":1\r\n".to_vec()));
-    assert!(within(WAIT, "try_lock", || ours.try_lock("a")).expect("asks").is_none());
-    assert!(within(2 * WAIT, "try_lock_for", || ours.try_lock_for("a", WAIT)).expect("asks").is_none());
+    let deletion = redis::Script::new(include_str!("../../src/client/commands/lua/release.lua"));
+    proxy.always(
+        &format!("EVALSHA {}", deletion.get_hash()),
+        Fault::Answer(b":1\r\n".to_vec()),
+    );
+    assert!(
+        within(WAIT, "try_lock", || ours.try_lock("a"))
+            .expect("asks")
+            .is_none()
+    );
+    assert!(
+        within(2 * WAIT, "try_lock_for", || ours.try_lock_for("a", WAIT))
+            .expect("asks")
+            .is_none()
+    );
     assert_eq!(server.get("lock:a").as_deref(), Some(&*token));
     let tries = ours.stats().reclaimed;
     assert!((2..20).contains(&tries), "{tries} in {WAIT:?}");
@@ -227,8 +303,13 @@ fn only_the_dead_token_is_deleted() {
     let deletions = proxy.commands("EVALSHA");
     proxy.on("EVALSHA", Fault::DelayCommand(WAIT));
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| ours.try_lock_for("a", 3 * WAIT).map(|guard| guard.is_some()));
-        eventually(LONG, "the token is about to be deleted", || proxy.commands("EVALSHA") > deletions);
+        let waiter = scope.spawn(|| {
+            ours.try_lock_for("a", 3 * WAIT)
+                .map(|guard| guard.is_some())
+        });
+        eventually(LONG, "the token is about to be deleted", || {
+            proxy.commands("EVALSHA") > deletions
+        });
         put(&server, "a", "somebody");
         assert!(!waiter.join().expect("no panic").expect("asks"));
     });

@@ -33,12 +33,20 @@ impl Sums {
         if let Ok(locks) = relatch::installed() {
             drop((locks.stats(), locks.waiting(), locks.held()));
         }
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default() += more;
+        *self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(name.to_owned())
+            .or_default() += more;
         assert!(!PANICS.load(Ordering::SeqCst), "the recorder");
     }
 
     fn all(&self) -> BTreeMap<String, f64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     fn get(&self, name: &str) -> f64 {
@@ -48,7 +56,10 @@ impl Sums {
 
 impl CounterFn for Sum {
     fn increment(&self, value: u64) {
-        self.0.add(&self.1, f64::from(u32::try_from(value).expect("a small number")));
+        self.0.add(
+            &self.1,
+            f64::from(u32::try_from(value).expect("a small number")),
+        );
     }
 
     fn absolute(&self, _: u64) {
@@ -106,7 +117,10 @@ impl Recorder for Sums {
 
 #[test]
 fn the_recorder_gets_what_the_statistics_count() {
-    if !is_alone(module_path!(), "the_recorder_gets_what_the_statistics_count") {
+    if !is_alone(
+        module_path!(),
+        "the_recorder_gets_what_the_statistics_count",
+    ) {
         return;
     }
     thread::spawn(|| {
@@ -123,42 +137,71 @@ fn the_recorder_gets_what_the_statistics_count() {
     eventually(LONG, "it is renewed", || rig.locks.stats().renewed > 0);
     thread::scope(|scope| {
         let waits = behind(scope, || rig.locks.lock("a").map(drop));
-        assert_eq!((sums.get("relatch_waiting"), sums.get("relatch_held")), (1.0, 1.0));
+        assert_eq!(
+            (sums.get("relatch_waiting"), sums.get("relatch_held")),
+            (1.0, 1.0)
+        );
         guard.unlock().expect("unlocks");
         waits.join().expect("no panic").expect("locks");
     });
     occupy(&rig.server, "b", MINUTE);
-    assert!(rig.locks.try_lock_for("b", ANSWER).expect("answers").is_none());
+    assert!(
+        rig.locks
+            .try_lock_for("b", ANSWER)
+            .expect("answers")
+            .is_none()
+    );
     let lost = rig.locks.lock("c").expect("locks");
     eventually(LONG, "its key is tracked", || renewals(&rig.locks, "c") > 0);
     delete(&rig.server, "c");
     eventually(LONG, "it is lost", || !lost.is_valid());
     drop(lost);
     let before = rig.locks.stats();
-    let parcel = rig.locks.lock("e").expect("locks").hand_over().expect("hands over");
+    let parcel = rig
+        .locks
+        .lock("e")
+        .expect("locks")
+        .hand_over()
+        .expect("hands over");
     assert_eq!((rig.locks.stats().held, sums.get("relatch_held")), (0, 0.0));
     let adopted = rig.locks.adopt(&parcel).expect("adopts");
     assert_eq!((rig.locks.stats().held, sums.get("relatch_held")), (1, 1.0));
     drop(adopted.detach().expect("detaches"));
     let stats = rig.locks.stats();
-    let taken_and_given_back =
-        (stats.acquired - before.acquired, stats.time_held.count() - before.time_held.count());
+    let taken_and_given_back = (
+        stats.acquired - before.acquired,
+        stats.time_held.count() - before.time_held.count(),
+    );
     assert_eq!(taken_and_given_back, (2, 2), "an adoption is one more hold");
     rig.proxy.refuse(true);
     rig.proxy.cut_all();
-    assert!(matches!(rig.locks.lock("d"), Err(Error::Unavailable { .. })));
+    assert!(matches!(
+        rig.locks.lock("d"),
+        Err(Error::Unavailable { .. })
+    ));
     rig.proxy.refuse(false);
 
     // The counters of the statistics, each under its name.
     let stats = rig.locks.stats();
     assert!(stats.lost == 1 && stats.unavailable == 1 && stats.timed_out == 1 && stats.waited > 1);
-    for line in stats.prometheus().lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket"))
+    for line in stats
+        .prometheus()
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.contains("_bucket"))
     {
         let (name, value) = line.split_once(' ').expect("a name and a value");
         let value: f64 = value.parse().expect("a number");
-        assert!((sums.get(name) - value).abs() < 1e-6, "{line}, but {:?}", sums.all());
+        assert!(
+            (sums.get(name) - value).abs() < 1e-6,
+            "{line}, but {:?}",
+            sums.all()
+        );
     }
-    for line in stats.prometheus().lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+    for line in stats
+        .prometheus()
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+    {
         let name = line.split(' ').next().expect("a name");
         assert!(sums.get(&format!("help of {name}")) > 0.0, "{name}");
     }
@@ -167,7 +210,10 @@ fn the_recorder_gets_what_the_statistics_count() {
 /// Nobody gives such a hold back. A guard that goes later than the thread's map is counted once.
 #[test]
 fn a_lock_whose_thread_has_ended_is_not_held_for_ever() {
-    if !is_alone(module_path!(), "a_lock_whose_thread_has_ended_is_not_held_for_ever") {
+    if !is_alone(
+        module_path!(),
+        "a_lock_whose_thread_has_ended_is_not_held_for_ever",
+    ) {
         return;
     }
     thread_local! {
@@ -180,7 +226,11 @@ fn a_lock_whose_thread_has_ended_is_not_held_for_ever() {
     let outer = locks.lock("a").expect("locks");
     let in_a_thread = |check: fn(&LockManager)| {
         thread::scope(|scope| scope.spawn(|| check(&locks)).join().expect("no panic"));
-        assert!((sums.get("relatch_held") - 1.0).abs() < 1e-6, "{:?}", sums.all());
+        assert!(
+            (sums.get("relatch_held") - 1.0).abs() < 1e-6,
+            "{:?}",
+            sums.all()
+        );
     };
     in_a_thread(|locks| std::mem::forget(locks.lock("b").expect("locks")));
     in_a_thread(|locks| {
@@ -211,12 +261,21 @@ fn a_recorder_that_panics_changes_nothing() {
             drop((again, guards));
             waiter.join().expect("no panic");
         });
-        assert!(["a", "b"].iter().all(|name| locks.named(name).holder().expect("answers").is_none()));
+        assert!(
+            ["a", "b"]
+                .iter()
+                .all(|name| locks.named(name).holder().expect("answers").is_none())
+        );
         let sent = ["acquired_total", "reentered_total", "waiting", "held"].map(|name| {
             let name = format!("relatch_{name}");
             sums.get(&name)
         });
-        assert_eq!((sent[0] - before, sent[2], sent[3]), (3.0, 0.0, 0.0), "{:?}", sums.all());
+        assert_eq!(
+            (sent[0] - before, sent[2], sent[3]),
+            (3.0, 0.0, 0.0),
+            "{:?}",
+            sums.all()
+        );
         assert!(sent[1] > 0.0, "{:?}", sums.all());
     }
 }

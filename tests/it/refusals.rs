@@ -34,8 +34,11 @@ fn a_long_value_of_another_program_is_no_outage() {
     let value = "x".repeat(1_000_000);
     let sent = || {
         let info: String = server.query(&["INFO", "stats"]);
-        let sent = info.lines().find_map(|line| line.strip_prefix("total_net_output_bytes:"));
-        sent.and_then(|sent| sent.trim().parse::<u64>().ok()).expect("a number")
+        let sent = info
+            .lines()
+            .find_map(|line| line.strip_prefix("total_net_output_bytes:"));
+        sent.and_then(|sent| sent.trim().parse::<u64>().ok())
+            .expect("a number")
     };
     for fenced in [false, true] {
         server.query::<()>(&["SET", "lock:a", &value, "PX", "600000"]);
@@ -45,11 +48,17 @@ fn a_long_value_of_another_program_is_no_outage() {
         assert!(lock.try_lock().expect("answers").is_none());
         // The waiter asks at the beginning and at the end, or more often.
         let error = lock.clone().wait(4 * WAIT).lock().expect_err("it is busy");
-        assert!(error.is_timeout() && error.to_string().len() < 500, "{error}");
+        assert!(
+            error.is_timeout() && error.to_string().len() < 500,
+            "{error}"
+        );
         // The lock's counter may have such a value, too.
         server.query::<()>(&["SET", crate::fence::COUNTER, &value]);
         let holder = lock.holder().expect("answers").expect("held");
-        assert_eq!((holder.raw(), holder.owner(), holder.fence()), (&value[..256], None, None));
+        assert_eq!(
+            (holder.raw(), holder.owner(), holder.fence()),
+            (&value[..256], None, None)
+        );
         let parcel = "relatch1:1000:0:app-1-42-43-00112233445566778899aabbccddeeff:a";
         let adopted = lock.adopt(&parcel.parse().expect("a parcel")).map(drop);
         assert_lost(&adopted, LostCause::Taken);
@@ -62,7 +71,11 @@ fn a_long_value_of_another_program_is_no_outage() {
             "{taken:?}"
         );
         server.query::<()>(&["DEL", crate::fence::COUNTER]);
-        assert!(sent() - before < 100_000, "{} bytes were sent", sent() - before);
+        assert!(
+            sent() - before < 100_000,
+            "{} bytes were sent",
+            sent() - before
+        );
         drop(lock.try_lock().expect("answers").expect("it is free"));
     }
 }
@@ -74,15 +87,24 @@ fn refusals(locks: &LockManager, key: &str) -> Vec<Error> {
         within(WAIT + SLACK, "lock", || lock.lock()).expect_err("lock"),
         within(WAIT + SLACK, "try_lock", || lock.try_lock()).expect_err("try_lock"),
         within(WAIT + SLACK, "try_lock_for", || lock.try_lock_for(WAIT)).expect_err("try_lock_for"),
-        within(WAIT + SLACK, "with_lock", || lock.with_lock(|| unreachable!())).expect_err("with_lock"),
+        within(WAIT + SLACK, "with_lock", || {
+            lock.with_lock(|| unreachable!())
+        })
+        .expect_err("with_lock"),
     ]
 }
 
 #[track_caller]
 fn assert_refused(error: &Error, expected: &str) {
-    assert!(matches!(error, Error::Refused { code, .. } if code == expected), "{error:?}");
+    assert!(
+        matches!(error, Error::Refused { code, .. } if code == expected),
+        "{error:?}"
+    );
     let text = error.to_string();
-    assert!(text.contains(expected) && text.contains("127.0.0.1:"), "{text}");
+    assert!(
+        text.contains(expected) && text.contains("127.0.0.1:"),
+        "{text}"
+    );
     assert!(error.is_unavailable() && !error.is_timeout());
 }
 
@@ -144,15 +166,32 @@ fn row_19_a_foreign_key_without_a_ttl_is_reported_and_not_waited_for() {
     for error in waits(&locks, "a") {
         assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
         let text = error.to_string();
-        assert!(text.contains("\"lock:a\"") && text.contains("by-hand"), "{text}");
+        assert!(
+            text.contains("\"lock:a\"") && text.contains("by-hand"),
+            "{text}"
+        );
         assert!(text.contains("never expires"), "{text}");
     }
     let error = locks.try_lock("a").expect_err("the lock can never be free");
     assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
-    assert!(locks.try_lock_for("a", WAIT).expect("answers").is_none(), "too soon to know");
-    let holder = locks.named("a").holder().expect("answers").expect("somebody");
-    assert_eq!((holder.raw(), holder.owner(), holder.time_left()), ("by-hand", None, None));
-    let deleted = locks.named("a").force_unlock().expect("answers").expect("somebody");
+    assert!(
+        locks.try_lock_for("a", WAIT).expect("answers").is_none(),
+        "too soon to know"
+    );
+    let holder = locks
+        .named("a")
+        .holder()
+        .expect("answers")
+        .expect("somebody");
+    assert_eq!(
+        (holder.raw(), holder.owner(), holder.time_left()),
+        ("by-hand", None, None)
+    );
+    let deleted = locks
+        .named("a")
+        .force_unlock()
+        .expect("answers")
+        .expect("somebody");
     assert_eq!(deleted, holder);
     assert_all_is_well(&server, &locks, "a");
 }
@@ -166,15 +205,25 @@ fn row_19_a_list_at_the_key_is_reported_and_not_waited_for() {
         if let Some(millis) = expiry {
             server.query::<()>(&["PEXPIRE", "lock:a", millis]);
         }
-        for error in waits(&locks, "a").into_iter().chain(locks.named("a").holder().err()) {
+        for error in waits(&locks, "a")
+            .into_iter()
+            .chain(locks.named("a").holder().err())
+        {
             assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
             let text = error.to_string();
-            assert!(text.contains("\"lock:a\"") && text.contains("not a string"), "{text}");
+            assert!(
+                text.contains("\"lock:a\"") && text.contains("not a string"),
+                "{text}"
+            );
         }
     }
     let error = locks.try_lock("a").expect_err("the lock can never be free");
     assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
-    let deleted = locks.named("a").force_unlock().expect("answers").expect("something");
+    let deleted = locks
+        .named("a")
+        .force_unlock()
+        .expect("answers")
+        .expect("something");
     assert!(deleted.raw().contains("not a string"), "{deleted}");
     assert_all_is_well(&server, &locks, "a");
 }
@@ -185,17 +234,27 @@ fn row_19_a_list_at_the_key_is_reported_and_not_waited_for() {
 #[test]
 fn row_19_a_young_lock_whose_key_lost_its_ttl_is_waited_for() {
     let server = Server::start();
-    let (ours, theirs) = (LockManager::connect(&server.url()), LockManager::connect(&server.url()));
+    let (ours, theirs) = (
+        LockManager::connect(&server.url()),
+        LockManager::connect(&server.url()),
+    );
     let (ours, theirs) = (ours.expect("connects"), theirs.expect("connects"));
     let guard = theirs.lock("a").expect("locks");
     assert_eq!(server.query::<i64>(&["PERSIST", "lock:a"]), 1);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| ours.lock("a").map(drop));
         let begun = Instant::now();
-        eventually(LONG, "by now, a foreign value would not count as a lock", || begun.elapsed() > 6 * WAIT);
+        eventually(
+            LONG,
+            "by now, a foreign value would not count as a lock",
+            || begun.elapsed() > 6 * WAIT,
+        );
         assert!(!waiter.is_finished());
         guard.unlock().expect("the lock was held");
-        waiter.join().expect("no panic").expect("the key is a lock, and its holder lives");
+        waiter
+            .join()
+            .expect("no panic")
+            .expect("the key is a lock, and its holder lives");
     });
 }
 
@@ -204,31 +263,48 @@ fn row_19_a_renewed_lock_whose_key_lost_its_ttl_is_waited_for() {
     let server = Server::start();
     let (ours, theirs) = (connect(&server), connect(&server));
     for key in ["a", "b", "c"] {
-        let guard = theirs.named(key).renew_every(WAIT / 3).lock().expect("locks");
-        eventually(LONG, "the hold is renewed, and a listener is connected", || {
-            server.redirects_invalidations() && theirs.stats().renewed > 0
-        });
+        let guard = theirs
+            .named(key)
+            .renew_every(WAIT / 3)
+            .lock()
+            .expect("locks");
+        eventually(
+            LONG,
+            "the hold is renewed, and a listener is connected",
+            || server.redirects_invalidations() && theirs.stats().renewed > 0,
+        );
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| ours.named(key).lock().map(drop));
             let tries = scope.spawn(|| {
                 while !done.load(Ordering::SeqCst) {
-                    assert!(ours.try_lock_for(key, WAIT / 10).expect("the key is a lock").is_none());
+                    assert!(
+                        ours.try_lock_for(key, WAIT / 10)
+                            .expect("the key is a lock")
+                            .is_none()
+                    );
                     let other = LockManager::connect(&server.url()).expect("connects");
                     assert!(other.try_lock(key).expect("the key is a lock").is_none());
                 }
             });
-            eventually(LONG, "the waiter waits for an invalidation", || server.tracked_keys() > 0);
+            eventually(LONG, "the waiter waits for an invalidation", || {
+                server.tracked_keys() > 0
+            });
             let redis_key = format!("lock:{key}");
             assert_eq!(server.query::<i64>(&["PERSIST", &redis_key]), 1);
-            eventually(LONG, "the holder restores the TTL", || server.pttl(&redis_key) > 0);
+            eventually(LONG, "the holder restores the TTL", || {
+                server.pttl(&redis_key) > 0
+            });
             let (repaired, renewed) = (Instant::now(), theirs.stats().renewed);
             let passed = || repaired.elapsed() > 3 * WAIT && theirs.stats().renewed > renewed;
             eventually(LONG, "the waiters that looked meanwhile look again", passed);
             done.store(true, Ordering::SeqCst);
             tries.join().expect("no panic");
             guard.unlock().expect("the lock was held throughout");
-            waiter.join().expect("no panic").expect("the waiter's turn comes");
+            waiter
+                .join()
+                .expect("no panic")
+                .expect("the waiter's turn comes");
         });
     }
 }
@@ -241,7 +317,11 @@ fn row_19_a_hold_whose_key_became_a_list_is_lost() {
     server.query::<()>(&["DEL", "lock:a"]);
     server.query::<()>(&["RPUSH", "lock:a", "1"]);
     assert!(guard.unlock().expect_err("lost").is_lost());
-    assert_eq!(server.query::<i64>(&["LLEN", "lock:a"]), 1, "and is left alone");
+    assert_eq!(
+        server.query::<i64>(&["LLEN", "lock:a"]),
+        1,
+        "and is left alone"
+    );
 }
 
 #[test]
@@ -253,7 +333,10 @@ fn row_20_out_of_memory_is_reported_at_once_and_releases_work() {
     for error in refusals(&locks, "a") {
         assert_refused(&error, "OOM");
     }
-    assert_refused(&within(SLACK, "no limit", || locks.lock("a")).expect_err("full"), "OOM");
+    assert_refused(
+        &within(SLACK, "no limit", || locks.lock("a")).expect_err("full"),
+        "OOM",
+    );
     assert_eq!(held.unlock().expect("unlocks"), Unlocked::Released);
     server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_all_is_well(&server, &locks, "a");
@@ -264,9 +347,10 @@ fn row_20_a_missing_right_or_a_full_disk_is_reported_at_once() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
-    for (code, text) in
-        [("MISCONF", "-MISCONF Errors writing to the AOF file\r\n"), ("NOPERM", "-NOPERM no\r\n")]
-    {
+    for (code, text) in [
+        ("MISCONF", "-MISCONF Errors writing to the AOF file\r\n"),
+        ("NOPERM", "-NOPERM no\r\n"),
+    ] {
         proxy.always("SET", Fault::Answer(text.into()));
         let before = proxy.commands("SET");
         for error in refusals(&locks, "a") {
@@ -284,12 +368,20 @@ fn row_20_a_password_set_meanwhile_is_reported() {
     let old = LockManager::connect(&server.bare_url()).expect("connects");
     let held = old.lock("held").expect("locks");
     server.query::<()>(&["CONFIG", "SET", "requirepass", "canary"]);
-    assert_refused(&LockManager::connect(&server.bare_url()).expect_err("no password"), "NOAUTH");
-    let late = LockManager::builder(&server.bare_url()).build_unchecked().expect("builds");
+    assert_refused(
+        &LockManager::connect(&server.bare_url()).expect_err("no password"),
+        "NOAUTH",
+    );
+    let late = LockManager::builder(&server.bare_url())
+        .build_unchecked()
+        .expect("builds");
     for error in refusals(&late, "a") {
         assert_refused(&error, "NOAUTH");
     }
-    assert_refused(&late.named("a").holder().expect_err("no password"), "NOAUTH");
+    assert_refused(
+        &late.named("a").holder().expect_err("no password"),
+        "NOAUTH",
+    );
     // Redis still serves connections that were opened before the password was set.
     assert_eq!(held.unlock().expect("unlocks"), Unlocked::Released);
     let url = format!("redis://:canary@127.0.0.1:{}/", server.port());
@@ -301,14 +393,28 @@ fn row_20_a_refusal_that_passes_is_waited_for() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
-    for code in ["LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS"] {
+    for code in [
+        "LOADING",
+        "READONLY",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "TRYAGAIN",
+        "BUSY",
+        "NOREPLICAS",
+    ] {
         let answer = Fault::Answer(format!("-{code} for a while\r\n").into_bytes());
         proxy.always("SET", answer.clone());
         assert_all_unavailable(&locks, code);
         proxy.clear();
         let armed = proxy.fired();
         proxy.on_times("SET", 3, answer);
-        drop(locks.named("a").wait(LONG).lock().expect("the refusal passes"));
+        drop(
+            locks
+                .named("a")
+                .wait(LONG)
+                .lock()
+                .expect("the refusal passes"),
+        );
         proxy.wait_fired(armed + 3, LONG);
     }
     assert_all_is_well(&server, &locks, "a");
@@ -323,9 +429,18 @@ fn row_20_a_replica_is_not_reported_as_busy_and_its_promotion_ends_the_wait() {
     assert_all_unavailable(&locks, "READONLY");
     thread::scope(|scope| {
         let before = proxy.commands("SET");
-        let taker =
-            scope.spawn(|| drop(locks.named("a").wait(LONG).lock().expect("taken after the promotion")));
-        eventually(LONG, "the waiter tries", || proxy.commands("SET") >= before + 4);
+        let taker = scope.spawn(|| {
+            drop(
+                locks
+                    .named("a")
+                    .wait(LONG)
+                    .lock()
+                    .expect("taken after the promotion"),
+            );
+        });
+        eventually(LONG, "the waiter tries", || {
+            proxy.commands("SET") >= before + 4
+        });
         assert!(!taker.is_finished());
         server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
     });
@@ -335,13 +450,18 @@ fn row_20_a_replica_is_not_reported_as_busy_and_its_promotion_ends_the_wait() {
 #[test]
 fn row_20_a_release_on_a_replica_is_retried_until_its_promotion() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).response_timeout(LONG).build().expect("connects");
+    let locks = LockManager::builder(&server.url())
+        .response_timeout(LONG)
+        .build()
+        .expect("connects");
     let guard = locks.lock("a").expect("locks");
     follow_a_missing_master(&server);
     server.reset_stats();
     thread::scope(|scope| {
         scope.spawn(|| {
-            eventually(LONG, "the release is tried", || server.total_calls(&["evalsha", "eval"]) >= 3);
+            eventually(LONG, "the release is tried", || {
+                server.total_calls(&["evalsha", "eval"]) >= 3
+            });
             server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
         });
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -352,18 +472,30 @@ fn row_20_a_release_on_a_replica_is_retried_until_its_promotion() {
 #[test]
 fn row_20_a_replica_without_its_master_is_not_reported_as_busy() {
     // A replica that accepts writes, because any other would answer READONLY first.
-    let server = Server::with(&["--replica-serve-stale-data", "no", "--replica-read-only", "no"]);
+    let server = Server::with(&[
+        "--replica-serve-stale-data",
+        "no",
+        "--replica-read-only",
+        "no",
+    ]);
     let locks = connect(&server);
     follow_a_missing_master(&server);
     assert_all_unavailable(&locks, "MASTERDOWN");
-    assert_unavailable(&locks.named("a").holder().expect_err("no master"), "MASTERDOWN");
+    assert_unavailable(
+        &locks.named("a").holder().expect_err("no master"),
+        "MASTERDOWN",
+    );
     // Connecting sends only PING, which servers before 7 answer in this state, too.
     let connected = LockManager::connect(&server.url());
     if server_version() >= (7, 0) {
         assert_unavailable(&connected.expect_err("no master"), "MASTERDOWN");
     } else {
         assert_unavailable(
-            &connected.expect("PING").named("a").holder().expect_err("no master"),
+            &connected
+                .expect("PING")
+                .named("a")
+                .holder()
+                .expect_err("no master"),
             "MASTERDOWN",
         );
     }
@@ -385,8 +517,14 @@ fn row_20_too_few_replicas_are_not_reported_as_busy() {
 fn row_20_a_wait_without_a_limit_ends_after_the_tolerated_outage() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let locks = LockManager::builder(&proxy.url()).tolerate_outage(WAIT).build().expect("connects");
-    proxy.always("SET", Fault::Answer(b"-LOADING Redis is loading the dataset in memory\r\n".to_vec()));
+    let locks = LockManager::builder(&proxy.url())
+        .tolerate_outage(WAIT)
+        .build()
+        .expect("connects");
+    proxy.always(
+        "SET",
+        Fault::Answer(b"-LOADING Redis is loading the dataset in memory\r\n".to_vec()),
+    );
     let start = Instant::now();
     let error = within(WAIT + 2 * SLACK, "lock", || locks.lock("a")).expect_err("loading");
     assert!(start.elapsed() >= WAIT);
@@ -407,7 +545,11 @@ fn row_21_a_forgotten_script_costs_one_round_trip() {
     }
     let before = proxy.log().len();
     assert_all_is_well(&server, &locks, "a");
-    assert_eq!(proxy.log()[before..], ["SET", "EVALSHA"], "and no more than one");
+    assert_eq!(
+        proxy.log()[before..],
+        ["SET", "EVALSHA"],
+        "and no more than one"
+    );
 }
 
 #[test]
@@ -420,16 +562,31 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
     let lease = Duration::from_secs(60);
     let guard = locks.lock("a").expect("locks");
     let renewals = || {
-        let sent = proxy.log_in_full().into_iter().filter(|args| args.iter().any(|arg| arg == "lock:a"));
+        let sent = proxy
+            .log_in_full()
+            .into_iter()
+            .filter(|args| args.iter().any(|arg| arg == "lock:a"));
         sent.skip(1).count()
     };
     guard.extend_to(lease).expect("extends");
-    assert_eq!((renewals(), server.calls("eval")), (1, 1), "the first one of a connection has the text");
+    assert_eq!(
+        (renewals(), server.calls("eval")),
+        (1, 1),
+        "the first one of a connection has the text"
+    );
     for round in 2..4 {
         server.query::<()>(&["SCRIPT", "FLUSH"]);
         guard.extend_to(round * lease).expect("extends");
-        let left = Duration::from_millis(server.pttl("lock:a").try_into().expect("the key is still there"));
-        assert!(left > (round - 1) * lease && guard.remaining() > (round - 1) * lease, "{left:?}");
+        let left = Duration::from_millis(
+            server
+                .pttl("lock:a")
+                .try_into()
+                .expect("the key is still there"),
+        );
+        assert!(
+            left > (round - 1) * lease && guard.remaining() > (round - 1) * lease,
+            "{left:?}"
+        );
     }
     assert_eq!(renewals(), 1 + 2 * 2);
     guard.extend_to(lease).expect("extends");
@@ -469,5 +626,11 @@ fn row_21_a_call_that_only_asks_works_after_a_restart() {
     let locks = connect(&server);
     drop(locks.lock("a").expect("locks"));
     server.restart();
-    assert_eq!(locks.named("a").holder().expect("a stale connection is no outage"), None);
+    assert_eq!(
+        locks
+            .named("a")
+            .holder()
+            .expect("a stale connection is no outage"),
+        None
+    );
 }

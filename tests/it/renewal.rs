@@ -9,19 +9,31 @@ use parking_lot::Mutex;
 use relatch::{Error, LockGuard, LockManager, LostCause, Unlocked};
 use relatch_rig::{Fault, LONG, Proxy, Server, eventually, throughout, time, unique_key};
 
-use crate::support::{ANSWER, LEASE, Over, PERIOD, Rig, SOON, renewals, renewals_of, returns_by, trusted};
+use crate::support::{
+    ANSWER, LEASE, Over, PERIOD, Rig, SOON, renewals, renewals_of, returns_by, trusted,
+};
 
 #[test]
 fn row_07_a_renewal_counts_from_its_send() {
     let lease = 3 * SOON;
-    let rig = Rig::with(|builder| builder.lease(lease).renew_every(PERIOD).response_timeout(lease));
+    let rig = Rig::with(|builder| {
+        builder
+            .lease(lease)
+            .renew_every(PERIOD)
+            .response_timeout(lease)
+    });
     let renewal = renewals_of(&rig.server, "a");
     rig.proxy.on(&renewal, Fault::DelayReply(lease / 2));
     rig.proxy.always(&renewal, Fault::SwallowCommand);
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "a") == 1);
+    eventually(LONG, "the hold is renewed", || {
+        renewals(&rig.locks, "a") == 1
+    });
     let remaining = guard.remaining();
-    assert!(remaining + lease / 2 <= trusted(lease), "{remaining:?}: as if counted from the answer");
+    assert!(
+        remaining + lease / 2 <= trusted(lease),
+        "{remaining:?}: as if counted from the answer"
+    );
     assert!(guard.is_valid(), "the rest of the lease is valid");
     assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Expired));
     assert_eq!(renewals(&rig.locks, "a"), 1);
@@ -33,14 +45,25 @@ fn row_07_a_renewal_counts_from_its_send() {
 fn row_07_slow_answers_do_not_lengthen_the_renewal_period() {
     const ROUNDS: u32 = 5;
     let (period, late) = (Duration::from_millis(550), Duration::from_millis(500));
-    let rig = Rig::with(|builder| builder.renew_every(period).connect_timeout(LONG).response_timeout(LONG));
-    rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::DelayReply(late));
+    let rig = Rig::with(|builder| {
+        builder
+            .renew_every(period)
+            .connect_timeout(LONG)
+            .response_timeout(LONG)
+    });
+    rig.proxy
+        .always(&renewals_of(&rig.server, "a"), Fault::DelayReply(late));
     let _guard = rig.locks.lock("a").expect("locks");
     let start = Instant::now();
-    eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "a") == ROUNDS);
+    eventually(LONG, "the hold is renewed", || {
+        renewals(&rig.locks, "a") == ROUNDS
+    });
     let took = start.elapsed();
     let from_answers = ROUNDS * (period + late);
-    assert!(took + late * 2 < from_answers, "{took:?}: a period was counted from an answer?");
+    assert!(
+        took + late * 2 < from_answers,
+        "{took:?}: a period was counted from an answer?"
+    );
 }
 
 /// Waits for the end of a hold's validity, and checks that the hold is valid until then and no
@@ -53,7 +76,10 @@ fn ends_exactly(guard: &LockGuard, mut look: impl FnMut()) -> Instant {
         let before = Instant::now();
         let valid = guard.is_valid();
         assert!(valid || Instant::now() >= earliest, "lost before its end");
-        assert!(!valid || before <= latest + Duration::from_micros(100), "valid after its end");
+        assert!(
+            !valid || before <= latest + Duration::from_micros(100),
+            "valid after its end"
+        );
         !valid
     });
     earliest
@@ -66,7 +92,10 @@ fn reported_after_end(over: Over, cut: impl FnOnce(&Rig), restore: impl FnOnce(&
     let reported = Arc::new(Mutex::new(None));
     let recorder = Arc::clone(&reported);
     let rig = Rig::over(over, |builder| {
-        let builder = builder.lease(lease).renew_every(PERIOD).response_timeout(lease / 3);
+        let builder = builder
+            .lease(lease)
+            .renew_every(PERIOD)
+            .response_timeout(lease / 3);
         builder.on_lost(move |lost| *recorder.lock() = Some((Instant::now(), lost.cause)))
     });
     let renewal = renewals_of(&rig.server, "a");
@@ -88,11 +117,20 @@ fn reported_after_end(over: Over, cut: impl FnOnce(&Rig), restore: impl FnOnce(&
     assert!(sent - before >= 2, "tried again");
     // A try takes a third of the lease at most, and the pauses are short. So the last one began no
     // longer than that before the end.
-    assert!(last.is_some_and(|last| last + lease / 2 >= end), "{sent} tries, and then no more");
+    assert!(
+        last.is_some_and(|last| last + lease / 2 >= end),
+        "{sent} tries, and then no more"
+    );
     assert_eq!((cause, renewals(&rig.locks, "a")), (LostCause::Expired, 0));
     // As long as the key exists, a release would find its token, and succeed.
     eventually(LONG, "the key expires", || rig.value_of("a").is_none());
-    assert!(matches!(guard.unlock(), Err(Error::Lost { cause: LostCause::Expired, .. })));
+    assert!(matches!(
+        guard.unlock(),
+        Err(Error::Lost {
+            cause: LostCause::Expired,
+            ..
+        })
+    ));
     assert!(at >= end, "reported before its end");
     at - end
 }
@@ -100,11 +138,18 @@ fn reported_after_end(over: Over, cut: impl FnOnce(&Rig), restore: impl FnOnce(&
 /// Checks that one of up to ten tries takes at most 10 ms, and that none takes a second.
 fn assert_prompt(mut timed: impl FnMut() -> Duration) {
     let mut took = Vec::new();
-    while took.len() < 10 && took.last().is_none_or(|&last| last > Duration::from_millis(10)) {
+    while took.len() < 10
+        && took
+            .last()
+            .is_none_or(|&last| last > Duration::from_millis(10))
+    {
         took.push(timed());
         assert!(took.last() < Some(&SOON), "{took:?}");
     }
-    assert!(took.last() <= Some(&Duration::from_millis(10)), "reported so long after the end: {took:?}");
+    assert!(
+        took.last() <= Some(&Duration::from_millis(10)),
+        "reported so long after the end: {took:?}"
+    );
 }
 
 #[test]
@@ -113,7 +158,10 @@ fn row_08_a_hold_whose_renewals_have_no_answer_ends_with_its_lease() {
 }
 
 pub(crate) fn a_hold_whose_renewals_have_no_answer_ends_with_its_lease(over: Over) {
-    let swallow = |rig: &Rig| rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
+    let swallow = |rig: &Rig| {
+        rig.proxy
+            .always(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
+    };
     assert_prompt(|| reported_after_end(over, swallow, |rig| rig.proxy.clear()));
 }
 
@@ -144,13 +192,32 @@ fn row_09_a_closure_that_outlasts_its_lease_is_lost_only_if_redis_denies_it() {
     let gone = || eventually(LONG, "the key expires", || rig.value_of("a").is_none());
     let lost = overrun(&|| {
         gone();
-        rig.server.query::<()>(&["SET", "lock:a", "other", "PX", "60000"]);
+        rig.server
+            .query::<()>(&["SET", "lock:a", "other", "PX", "60000"]);
     });
-    assert!(matches!(lost, Err(Error::Lost { cause: LostCause::Taken, .. })), "{lost:?}");
+    assert!(
+        matches!(
+            lost,
+            Err(Error::Lost {
+                cause: LostCause::Taken,
+                ..
+            })
+        ),
+        "{lost:?}"
+    );
     assert_eq!(rig.value_of("a").as_deref(), Some("other"));
     rig.server.query::<()>(&["DEL", "lock:a"]);
     let lost = overrun(&gone);
-    assert!(matches!(lost, Err(Error::Lost { cause: LostCause::Expired, .. })), "{lost:?}");
+    assert!(
+        matches!(
+            lost,
+            Err(Error::Lost {
+                cause: LostCause::Expired,
+                ..
+            })
+        ),
+        "{lost:?}"
+    );
     // Redis decides. Here Redis keeps the key for longer than the lease, as after a step of its
     // clock, so no other holder could have taken the lock.
     let kept = lock.with_lock_result(|guard| {
@@ -170,27 +237,48 @@ fn row_10_renewals_stop_when_max_hold_has_passed() {
     let renewal = renewals_of(&rig.server, "a");
     let start = Instant::now();
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "max_hold passes", || start.elapsed() >= limit + lease / 4);
+    eventually(LONG, "max_hold passes", || {
+        start.elapsed() >= limit + lease / 4
+    });
     let sent = rig.proxy.commands(&renewal);
     assert!((2..=12).contains(&sent), "{sent} renewals");
     assert_eq!(guard.watch().wait_lost(3 * SOON), Some(LostCause::Expired));
     let took = start.elapsed();
-    assert!(took >= limit && took <= limit + lease + SOON / 2, "{took:?}");
-    eventually(lease, "the lease runs out in Redis", || rig.value_of("a").is_none());
-    throughout(lease, || assert_eq!(rig.proxy.commands(&renewal), sent, "renewed after max_hold"));
-    assert!(matches!(guard.unlock(), Err(Error::Lost { cause: LostCause::Expired, .. })));
+    assert!(
+        took >= limit && took <= limit + lease + SOON / 2,
+        "{took:?}"
+    );
+    eventually(lease, "the lease runs out in Redis", || {
+        rig.value_of("a").is_none()
+    });
+    throughout(lease, || {
+        assert_eq!(rig.proxy.commands(&renewal), sent, "renewed after max_hold");
+    });
+    assert!(matches!(
+        guard.unlock(),
+        Err(Error::Lost {
+            cause: LostCause::Expired,
+            ..
+        })
+    ));
 }
 
 #[test]
 fn row_17_renewals_do_not_wait_for_the_pool() {
     let rig = Rig::with(|builder| {
-        builder.pool_size(1).lease(LEASE).renew_every(PERIOD).response_timeout(3 * LEASE)
+        builder
+            .pool_size(1)
+            .lease(LEASE)
+            .renew_every(PERIOD)
+            .response_timeout(3 * LEASE)
     });
     let guard = rig.locks.lock("a").expect("locks");
     rig.proxy.on("SET lock:b", Fault::DelayReply(2 * LEASE));
     thread::scope(|scope| {
         let busy = scope.spawn(|| rig.locks.try_lock("b").expect("answers").is_some());
-        eventually(LONG, "the only connection is in use", || rig.proxy.commands("SET lock:b") == 1);
+        eventually(LONG, "the only connection is in use", || {
+            rig.proxy.commands("SET lock:b") == 1
+        });
         throughout(3 * LEASE / 2, || {
             assert!(guard.is_valid());
             assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()));
@@ -206,47 +294,85 @@ fn row_17_renewals_do_not_wait_for_the_pool() {
 fn row_18_a_hold_survives_a_renewal_that_fails() {
     let rig = Rig::with(|builder| builder.lease(2 * LEASE).renew_every(PERIOD));
     let loading = Fault::Answer(b"-LOADING Redis is loading the dataset in memory\r\n".to_vec());
-    let faults = [Fault::CutBeforeForward, Fault::CutBeforeReply, Fault::HalfReply, Fault::SwallowCommand];
-    for (n, fault) in faults.into_iter().chain([Fault::DropReply, loading]).enumerate() {
+    let faults = [
+        Fault::CutBeforeForward,
+        Fault::CutBeforeReply,
+        Fault::HalfReply,
+        Fault::SwallowCommand,
+    ];
+    for (n, fault) in faults
+        .into_iter()
+        .chain([Fault::DropReply, loading])
+        .enumerate()
+    {
         let key = unique_key("a");
         let errors = rig.locks.stats().renewal_errors;
         rig.proxy.on(&renewals_of(&rig.server, &key), fault.clone());
         let guard = rig.locks.lock(&key).expect("locks");
-        rig.proxy.wait_fired(u64::try_from(n + 1).expect("few"), LONG);
-        eventually(LONG, "the hold is renewed", || renewals(&rig.locks, &key) >= 1);
+        rig.proxy
+            .wait_fired(u64::try_from(n + 1).expect("few"), LONG);
+        eventually(LONG, "the hold is renewed", || {
+            renewals(&rig.locks, &key) >= 1
+        });
         assert!(guard.is_valid(), "{fault:?}");
         assert_eq!(rig.locks.stats().renewal_errors, errors + 1, "{fault:?}");
-        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{fault:?}");
+        assert_eq!(
+            guard.unlock().expect("unlocks"),
+            Unlocked::Released,
+            "{fault:?}"
+        );
     }
     let guard = rig.locks.lock("a").expect("locks");
     rig.proxy.refuse(true);
     rig.proxy.cut_all();
     let errors = rig.locks.stats().renewal_errors;
-    eventually(LONG, "several fail", || rig.locks.stats().renewal_errors >= errors + 3);
+    eventually(LONG, "several fail", || {
+        rig.locks.stats().renewal_errors >= errors + 3
+    });
     rig.proxy.refuse(false);
     let before = renewals(&rig.locks, "a");
-    eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "a") > before);
+    eventually(LONG, "the hold is renewed", || {
+        renewals(&rig.locks, "a") > before
+    });
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     assert_eq!(rig.locks.stats().lost, 0);
 }
 
 #[test]
 fn row_18_one_lost_answer_costs_no_hold_whose_lease_is_shorter_than_the_response_timeout() {
-    let rig = Rig::with(|builder| builder.lease(LEASE).renew_every(PERIOD).response_timeout(2 * LEASE));
-    rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
+    let rig = Rig::with(|builder| {
+        builder
+            .lease(LEASE)
+            .renew_every(PERIOD)
+            .response_timeout(2 * LEASE)
+    });
+    rig.proxy
+        .on(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "the hold is renewed or lost", || renewals(&rig.locks, "a") >= 1 || !guard.is_valid());
-    assert!(guard.is_valid(), "lost with {} tries", rig.proxy.commands(&renewals_of(&rig.server, "a")));
+    eventually(LONG, "the hold is renewed or lost", || {
+        renewals(&rig.locks, "a") >= 1 || !guard.is_valid()
+    });
+    assert!(
+        guard.is_valid(),
+        "lost with {} tries",
+        rig.proxy.commands(&renewals_of(&rig.server, "a"))
+    );
 }
 
 /// The first connection for a renewal is silent. The next one has time for it.
 #[test]
 fn row_18_a_silent_login_costs_no_hold_whose_lease_is_shorter_than_the_timeouts() {
-    let rig =
-        Rig::with(|builder| builder.connect_timeout(LONG).response_timeout(LONG).client_tracking(false));
+    let rig = Rig::with(|builder| {
+        builder
+            .connect_timeout(LONG)
+            .response_timeout(LONG)
+            .client_tracking(false)
+    });
     let guard = rig.locks.named("a").lease(8 * SOON).lock().expect("locks");
     rig.proxy.on("HELLO", Fault::SwallowCommand);
-    eventually(LONG, "renewed or lost", || renewals(&rig.locks, "a") > 0 || !guard.is_valid());
+    eventually(LONG, "renewed or lost", || {
+        renewals(&rig.locks, "a") > 0 || !guard.is_valid()
+    });
     assert_eq!(rig.proxy.fired(), 1);
     assert!(guard.is_valid(), "it was not renewed");
 }
@@ -256,7 +382,9 @@ fn row_32_nothing_is_renewed_after_its_release() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let (lease, every) = (Duration::from_millis(30), Duration::from_millis(5));
-    let builder = LockManager::builder(&proxy.url()).lease(lease).renew_every(every);
+    let builder = LockManager::builder(&proxy.url())
+        .lease(lease)
+        .renew_every(every);
     let locks = builder.build().expect("connects");
     let renewal = renewals_of(&server, "*").replace("lock:*", "*");
     let end = Instant::now() + SOON;
@@ -282,7 +410,10 @@ fn row_32_nothing_is_renewed_after_its_release() {
     };
     let released: u32 = thread::scope(|scope| {
         let threads = ["a", "b", "b", "c"].map(|key| scope.spawn(move || hammer(key)));
-        threads.map(|it| it.join().expect("no panic")).into_iter().sum()
+        threads
+            .map(|it| it.join().expect("no panic"))
+            .into_iter()
+            .sum()
     });
     assert!(released > 40, "{released} rounds");
     assert!(proxy.commands(&renewal) > 20, "hardly anything was renewed");
@@ -295,7 +426,12 @@ fn row_32_nothing_is_renewed_after_its_release() {
 #[test]
 fn row_32_a_renewal_answered_after_the_release_changes_nothing() {
     for late in [Fault::DelayReply(LEASE / 2), Fault::DelayCommand(LEASE / 2)] {
-        let rig = Rig::with(|builder| builder.lease(10 * LEASE).renew_every(PERIOD).response_timeout(SOON));
+        let rig = Rig::with(|builder| {
+            builder
+                .lease(10 * LEASE)
+                .renew_every(PERIOD)
+                .response_timeout(SOON)
+        });
         rig.proxy.on(&renewals_of(&rig.server, "a"), late);
         // The release is executed at once, but its answer comes after the renewal's.
         rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayReply(LEASE));
@@ -317,7 +453,8 @@ fn row_32_a_renewal_answered_after_the_release_changes_nothing() {
 fn a_hold_without_renewals_is_invalid_before_another_takes_its_lock() {
     let rig = Rig::new();
     let lease = Duration::from_millis(200);
-    rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
+    rig.proxy
+        .always(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
     let other = LockManager::connect(&rig.server.url()).expect("connects");
     let done = thread::scope(|scope| {
         rig.locks.named("a").lease(lease).with_lock_result(|guard| {
@@ -336,12 +473,18 @@ fn a_hold_without_renewals_is_invalid_before_another_takes_its_lock() {
                 now = Instant::now();
             }
             let taken = taker.join().expect("no panic");
-            assert!(last_valid < taken, "valid while another holder had the lock");
+            assert!(
+                last_valid < taken,
+                "valid while another holder had the lock"
+            );
             Ok(())
         })
     });
     assert!(matches!(done, Err(Error::Lost { .. })), "{done:?}");
-    assert!(rig.value_of("a").is_some(), "the other holder's key is untouched");
+    assert!(
+        rig.value_of("a").is_some(),
+        "the other holder's key is untouched"
+    );
 }
 
 #[test]
@@ -350,18 +493,32 @@ fn a_release_without_an_answer_is_repeated_in_the_background() {
     rig.proxy.always("EVALSHA", Fault::SwallowCommand);
     let guard = rig.locks.lock("a").expect("locks");
     let unlocked = guard.unlock();
-    assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}");
+    assert!(
+        matches!(unlocked, Err(Error::Unconfirmed { .. })),
+        "{unlocked:?}"
+    );
     assert!(rig.value_of("a").is_some());
     assert!(rig.locks.held().is_empty());
     rig.proxy.clear();
-    eventually(2 * SOON, "the key is deleted", || rig.value_of("a").is_none());
-    eventually(SOON, "the late release is counted", || rig.locks.stats().late_releases == 1);
+    eventually(2 * SOON, "the key is deleted", || {
+        rig.value_of("a").is_none()
+    });
+    eventually(SOON, "the late release is counted", || {
+        rig.locks.stats().late_releases == 1
+    });
     let sent = rig.proxy.log().len();
-    throughout(ANSWER, || assert_eq!(rig.proxy.log().len(), sent, "the key is deleted once"));
+    throughout(ANSWER, || {
+        assert_eq!(rig.proxy.log().len(), sent, "the key is deleted once");
+    });
     // This manager has no keeper yet, and its attempt loses two connections.
     let rig = Rig::with(|builder| builder.renew(false));
     rig.proxy.on_times("SET lock:b", 2, Fault::CutBeforeReply);
-    assert!(matches!(rig.locks.try_lock("b"), Err(Error::Unavailable { .. })));
+    assert!(matches!(
+        rig.locks.try_lock("b"),
+        Err(Error::Unavailable { .. })
+    ));
     eventually(SOON, "the key is deleted", || rig.value_of("b").is_none());
-    returns_by(SOON, "the lock is free", || time(|| rig.locks.lock("b").expect("locks").unlock()).0);
+    returns_by(SOON, "the lock is free", || {
+        time(|| rig.locks.lock("b").expect("locks").unlock()).0
+    });
 }

@@ -48,14 +48,19 @@ fn row_37_an_ok_that_comes_twice_in_one_batch_is_taken_for_no_lock() {
 
 #[test]
 fn row_37_an_ok_to_asking_that_comes_twice_is_taken_for_no_lock() {
-    let cluster = small(ClusterSetup { proxied: true, ..ClusterSetup::default() });
+    let cluster = small(ClusterSetup {
+        proxied: true,
+        ..ClusterSetup::default()
+    });
     let [locks, others] = [(); 2].map(|()| connect(&cluster.url()));
     let name = cluster.key_on(0);
     let held = others.named(&name).renew(false).lock().expect("locks");
     let moving = cluster.begin_move(cluster.slot_of(&name), 1);
     moving.move_keys();
     cluster.proxy(1).always("ASKING", twice("+OK\r\n"));
-    cluster.proxy(1).always(&format!("SET {}", key(&name)), late());
+    cluster
+        .proxy(1)
+        .always(&format!("SET {}", key(&name)), late());
     let taken = locks.try_lock(&name);
     assert!(cluster.proxy(1).fired() > 0, "nobody asks the new owner");
     assert!(!matches!(taken, Ok(Some(_))), "two holders: {taken:?}");
@@ -70,17 +75,30 @@ fn row_37_an_ok_to_asking_that_comes_twice_is_taken_for_no_lock() {
 #[test]
 #[cfg(target_os = "linux")]
 fn row_37_an_ok_to_asking_that_comes_twice_hands_no_lock_off() {
-    let cluster = small(ClusterSetup { proxied: true, ..ClusterSetup::default() });
-    let locks = patient(&cluster.url()).local_handoff(MINUTE).renew(false).build().expect("connects");
+    let cluster = small(ClusterSetup {
+        proxied: true,
+        ..ClusterSetup::default()
+    });
+    let locks = patient(&cluster.url())
+        .local_handoff(MINUTE)
+        .renew(false)
+        .build()
+        .expect("connects");
     let name = cluster.key_on(0);
     let guard = locks.lock(&name).expect("locks");
     let moving = cluster.begin_move(cluster.slot_of(&name), 1);
-    cluster.server(0).query::<()>(&["SET", &key(&name), "somebody else", "PX", "60000"]);
+    cluster
+        .server(0)
+        .query::<()>(&["SET", &key(&name), "somebody else", "PX", "60000"]);
     moving.move_keys();
     cluster.proxy(1).on("ASKING", twice("+OK\r\n"));
-    cluster.proxy(1).always(&format!("SET {}", key(&name)), late());
+    cluster
+        .proxy(1)
+        .always(&format!("SET {}", key(&name)), late());
     thread::scope(|scope| {
-        let next = behind(scope, || locks.try_lock_for(&name, SOON).map(|taken| taken.is_some()));
+        let next = behind(scope, || {
+            locks.try_lock_for(&name, SOON).map(|taken| taken.is_some())
+        });
         let _ = guard.unlock(); // Its answer makes no sense, and it is sent again.
         assert!(cluster.proxy(1).fired() > 0, "nobody asks the new owner");
         let taken = next.join().expect("no panic");
@@ -99,8 +117,10 @@ fn row_37_an_answer_to_a_renewal_that_comes_twice_renews_no_other_hold() {
     for _ in 0..6 {
         let [kept, lost] = [(); 2].map(|()| rig.locks.lock(unique_key("a")).expect("locks"));
         let answer = format!("${}\r\n{}\r\n", kept.token().len(), kept.token());
-        rig.proxy.always(&renewals_of(&rig.server, kept.key()), twice(&answer));
-        rig.proxy.always(&renewals_of(&rig.server, lost.key()), late());
+        rig.proxy
+            .always(&renewals_of(&rig.server, kept.key()), twice(&answer));
+        rig.proxy
+            .always(&renewals_of(&rig.server, lost.key()), late());
         delete(&rig.server, lost.key());
         eventually(4 * SOON, "the loss is found", || !lost.is_valid());
         rig.proxy.clear();
@@ -125,10 +145,19 @@ fn row_37_a_script_is_not_taken_for_unknown_twice() {
     for at_once in [true, false] {
         let guard = rig.locks.lock("a").expect("locks");
         forget(at_once);
-        assert_eq!(guard.unlock().expect("executed, or sent again"), Unlocked::Released, "{at_once}");
+        assert_eq!(
+            guard.unlock().expect("executed, or sent again"),
+            Unlocked::Released,
+            "{at_once}"
+        );
         assert_eq!(rig.value_of("a"), None);
         forget(at_once);
-        let guard = rig.locks.named("a").fenced(true).lock().expect("sent again, with another token");
+        let guard = rig
+            .locks
+            .named("a")
+            .fenced(true)
+            .lock()
+            .expect("sent again, with another token");
         assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()));
         rig.proxy.clear();
         drop(guard);
@@ -136,9 +165,15 @@ fn row_37_a_script_is_not_taken_for_unknown_twice() {
         #[cfg(target_os = "linux")]
         thread::scope(|scope| {
             let guard = rig.locks.lock("a").expect("locks");
-            let next = behind(scope, || drop(rig.locks.named("a").wait(LONG).lock().expect("locks")));
+            let next = behind(scope, || {
+                drop(rig.locks.named("a").wait(LONG).lock().expect("locks"));
+            });
             forget(at_once);
-            assert_eq!(guard.unlock().expect("executed, or sent again"), Unlocked::Released, "{at_once}");
+            assert_eq!(
+                guard.unlock().expect("executed, or sent again"),
+                Unlocked::Released,
+                "{at_once}"
+            );
             next.join().expect("no panic");
             rig.proxy.clear();
         });

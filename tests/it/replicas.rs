@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use relatch::{Builder, Error, LockManager, LostCause, Replicas, Unlocked};
 use relatch_rig::rights::least_rights;
-use relatch_rig::{Fault, LONG, Proxy, Server, eventually, server_version, throughout, unique_key, within};
+use relatch_rig::{
+    Fault, LONG, Proxy, Server, eventually, server_version, throughout, unique_key, within,
+};
 
 use crate::mutual_exclusion::{How, count_with, total};
 use crate::support::{
-    ANSWER, LEASE, MINUTE, PERIOD, SOON, WAYS, assert_lost, assert_unavailable, builder, chain, grant,
-    occupy, renewals, server_for, trusted,
+    ANSWER, LEASE, MINUTE, PERIOD, SOON, WAYS, assert_lost, assert_unavailable, builder, chain,
+    grant, occupy, renewals, server_for, trusted,
 };
 
 /// For how long Redis waits for replicas.
@@ -36,7 +38,11 @@ impl Group {
         let replica = || Server::with(&["--replicaof", "127.0.0.1", &port]);
         let replicas: Vec<_> = (0..count).map(|_| replica()).collect();
         let proxy = Proxy::start(master.port());
-        let group = Group { master, replicas, proxy };
+        let group = Group {
+            master,
+            replicas,
+            proxy,
+        };
         group.until_connected(count);
         group
     }
@@ -53,7 +59,9 @@ impl Group {
     }
 
     fn locks_with(&self, change: impl FnOnce(Builder) -> Builder) -> LockManager {
-        let locks = change(builder(&self.proxy.url())).build().expect("connects");
+        let locks = change(builder(&self.proxy.url()))
+            .build()
+            .expect("connects");
         // Makes Redis load the script of a release.
         let other = LockManager::connect(&self.master.url()).expect("connects");
         drop(other.lock("warm-up").expect("locks"));
@@ -66,10 +74,16 @@ impl Group {
     fn until_connected(&self, count: usize) {
         let count = count.to_string();
         let written = || {
-            self.master.query::<()>(&["SET", "connected", "1", "PX", "1000"]);
-            self.master.query::<u64>(&["WAIT", &count, "100"]).to_string() == count
+            self.master
+                .query::<()>(&["SET", "connected", "1", "PX", "1000"]);
+            self.master
+                .query::<u64>(&["WAIT", &count, "100"])
+                .to_string()
+                == count
         };
-        eventually(LONG, "the replicas follow the master", || written() && written());
+        eventually(LONG, "the replicas follow the master", || {
+            written() && written()
+        });
     }
 
     /// Cuts the first replica off from the master, until [`heal`](Self::heal).
@@ -112,13 +126,22 @@ fn several_locks_are_taken_only_if_replicas_have_each_of_them() {
     let group = Group::start(1);
     let locks = group.patient(1);
     let all = locks.lock_all(["a", "b"]).expect("locks");
-    assert!(["lock:a", "lock:b"].iter().all(|key| group.replicas[0].exists(key)));
+    assert!(
+        ["lock:a", "lock:b"]
+            .iter()
+            .all(|key| group.replicas[0].exists(key))
+    );
     drop(all);
     group.cut();
     let hasty = group.hasty(1);
-    let error = hasty.try_lock_all(["a", "b"]).map(drop).expect_err("no replica acknowledges");
+    let error = hasty
+        .try_lock_all(["a", "b"])
+        .map(drop)
+        .expect_err("no replica acknowledges");
     assert!(error.is_unavailable(), "{error:?}");
-    assert!(group.value_of("a").is_none() && group.value_of("b").is_none() && hasty.held().is_empty());
+    assert!(
+        group.value_of("a").is_none() && group.value_of("b").is_none() && hasty.held().is_empty()
+    );
 }
 
 /// Its lease counts from the `SET`, however long the replicas take.
@@ -131,18 +154,31 @@ fn a_lock_is_taken_once_its_replicas_have_it() {
     group.proxy.on("SET lock:a", Fault::DelayReply(ANSWER));
     thread::scope(|scope| {
         let taking = scope.spawn(|| {
-            let guard = locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
+            let guard = locks
+                .named("a")
+                .lease(MINUTE)
+                .renew(false)
+                .lock()
+                .expect("locks");
             let left = guard.remaining();
             is_taken.store(true, Ordering::SeqCst);
             assert!(left + 2 * ANSWER <= trusted(MINUTE), "{left:?} are left");
             let token = Some(guard.token().to_owned());
             let found = group.replicas.iter().map(|replica| replica.get("lock:a"));
-            assert!(found.into_iter().all(|found| found == token), "each replica has the key");
+            assert!(
+                found.into_iter().all(|found| found == token),
+                "each replica has the key"
+            );
         });
         eventually(LONG, "Redis waits for the replicas", || group.waits() == 1);
-        eventually(LONG, "the other replica has the key", || group.replicas[0].exists("lock:a"));
+        eventually(LONG, "the other replica has the key", || {
+            group.replicas[0].exists("lock:a")
+        });
         throughout(ANSWER, || {
-            assert!(!is_taken.load(Ordering::SeqCst), "a replica that is stopped has acknowledged nothing");
+            assert!(
+                !is_taken.load(Ordering::SeqCst),
+                "a replica that is stopped has acknowledged nothing"
+            );
         });
         slow.resume();
         taking.join().expect("no panic");
@@ -160,13 +196,20 @@ fn a_lock_that_too_few_replicas_have_is_not_taken() {
         assert_unavailable(&taken);
         let told = chain(&taken.expect_err("just seen"));
         // The last attempt of a wait with a limit has less than 50 ms.
-        assert!(told.contains("NOREPLICAS 1 of 2 replicas acknowledged the lock within "), "{told}");
+        assert!(
+            told.contains("NOREPLICAS 1 of 2 replicas acknowledged the lock within "),
+            "{told}"
+        );
         // If the deadline comes first, the keeper deletes the key.
         eventually(SOON, "no key is left", || group.value_of(way).is_none());
     }
     let fewer = group.patient(1);
     assert_eq!(
-        fewer.lock("a").expect("one replica is enough").unlock().expect("unlocks"),
+        fewer
+            .lock("a")
+            .expect("one replica is enough")
+            .unlock()
+            .expect("unlocks"),
         Unlocked::Released
     );
 }
@@ -174,8 +217,11 @@ fn a_lock_that_too_few_replicas_have_is_not_taken() {
 #[test]
 fn a_lock_is_taken_when_its_replica_comes_back_within_the_wait() {
     let group = Group::start(1);
-    let locks =
-        group.locks_with(|builder| builder.tolerate_outage(LONG).replicas(Replicas::at_least(1), WAIT));
+    let locks = group.locks_with(|builder| {
+        builder
+            .tolerate_outage(LONG)
+            .replicas(Replicas::at_least(1), WAIT)
+    });
     group.cut();
     for limit in [None, Some(LONG)] {
         let (before, lock) = (group.waits(), locks.named("a"));
@@ -183,7 +229,10 @@ fn a_lock_is_taken_when_its_replica_comes_back_within_the_wait() {
             let waiter = scope.spawn(|| {
                 let lock = limit.map_or_else(|| lock.clone(), |limit| lock.clone().wait(limit));
                 let guard = lock.lock().expect("locks");
-                assert_eq!(group.replicas[0].get("lock:a").as_deref(), Some(guard.token()));
+                assert_eq!(
+                    group.replicas[0].get("lock:a").as_deref(),
+                    Some(guard.token())
+                );
                 assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
             });
             eventually(LONG, "it was tried twice", || group.waits() >= before + 2);
@@ -207,8 +256,14 @@ fn replicas_may_take_as_long_as_the_server_itself() {
     group.proxy.always("WAIT", Fault::DelayReply(ANSWER / 4));
     let taken = locks.lock("a").expect_err("cut off");
     let (taken, extended) = (chain(&taken), chain(&extended));
-    assert!(taken.contains("0 of 1 replicas acknowledged the lock within 300 ms"), "{taken}");
-    assert!(extended.contains("0 of 1 replicas acknowledged the renewal within"), "{extended}");
+    assert!(
+        taken.contains("0 of 1 replicas acknowledged the lock within 300 ms"),
+        "{taken}"
+    );
+    assert!(
+        extended.contains("0 of 1 replicas acknowledged the renewal within"),
+        "{extended}"
+    );
 }
 
 #[test]
@@ -222,7 +277,11 @@ fn a_limit_too_short_for_replicas_is_reported_as_busy() {
     assert!(locks.try_lock_for("a", limit).expect("no outage").is_none());
     // Unless the machine is so busy that there is no answer at all.
     eventually(LONG, "too few replicas", || {
-        let timeout = locks.named("a").wait(limit).lock().expect_err("in too short a time");
+        let timeout = locks
+            .named("a")
+            .wait(limit)
+            .lock()
+            .expect_err("in too short a time");
         assert!(timeout.is_timeout(), "{timeout:?}");
         chain(&timeout).contains("0 of 1 replicas acknowledged the lock")
     });
@@ -247,14 +306,32 @@ fn a_hold_whose_renewals_no_replica_has_ends_before_the_replica_gives_its_lock_a
     let others = LockManager::connect(&replica.url()).expect("connects");
     thread::scope(|scope| {
         scope.spawn(|| {
-            let theirs = others.try_lock_for("a", LONG).expect("answers").expect("the old lease ends there");
-            assert!(!watch.is_valid(), "two masters have each given the lock to a holder");
+            let theirs = others
+                .try_lock_for("a", LONG)
+                .expect("answers")
+                .expect("the old lease ends there");
+            assert!(
+                !watch.is_valid(),
+                "two masters have each given the lock to a holder"
+            );
             drop(theirs);
         });
     });
-    assert!(group.value_of("a").is_some_and(|token| token == guard.token()), "the old master renewed it");
-    assert!(renewals(&locks, "a") <= acknowledged + 1, "only acknowledged renewals count");
-    assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Expired), "the holder learns of it");
+    assert!(
+        group
+            .value_of("a")
+            .is_some_and(|token| token == guard.token()),
+        "the old master renewed it"
+    );
+    assert!(
+        renewals(&locks, "a") <= acknowledged + 1,
+        "only acknowledged renewals count"
+    );
+    assert_eq!(
+        guard.watch().wait_lost(LONG),
+        Some(LostCause::Expired),
+        "the holder learns of it"
+    );
     assert!(locks.stats().renewal_errors > 0);
 }
 
@@ -262,21 +339,40 @@ fn a_hold_whose_renewals_no_replica_has_ends_before_the_replica_gives_its_lock_a
 fn extend_and_ensure_fail_without_their_replicas() {
     let group = Group::start(1);
     let locks = group.hasty(1);
-    let guard = locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
-    eventually(LONG, "the replica has it", || guard.extend_to(MINUTE).is_ok());
+    let guard = locks
+        .named("a")
+        .lease(MINUTE)
+        .renew(false)
+        .lock()
+        .expect("locks");
+    eventually(LONG, "the replica has it", || {
+        guard.extend_to(MINUTE).is_ok()
+    });
     group.cut();
     let left = guard.remaining();
-    let refused = [guard.extend_to(2 * MINUTE), guard.ensure(MINUTE * 3 / 2), guard.confirm(MINUTE / 2)];
+    let refused = [
+        guard.extend_to(2 * MINUTE),
+        guard.ensure(MINUTE * 3 / 2),
+        guard.confirm(MINUTE / 2),
+    ];
     for error in refused.map(|it| it.expect_err("cut off")) {
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
         let told = chain(&error);
-        assert!(told.contains("NOREPLICAS 0 of 1 replicas acknowledged the renewal within"), "{told}");
+        assert!(
+            told.contains("NOREPLICAS 0 of 1 replicas acknowledged the renewal within"),
+            "{told}"
+        );
     }
-    assert!(guard.is_valid() && guard.remaining() <= left, "the last acknowledged lease counts");
+    assert!(
+        guard.is_valid() && guard.remaining() <= left,
+        "the last acknowledged lease counts"
+    );
     guard.verify().expect("the master has the key");
     group.heal();
     group.until_connected(1);
-    eventually(LONG, "the replica has it", || guard.extend_to(2 * MINUTE).is_ok());
+    eventually(LONG, "the replica has it", || {
+        guard.extend_to(2 * MINUTE).is_ok()
+    });
     assert!(guard.remaining() > MINUTE);
 }
 
@@ -285,7 +381,10 @@ fn extend_and_ensure_fail_without_their_replicas() {
 fn a_lost_key_is_reported_although_no_replica_acknowledges() {
     let group = Group::start(1);
     let locks = group.hasty(1);
-    let (gone, taken) = (locks.lock("gone").expect("locks"), locks.lock("taken").expect("locks"));
+    let (gone, taken) = (
+        locks.lock("gone").expect("locks"),
+        locks.lock("taken").expect("locks"),
+    );
     group.cut();
     group.master.query::<()>(&["DEL", "lock:gone"]);
     occupy(&group.master, "taken", MINUTE);
@@ -297,7 +396,13 @@ fn a_lost_key_is_reported_although_no_replica_acknowledges() {
 fn an_adoption_counts_once_replicas_have_it() {
     let group = Group::start(1);
     let (patient, hasty) = (group.patient(1), group.hasty(1));
-    let parcel_of = |name: &str| patient.lock(name).expect("locks").hand_over().expect("hands over");
+    let parcel_of = |name: &str| {
+        patient
+            .lock(name)
+            .expect("locks")
+            .hand_over()
+            .expect("hands over")
+    };
     let (first, others) = (parcel_of("a"), ["b", "c", "d", "e", "f"].map(parcel_of));
     // Too few replicas at first. The token is swapped by then, and the next try finds it.
     group.proxy.on("WAIT", Fault::Answer(b":0\r\n".into()));
@@ -308,7 +413,9 @@ fn an_adoption_counts_once_replicas_have_it() {
     let says_why = others.iter().any(|parcel| {
         let error = hasty.adopt(parcel).expect_err("no replica has it");
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-        eventually(LONG, "no key is left", || group.value_of(parcel.key()).is_none());
+        eventually(LONG, "no key is left", || {
+            group.value_of(parcel.key()).is_none()
+        });
         chain(&error).contains("0 of 1 replicas acknowledged the lock")
     });
     assert!(says_why && hasty.held().is_empty());
@@ -318,11 +425,23 @@ fn an_adoption_counts_once_replicas_have_it() {
 #[test]
 fn the_error_of_an_adoption_has_the_last_answer() {
     let group = Group::start(1);
-    let parcel = group.patient(1).lock("a").expect("locks").hand_over().expect("hands over");
+    let parcel = group
+        .patient(1)
+        .lock("a")
+        .expect("locks")
+        .hand_over()
+        .expect("hands over");
     group.proxy.on("WAIT", Fault::Answer(b":0\r\n".into()));
     group.proxy.always("WAIT", Fault::DropReply);
-    let error = group.hasty(1).adopt(&parcel).expect_err("no replica has it");
-    assert!(chain(&error).contains("0 of 1 replicas acknowledged the lock"), "{}", chain(&error));
+    let error = group
+        .hasty(1)
+        .adopt(&parcel)
+        .expect_err("no replica has it");
+    assert!(
+        chain(&error).contains("0 of 1 replicas acknowledged the lock"),
+        "{}",
+        chain(&error)
+    );
 }
 
 /// What becomes of the answer to `WAIT`: lost, broken, or an error that leaves the key in doubt.
@@ -335,7 +454,9 @@ fn lost_waits() -> Vec<Fault> {
         Fault::CutBeforeForward,
         Fault::SwallowCommand,
         says("+OK"),
-        says("-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"),
+        says(
+            "-UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+        ),
         says("-ERR WAIT cannot be used with replica instances. Please also note that"),
         says("-upstream failure"),
     ]
@@ -351,11 +472,17 @@ fn a_wait_whose_answer_is_lost_leaves_a_lock_or_no_key() {
             group.proxy.on("WAIT", fault.clone());
             match within(LONG / 4, way, || take(&locks, &key)) {
                 Ok(Some(guard)) => {
-                    assert_eq!(group.value_of(&key).as_deref(), Some(guard.token()), "{way}, {fault:?}");
+                    assert_eq!(
+                        group.value_of(&key).as_deref(),
+                        Some(guard.token()),
+                        "{way}, {fault:?}"
+                    );
                     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
                 }
                 Ok(None) => panic!("{way} reports its own lock as busy after {fault:?}"),
-                Err(error) if way != "try_lock" => panic!("{way} gave up after {fault:?}: {error:?}"),
+                Err(error) if way != "try_lock" => {
+                    panic!("{way} gave up after {fault:?}: {error:?}")
+                }
                 Err(_) => {}
             }
             eventually(SOON, "no key is left", || group.value_of(&key).is_none());
@@ -372,7 +499,11 @@ fn a_wait_whose_answer_is_lost_is_no_acknowledgement() {
     for fault in lost_waits() {
         group.proxy.always("WAIT", fault.clone());
         // Those that try again are slow to give up, so one fault has to do for them.
-        let tried = if fault == Fault::DropReply { &WAYS[..] } else { &WAYS[1..2] };
+        let tried = if fault == Fault::DropReply {
+            &WAYS[..]
+        } else {
+            &WAYS[1..2]
+        };
         for (way, take) in tried {
             let key = unique_key(way);
             let taken = within(LONG / 4, way, || take(&locks, &key));
@@ -389,10 +520,24 @@ fn a_wait_whose_answer_is_lost_is_no_acknowledgement() {
 fn a_key_that_too_few_replicas_have_is_deleted_later_if_its_removal_fails() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let locks = builder(&proxy.url()).replicas(Replicas::at_least(1), WAIT).build().expect("connects");
-    drop(LockManager::connect(&server.url()).expect("connects").lock("warm-up").expect("locks"));
-    let refuses = || Fault::Answer(b"-READONLY You can't write against a read only replica.\r\n".into());
-    for fault in [Fault::DropReply, Fault::SwallowCommand, Fault::CutBeforeForward, refuses()] {
+    let locks = builder(&proxy.url())
+        .replicas(Replicas::at_least(1), WAIT)
+        .build()
+        .expect("connects");
+    drop(
+        LockManager::connect(&server.url())
+            .expect("connects")
+            .lock("warm-up")
+            .expect("locks"),
+    );
+    let refuses =
+        || Fault::Answer(b"-READONLY You can't write against a read only replica.\r\n".into());
+    for fault in [
+        Fault::DropReply,
+        Fault::SwallowCommand,
+        Fault::CutBeforeForward,
+        refuses(),
+    ] {
         let key = unique_key("a");
         proxy.always("EVALSHA", fault.clone());
         proxy.always("EVAL", fault.clone());
@@ -404,11 +549,16 @@ fn a_key_that_too_few_replicas_have_is_deleted_later_if_its_removal_fails() {
             assert_unavailable(&locks.try_lock(&key));
         }
         let is_deleted = fault == Fault::DropReply;
-        assert!(is_deleted || server.exists(&format!("lock:{key}")), "{fault:?}: the removal did not run");
+        assert!(
+            is_deleted || server.exists(&format!("lock:{key}")),
+            "{fault:?}: the removal did not run"
+        );
         proxy.clear();
-        eventually(LONG / 4, &format!("the keeper deletes the key: {fault:?}"), || {
-            !server.exists(&format!("lock:{key}"))
-        });
+        eventually(
+            LONG / 4,
+            &format!("the keeper deletes the key: {fault:?}"),
+            || !server.exists(&format!("lock:{key}")),
+        );
     }
 }
 
@@ -420,19 +570,27 @@ fn a_master_that_is_demoted_while_it_waits_has_given_no_lock() {
     let locks = locks.build().expect("connects");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| assert_unavailable(&locks.try_lock("a")));
-        eventually(LONG, "Redis waits for replicas", || !server.clients_with("cmd=wait").is_empty());
+        eventually(LONG, "Redis waits for replicas", || {
+            !server.clients_with("cmd=wait").is_empty()
+        });
         assert!(server.exists("lock:a"));
         server.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
         within(SOON, "the end of the wait", || waiter.join()).expect("no panic");
     });
     server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
-    eventually(SOON, "no key without a holder is left", || !server.exists("lock:a"));
+    eventually(SOON, "no key without a holder is left", || {
+        !server.exists("lock:a")
+    });
 }
 
 #[test]
 fn only_what_takes_or_renews_a_lock_waits_for_replicas() {
     let group = Group::start(1);
-    let locks = group.locks_with(|it| patient(it).renew(false).replicas(Replicas::at_least(1), LONG / 2));
+    let locks = group.locks_with(|it| {
+        patient(it)
+            .renew(false)
+            .replicas(Replicas::at_least(1), LONG / 2)
+    });
     let mut before = group.waits();
     let mut waited = || {
         let more = group.waits() - before;
@@ -471,9 +629,14 @@ fn a_waiter_takes_the_lock_once_the_replica_has_it() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let guard = others.lock("a").expect("locks");
-            assert_eq!(group.replicas[0].get("lock:a").as_deref(), Some(guard.token()));
+            assert_eq!(
+                group.replicas[0].get("lock:a").as_deref(),
+                Some(guard.token())
+            );
         });
-        eventually(LONG, "the waiter waits", || group.master.redirects_invalidations());
+        eventually(LONG, "the waiter waits", || {
+            group.master.redirects_invalidations()
+        });
         let before = group.waits();
         drop(guard);
         waiter.join().expect("no panic");
@@ -520,9 +683,15 @@ fn managers_that_wait_for_replicas_lose_no_update() {
 #[test]
 fn row_23_without_the_right_to_wait_no_lock_is_taken() {
     let (server, url) = server_for(&least_rights());
-    let locks = LockManager::builder(&url).replicas(Replicas::at_least(1), WAIT).build().expect("connects");
+    let locks = LockManager::builder(&url)
+        .replicas(Replicas::at_least(1), WAIT)
+        .build()
+        .expect("connects");
     let error = within(SOON, "the refusal", || locks.lock("a")).expect_err("no right");
-    assert!(matches!(&error, Error::Refused { code, .. } if code == "NOPERM"), "{error:?}");
+    assert!(
+        matches!(&error, Error::Refused { code, .. } if code == "NOPERM"),
+        "{error:?}"
+    );
     assert!(error.to_string().contains("wait"), "{error}");
     assert!(!server.exists("lock:a"));
     grant(&server, &[&*least_rights(), &["+wait"]].concat());
@@ -535,10 +704,19 @@ fn row_23_without_the_right_to_wait_no_lock_is_taken() {
 fn a_proxy_without_wait_is_an_error_that_says_so() {
     let group = Group::start(1);
     let locks = group.hasty(1);
-    for (said, is_final) in [("-ERR unknown command 'WAIT'", true), ("-ERR command WAIT is blocked", false)] {
-        group.proxy.always("WAIT", Fault::Answer(format!("{said}\r\n").into_bytes()));
+    for (said, is_final) in [
+        ("-ERR unknown command 'WAIT'", true),
+        ("-ERR command WAIT is blocked", false),
+    ] {
+        group
+            .proxy
+            .always("WAIT", Fault::Answer(format!("{said}\r\n").into_bytes()));
         let error = within(LONG, "the end of the wait", || locks.lock("a")).expect_err("no lock");
-        assert_eq!(matches!(error, Error::Refused { .. }), is_final, "{error:?}");
+        assert_eq!(
+            matches!(error, Error::Refused { .. }),
+            is_final,
+            "{error:?}"
+        );
         assert!(chain(&error).contains(&said[1..]), "{error:?}");
         assert_eq!(group.value_of("a"), None);
         group.proxy.clear();
@@ -552,25 +730,42 @@ fn a_lock_on_disk_needs_a_server_that_can_tell() {
         let locks = patient(builder(&server.bare_url())).replicas(disks, LONG / 2);
         let locks = locks.build().expect("connects");
         let taken = within(LONG / 4, "an answer", || locks.lock("a"));
-        let error = taken.map(|guard| assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released)).err();
+        let error = taken
+            .map(|guard| assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released))
+            .err();
         assert!(!server.exists("lock:a"));
         error
     };
     let without = take(&Server::start(), 0).expect("there is no append-only file");
     assert!(matches!(without, Error::Refused { .. }), "{without:?}");
-    let on_disk = ["--appendonly", "yes", "--appendfsync", "always", "--repl-diskless-sync-delay", "0"];
+    let on_disk = [
+        "--appendonly",
+        "yes",
+        "--appendfsync",
+        "always",
+        "--repl-diskless-sync-delay",
+        "0",
+    ];
     let master = Server::with(&on_disk);
     let with = take(&master, 0);
     if server_version() >= (7, 2) {
-        assert!(without.to_string().contains("appendonly is disabled"), "{without}");
+        assert!(
+            without.to_string().contains("appendonly is disabled"),
+            "{without}"
+        );
         assert!(with.is_none(), "{with:?}");
         let port = master.port().to_string();
         let _replica = Server::with(&[&on_disk[..], &["--replicaof", "127.0.0.1", &port]].concat());
-        eventually(LONG, "the replica acknowledges from its disk", || take(&master, 1).is_none());
+        eventually(LONG, "the replica acknowledges from its disk", || {
+            take(&master, 1).is_none()
+        });
     } else {
         for error in [Some(without), with] {
             let told = error.expect("`WAITAOF` is not known").to_string();
-            assert!(told.contains("`on_disk` needs Redis 7.2 or Valkey"), "{told}");
+            assert!(
+                told.contains("`on_disk` needs Redis 7.2 or Valkey"),
+                "{told}"
+            );
         }
     }
 }
@@ -579,15 +774,50 @@ fn a_lock_on_disk_needs_a_server_that_can_tell() {
 fn row_35_replicas_that_cannot_work_are_refused() {
     let nobody = || LockManager::builder("redis://127.0.0.1:1/");
     for (replicas, timeout, told) in [
-        (Replicas::all(), WAIT, "cannot be all(): only sentinels know how many there are"),
-        (Replicas::all().on_disk(), WAIT, "cannot be all().on_disk(): only sentinels know"),
-        (Replicas::at_least(0), WAIT, "cannot be at_least(0): leave the option out"),
-        (Replicas::at_least(1), Duration::ZERO, "cannot be 0ns: its timeout has to be"),
-        (Replicas::at_least(1), Duration::from_secs(2), "cannot be 2s: its timeout has to be"),
+        (
+            Replicas::all(),
+            WAIT,
+            "cannot be all(): only sentinels know how many there are",
+        ),
+        (
+            Replicas::all().on_disk(),
+            WAIT,
+            "cannot be all().on_disk(): only sentinels know",
+        ),
+        (
+            Replicas::at_least(0),
+            WAIT,
+            "cannot be at_least(0): leave the option out",
+        ),
+        (
+            Replicas::at_least(1),
+            Duration::ZERO,
+            "cannot be 0ns: its timeout has to be",
+        ),
+        (
+            Replicas::at_least(1),
+            Duration::from_secs(2),
+            "cannot be 2s: its timeout has to be",
+        ),
     ] {
-        let error = nobody().replicas(replicas, timeout).build().expect_err("it cannot work");
-        assert!(matches!(&error, Error::InvalidOption { option: "replicas", .. }), "{error:?}");
+        let error = nobody()
+            .replicas(replicas, timeout)
+            .build()
+            .expect_err("it cannot work");
+        assert!(
+            matches!(
+                &error,
+                Error::InvalidOption {
+                    option: "replicas",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
         assert!(error.to_string().contains(told), "{error}");
     }
-    nobody().replicas(Replicas::at_least(1), ANSWER).build_unchecked().expect("it can work");
+    nobody()
+        .replicas(Replicas::at_least(1), ANSWER)
+        .build_unchecked()
+        .expect("it can work");
 }

@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use relatch::{Error, LockGuard, LockManager, LostLock, Parcel, Replicas, TlsCause};
-use relatch_rig::{FakeServer, Fault, Identity, LONG, Proxy, Reply, Server, Worker, eventually, role};
+use relatch_rig::{
+    FakeServer, Fault, Identity, LONG, Proxy, Reply, Server, Worker, eventually, role,
+};
 use tempfile::TempDir;
 
 /// How long the managers here wait for an answer.
@@ -77,7 +79,10 @@ impl Log for Printer {
 fn show<T: Debug>(value: &T) {
     println!("{value:?}\n{value:#?}");
     let name = type_name::<T>().split('<').next().expect("a first part");
-    role::report(format!("type {}", name.rsplit("::").next().expect("a name")));
+    role::report(format!(
+        "type {}",
+        name.rsplit("::").next().expect("a name")
+    ));
 }
 
 /// Prints an error with its sources, makes it the message of a panic, and prints its kind.
@@ -88,7 +93,11 @@ fn show_error(what: &str, error: &Error) {
     show(error);
     let variant = format!("{error:?}");
     let variant = variant.split([' ', '{']).next().expect("a name").to_owned();
-    let code = if let Error::Refused { code, .. } = error { code } else { "" };
+    let code = if let Error::Refused { code, .. } = error {
+        code
+    } else {
+        ""
+    };
     role::report(format!("{what}: {variant} {code}"));
     // As `expect` would show the error.
     panics(|| panic!("as the test wants it: {error:?}"));
@@ -101,7 +110,11 @@ fn panics(action: impl FnOnce()) {
 /// Tries a URL in every way, and prints every value and error on the way.
 fn try_url(what: &str, url: &str) {
     show(&LockManager::builder(url));
-    let hasty = || LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER);
+    let hasty = || {
+        LockManager::builder(url)
+            .connect_timeout(ANSWER)
+            .response_timeout(ANSWER)
+    };
     show_error(what, &hasty().build().expect_err(what));
     match hasty().build_unchecked() {
         Err(error) => show_error(what, &error),
@@ -109,9 +122,12 @@ fn try_url(what: &str, url: &str) {
             show(&locks);
             let lock = locks.named("a").wait(ANSWER);
             show(&lock);
-            for error in
-                [lock.lock().err(), lock.try_lock().err(), lock.holder().err(), lock.force_unlock().err()]
-            {
+            for error in [
+                lock.lock().err(),
+                lock.try_lock().err(),
+                lock.holder().err(),
+                lock.force_unlock().err(),
+            ] {
                 show_error(what, &error.expect(what));
             }
         }
@@ -150,7 +166,10 @@ fn show_urls() {
         for password in [PASSWORD, IN_URL] {
             let url = url.replace('P', password);
             show(&LockManager::builder(&url));
-            for built in [LockManager::connect(&url), LockManager::builder(&url).build_unchecked()] {
+            for built in [
+                LockManager::connect(&url),
+                LockManager::builder(&url).build_unchecked(),
+            ] {
                 // Some of these are valid URLs, though not as intended: the password is a path,
                 // which does not exist.
                 if let Err(error) = built {
@@ -163,20 +182,38 @@ fn show_urls() {
 
 fn show_logins() {
     let good = port("good");
-    try_url("a wrong password", &url("worker", &format!("{IN_URL}-not"), good));
+    try_url(
+        "a wrong password",
+        &url("worker", &format!("{IN_URL}-not"), good),
+    );
     try_url("an unknown user", &url("nobody", IN_URL, good));
-    try_url("no password", &format!("redis://{IN_URL}@127.0.0.1:{good}/"));
+    try_url(
+        "no password",
+        &format!("redis://{IN_URL}@127.0.0.1:{good}/"),
+    );
     try_url("no right", &url("nothing", IN_URL, good));
     try_url("no database", &format!("{}99", url("worker", IN_URL, good)));
     // Redis repeats the first 128 bytes of an unknown command in its error.
     try_url("no AUTH", &url("worker", IN_URL, port("unknowing")));
-    try_url("no AUTH", &url("worker", &IN_URL.repeat(20), port("unknowing")));
+    try_url(
+        "no AUTH",
+        &url("worker", &IN_URL.repeat(20), port("unknowing")),
+    );
     let proxy = Proxy::start(good);
     let url = url("worker", IN_URL, proxy.port());
     for (what, fault) in [
-        ("an echo", Fault::Answer(format!("-{PASSWORD} is no command\r\n").into_bytes())),
-        ("an echo", Fault::Answer(format!("-ERR worker {PASSWORD}?\r\n").into_bytes())),
-        ("a broken answer", Fault::Answer(format!("{PASSWORD}?\r\n\r\n").into_bytes())),
+        (
+            "an echo",
+            Fault::Answer(format!("-{PASSWORD} is no command\r\n").into_bytes()),
+        ),
+        (
+            "an echo",
+            Fault::Answer(format!("-ERR worker {PASSWORD}?\r\n").into_bytes()),
+        ),
+        (
+            "a broken answer",
+            Fault::Answer(format!("{PASSWORD}?\r\n\r\n").into_bytes()),
+        ),
         ("a broken answer", Fault::HalfReply),
         ("a broken answer", Fault::CutBeforeReply),
         ("no answer", Fault::DropReply),
@@ -189,7 +226,10 @@ fn show_logins() {
         Some("AUTH") => say_and_close(&format!("-ERR no {}", args.join(" "))),
         _ => Reply::Bytes(Vec::new()),
     });
-    try_url("an echo and the end", &format!("redis://worker:{IN_URL}@{}/", echoes.address()));
+    try_url(
+        "an echo and the end",
+        &format!("redis://worker:{IN_URL}@{}/", echoes.address()),
+    );
     // The login succeeds. What comes with it or later is answered with the password.
     let later = FakeServer::start(|args| match args.first().map(String::as_str) {
         None => Reply::Bytes(Vec::new()),
@@ -198,31 +238,55 @@ fn show_logins() {
     });
     let later = later.address();
     try_url("a late echo", &format!("redis://worker:{IN_URL}@{later}/"));
-    try_url("a node's echo", &format!("redis+cluster://worker:{IN_URL}@{later}"));
+    try_url(
+        "a node's echo",
+        &format!("redis+cluster://worker:{IN_URL}@{later}"),
+    );
     let builder = LockManager::builder(&format!("redis+sentinel://{later}/mymaster"));
-    let builder = builder.sentinel_login(Some("worker"), PASSWORD).tolerate_outage(ANSWER);
-    show_error("a sentinel's echo", &builder.build().expect_err("no sentinel"));
+    let builder = builder
+        .sentinel_login(Some("worker"), PASSWORD)
+        .tolerate_outage(ANSWER);
+    show_error(
+        "a sentinel's echo",
+        &builder.build().expect_err("no sentinel"),
+    );
 }
 
 fn say_and_close(line: &str) -> Reply {
-    Reply::Endless(format!("{line}\r\n").into_bytes(), b"x".to_vec(), Duration::ZERO)
+    Reply::Endless(
+        format!("{line}\r\n").into_bytes(),
+        b"x".to_vec(),
+        Duration::ZERO,
+    )
 }
 
 fn show_silence() {
     try_url("a closed port", &url("worker", IN_URL, port("closed")));
     let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
-    try_url("a mute port", &url("worker", IN_URL, mute.local_addr().expect("bound").port()));
-    try_url("no socket", &format!("unix:///nowhere.sock?user=worker&pass={IN_URL}"));
+    try_url(
+        "a mute port",
+        &url("worker", IN_URL, mute.local_addr().expect("bound").port()),
+    );
+    try_url(
+        "no socket",
+        &format!("unix:///nowhere.sock?user=worker&pass={IN_URL}"),
+    );
 }
 
 /// Logins of sentinels, and logins from a function: wrong ones, and where nothing answers.
 fn show_sentinels() {
-    for (what, place) in
-        [("a sentinel's login", "good"), ("no sentinel", "unknowing"), ("no sentinel there", "closed")]
-    {
-        let url = format!("redis+sentinel://worker:{IN_URL}@127.0.0.1:{}/mymaster", port(place));
+    for (what, place) in [
+        ("a sentinel's login", "good"),
+        ("no sentinel", "unknowing"),
+        ("no sentinel there", "closed"),
+    ] {
+        let url = format!(
+            "redis+sentinel://worker:{IN_URL}@127.0.0.1:{}/mymaster",
+            port(place)
+        );
         let builder = || {
-            let builder = LockManager::builder(&url).sentinel_login(Some("worker"), &format!("{PASSWORD}?"));
+            let builder =
+                LockManager::builder(&url).sentinel_login(Some("worker"), &format!("{PASSWORD}?"));
             builder.connect_timeout(LONG / 4).tolerate_outage(ANSWER)
         };
         show(&builder());
@@ -231,7 +295,10 @@ fn show_sentinels() {
         show_error(what, &locks.lock("a").expect_err(what));
         show(&locks);
     }
-    for (what, place) in [("a function's login", "good"), ("a function's echo", "unknowing")] {
+    for (what, place) in [
+        ("a function's login", "good"),
+        ("a function's echo", "unknowing"),
+    ] {
         let builder = LockManager::builder(&format!("redis://127.0.0.1:{}/", port(place)));
         let builder = builder.credentials(|| ("worker".to_owned(), format!("{PASSWORD}?")));
         show(&builder);
@@ -242,7 +309,12 @@ fn show_sentinels() {
 
 /// URLs of a cluster, where there is none.
 fn show_clusters() {
-    let url = |password: &str, place| format!("redis+cluster://worker:{password}@127.0.0.1:{}", port(place));
+    let url = |password: &str, place| {
+        format!(
+            "redis+cluster://worker:{password}@127.0.0.1:{}",
+            port(place)
+        )
+    };
     try_url("a cluster's login", &url(&format!("{IN_URL}-not"), "good"));
     try_url("no cluster", &url(IN_URL, "good"));
     try_url("no node there", &url(IN_URL, "closed"));
@@ -256,12 +328,25 @@ fn show_tls() {
     let read = |name| fs::read_to_string(format!("{}/{name}", role::arg("pem"))).expect("a file");
     let (certificate, key) = (read("certificate.pem"), read("key.pem"));
     let url = format!("rediss://worker:{IN_URL}@127.0.0.1:{}/", port("good"));
-    let builder = |tls: Tls| LockManager::builder(&url).tls(tls).connect_timeout(LONG / 4);
+    let builder = |tls: Tls| {
+        LockManager::builder(&url)
+            .tls(tls)
+            .connect_timeout(LONG / 4)
+    };
     let trusting = || Tls::new().roots(certificate.as_str());
     for (what, tls) in [
-        ("no TLS there", trusting().client_certificate(certificate.as_str(), key.as_str())),
-        ("bad PEM", trusting().client_certificate(key.as_str(), certificate.as_str())),
-        ("bad PEM", trusting().client_certificate(certificate.as_str(), &key[..key.len() / 2])),
+        (
+            "no TLS there",
+            trusting().client_certificate(certificate.as_str(), key.as_str()),
+        ),
+        (
+            "bad PEM",
+            trusting().client_certificate(key.as_str(), certificate.as_str()),
+        ),
+        (
+            "bad PEM",
+            trusting().client_certificate(certificate.as_str(), &key[..key.len() / 2]),
+        ),
         ("bad PEM", Tls::new().roots(key.as_str())),
         ("bad PEM", Tls::new().roots(PASSWORD)),
     ] {
@@ -271,27 +356,7 @@ fn show_tls() {
     }
 }
 
-fn show_values(url: &str) {
-    let on_lost = |lost: &LostLock| {
-        show(lost);
-        panic!("{lost:?}");
-    };
-    let locks = LockManager::builder(url).on_lost(on_lost).build().expect("connects");
-    let lock = locks.named("a");
-    let guard = lock.lock().expect("locks");
-    show(&locks);
-    show(&lock);
-    show(&guard);
-    show(guard.owner());
-    show(&guard.watch());
-    show(&locks.held().pop().expect("held"));
-    let other = LockManager::connect(url).expect("connects");
-    let Err(Error::WouldDeadlock { cycle, .. }) = other.lock("a") else {
-        panic!("a thread waits for itself")
-    };
-    show(&cycle[0]);
-    show(&locks.named("a").holder().expect("answers").expect("held"));
-    println!("{} {}", guard.owner(), locks.named("a").holder().expect("answers").expect("held"));
+fn show_moves(locks: &LockManager) {
     let handed = locks.lock("f").expect("locks").detach().expect("detaches");
     show(&handed);
     let handed = handed.attach().expect("attaches");
@@ -301,12 +366,67 @@ fn show_values(url: &str) {
     let parcel = handed.hand_over().expect("hands over");
     show(&parcel);
     drop(locks.adopt(&parcel).expect("adopts"));
-    show_error("a used parcel", &locks.adopt(&parcel).expect_err("it is used up"));
-    show_error("no parcel", &PASSWORD.parse::<Parcel>().expect_err("it is none"));
+    show_error(
+        "a used parcel",
+        &locks.adopt(&parcel).expect_err("it is used up"),
+    );
+    show_error(
+        "no parcel",
+        &PASSWORD.parse::<Parcel>().expect_err("it is none"),
+    );
+}
+
+fn show_replicas(url: &str) {
+    let copied = LockManager::builder(url).replicas(Replicas::at_least(1), ANSWER / 4);
+    show(&copied);
+    show(&Replicas::at_least(1));
+    let copied = copied.build().expect("connects");
+    show_error(
+        "no replica",
+        &copied.try_lock("e").map(drop).expect_err("there is none"),
+    );
+}
+
+fn show_values(url: &str) {
+    let on_lost = |lost: &LostLock| {
+        show(lost);
+        panic!("{lost:?}");
+    };
+    let locks = LockManager::builder(url)
+        .on_lost(on_lost)
+        .build()
+        .expect("connects");
+    let lock = locks.named("a");
+    let guard = lock.lock().expect("locks");
+    show(&locks);
+    show(&lock);
+    show(&guard);
+    show(guard.owner());
+    show(&guard.watch());
+    show(&locks.held().pop().expect("held"));
+    let other = LockManager::connect(url).expect("connects");
+    show_moves(&locks);
+    let Err(Error::WouldDeadlock { cycle, .. }) = other.lock("a") else {
+        panic!("a thread waits for itself")
+    };
+    show(&cycle[0]);
+    show(&locks.named("a").holder().expect("answers").expect("held"));
+    println!(
+        "{} {}",
+        guard.owner(),
+        locks.named("a").holder().expect("answers").expect("held")
+    );
     show(&locks.stats());
     show(&locks.stats().time_waited);
     thread::scope(|scope| {
-        let busy = scope.spawn(|| locks.named("a").wait(ANSWER).lock().map(drop).expect_err("busy"));
+        let busy = scope.spawn(|| {
+            locks
+                .named("a")
+                .wait(ANSWER)
+                .lock()
+                .map(drop)
+                .expect_err("busy")
+        });
         let mut waiting = None;
         eventually(LONG, "the thread waits", || {
             waiting = locks.waiting().pop();
@@ -317,18 +437,32 @@ fn show_values(url: &str) {
         show(&waiting);
         show_error("a wait", &busy.join().expect("no panic"));
     });
-    panics(|| locks.with_lock("b", || panic!("{locks:?}")).expect("not reached"));
-    show_error("an option", &locks.named("d").lease(Duration::ZERO).lock().expect_err("no lease"));
+    panics(|| {
+        locks
+            .with_lock("b", || panic!("{locks:?}"))
+            .expect("not reached");
+    });
+    show_error(
+        "an option",
+        &locks
+            .named("d")
+            .lease(Duration::ZERO)
+            .lock()
+            .expect_err("no lease"),
+    );
     show_error("a key", &locks.lock("").expect_err("no key"));
-    let copied = LockManager::builder(url).replicas(Replicas::at_least(1), ANSWER / 4);
-    show(&copied);
-    show(&Replicas::at_least(1));
-    let copied = copied.build().expect("connects");
-    show_error("no replica", &copied.try_lock("e").map(drop).expect_err("there is none"));
-    locks.named("a").force_unlock().expect("answers").expect("held");
+    show_replicas(url);
+    locks
+        .named("a")
+        .force_unlock()
+        .expect("answers")
+        .expect("held");
     show_error("a loss", &guard.verify().expect_err("lost"));
     show(&guard.watch().wait_lost(LONG).expect("lost"));
-    show_error("a loss around another lock", &locks.lock("c").expect_err("a lost lock is around it"));
+    show_error(
+        "a loss around another lock",
+        &locks.lock("c").expect_err("a lost lock is around it"),
+    );
     drop(guard);
     show(&locks.lock_all(["f", "g"]).expect("locks"));
     show(&relatch::Stop::new());
@@ -338,20 +472,42 @@ fn show_values(url: &str) {
     let restore = relatch::install_for_test(LockManager::in_memory());
     show(&restore);
     drop(restore);
-    show_error("no manager", &relatch::with_lock("a", || ()).expect_err("none"));
+    show_error(
+        "no manager",
+        &relatch::with_lock("a", || ()).expect_err("none"),
+    );
     relatch::install(locks.clone()).expect("the first");
     show(&relatch::installed().expect("installed"));
-    show_error("a second manager", &relatch::install(locks).expect_err("the second"));
+    show_error(
+        "a second manager",
+        &relatch::install(locks).expect_err("the second"),
+    );
 }
 
 fn show_faults(proxy: &Proxy, url: &str) {
-    let builder = LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER);
-    let locks = builder.lease(Duration::from_secs(1)).tolerate_outage(ANSWER).build().expect("connects");
-    let broken = || locks.named("a").wait(ANSWER).lock().map(drop).expect_err("no proper answer");
+    let builder = LockManager::builder(url)
+        .connect_timeout(ANSWER)
+        .response_timeout(ANSWER);
+    let locks = builder
+        .lease(Duration::from_secs(1))
+        .tolerate_outage(ANSWER)
+        .build()
+        .expect("connects");
+    let broken = || {
+        locks
+            .named("a")
+            .wait(ANSWER)
+            .lock()
+            .map(drop)
+            .expect_err("no proper answer")
+    };
     let garbage = b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec();
-    for fault in
-        [Fault::Replace(garbage), Fault::HalfReply, Fault::DropReply, Fault::Answer(b":7\r\n".to_vec())]
-    {
+    for fault in [
+        Fault::Replace(garbage),
+        Fault::HalfReply,
+        Fault::DropReply,
+        Fault::Answer(b":7\r\n".to_vec()),
+    ] {
         proxy.always("SET", fault);
         show_error("fault", &broken());
         proxy.clear();
@@ -360,7 +516,9 @@ fn show_faults(proxy: &Proxy, url: &str) {
     let renewed = take("renewed");
     proxy.on("EVALSHA * 1 lock:renewed", Fault::CutBeforeReply);
     let errors = locks.stats().renewal_errors;
-    eventually(LONG, "a renewal fails", || locks.stats().renewal_errors > errors);
+    eventually(LONG, "a renewal fails", || {
+        locks.stats().renewal_errors > errors
+    });
     drop(renewed);
     let (guard, dropped) = (take("unlocked"), take("dropped"));
     proxy.black_hole(true);
@@ -375,18 +533,22 @@ fn guarded() -> Server {
     let server = Server::with(&["--requirepass", "another"]);
     for (user, rights) in [("worker", "+@all"), ("nothing", "-@all")] {
         let password = format!(">{PASSWORD}");
-        server.query::<()>(&["ACL", "SETUSER", user, "on", &password, "~lock:*", "&*", rights]);
+        server.query::<()>(&[
+            "ACL", "SETUSER", user, "on", &password, "~lock:*", "&*", rights,
+        ]);
     }
     server
 }
 
 /// The types that `lib.rs` exports, by name.
 fn public_types() -> Vec<String> {
-    let lib = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs")).expect("lib.rs");
+    let lib =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs")).expect("lib.rs");
     let lines = lib.lines().filter(|line| line.starts_with("pub use"));
     let names = lines.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
-    let is_there =
-        |name: &&str| name.starts_with(char::is_uppercase) && (*name != "Tls" || cfg!(feature = "tls"));
+    let is_there = |name: &&str| {
+        name.starts_with(char::is_uppercase) && (*name != "Tls" || cfg!(feature = "tls"))
+    };
     names.filter(is_there).map(str::to_owned).collect()
 }
 
@@ -396,17 +558,29 @@ fn the_password_is_never_printed() {
     let closed = Server::start();
     closed.kill();
     let ports = [&good, &unknowing, &closed].map(|server| server.port().to_string());
-    let (pem, identity) = (TempDir::new().expect("a folder"), Identity::self_signed(&["127.0.0.1"]));
-    for (name, text) in [("certificate.pem", &identity.certificate), ("key.pem", &identity.key)] {
+    let (pem, identity) = (
+        TempDir::new().expect("a folder"),
+        Identity::self_signed(&["127.0.0.1"]),
+    );
+    for (name, text) in [
+        ("certificate.pem", &identity.certificate),
+        ("key.pem", &identity.key),
+    ] {
         fs::write(pem.path().join(name), text).expect("a file can be written");
     }
     let pem = pem.path().to_str().expect("a printable path");
     let mut child = Worker::spawn(
         "spiller",
-        &[("good", &*ports[0]), ("unknowing", &*ports[1]), ("closed", &*ports[2]), ("pem", pem)],
+        &[
+            ("good", &*ports[0]),
+            ("unknowing", &*ports[1]),
+            ("closed", &*ports[2]),
+            ("pem", pem),
+        ],
     );
-    let printed: Vec<_> =
-        iter::repeat_with(|| child.expect_line("", LONG)).take_while(|line| line != "end").collect();
+    let printed: Vec<_> = iter::repeat_with(|| child.expect_line("", LONG))
+        .take_while(|line| line != "end")
+        .collect();
     assert!(child.wait(LONG).success(), "{}", child.printed());
 
     // The process has printed everything ...
@@ -445,17 +619,26 @@ fn the_password_is_never_printed() {
         "a hole: Unavailable",
         "a release: Unconfirmed",
     ] {
-        assert!(printed.iter().any(|line| line.starts_with(expected)), "no {expected:?} in {printed:#?}");
+        assert!(
+            printed.iter().any(|line| line.starts_with(expected)),
+            "no {expected:?} in {printed:#?}"
+        );
     }
     let types = public_types();
     assert!(types.len() > 12, "{types:?}");
     for name in types {
-        assert!(printed.contains(&format!("type {name}")), "no {name} was shown");
+        assert!(
+            printed.contains(&format!("type {name}")),
+            "no {name} was shown"
+        );
     }
     let printed = child.printed();
-    for logged in
-        ["DEBUG relatch::acquire", "WARN relatch::release", "WARN relatch::lost", "as the test wants it"]
-    {
+    for logged in [
+        "DEBUG relatch::acquire",
+        "WARN relatch::release",
+        "WARN relatch::lost",
+        "as the test wants it",
+    ] {
         assert!(printed.contains(logged), "no {logged:?} in {printed}");
     }
     if cfg!(feature = "tls") {
@@ -464,13 +647,16 @@ fn the_password_is_never_printed() {
         }
     }
     // ... and has printed no password, no key and no certificate.
-    let of_pem = [&identity.certificate, &identity.key].map(|pem| pem.lines().nth(1).expect("a line"));
+    let of_pem =
+        [&identity.certificate, &identity.key].map(|pem| pem.lines().nth(1).expect("a line"));
     let of_pem = of_pem.map(|line| &line[line.len() / 2..]);
     // As bytes are printed.
     let bytes = of_pem.map(|half| format!("{:?}", half.as_bytes()));
     let bytes = bytes.each_ref().map(|list| list.trim_matches(['[', ']']));
     let pieces = [&PIECES[..], &of_pem, &bytes].concat();
-    let leaks: Vec<_> =
-        printed.lines().filter(|line| pieces.iter().any(|piece| line.contains(piece))).collect();
+    let leaks: Vec<_> = printed
+        .lines()
+        .filter(|line| pieces.iter().any(|piece| line.contains(piece)))
+        .collect();
     assert!(leaks.is_empty(), "{leaks:#?}");
 }

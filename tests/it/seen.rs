@@ -11,7 +11,8 @@ use relatch_rig::{LONG, Server, eventually, is_alone, within};
 
 use crate::logs::{collect, lines_of};
 use crate::support::{
-    ANSWER, MINUTE, PERIOD, Rig, SOON, behind, builder, connect, delete, occupy, server_for, without,
+    ANSWER, MINUTE, PERIOD, Rig, SOON, behind, builder, connect, delete, occupy, server_for,
+    without,
 };
 
 #[test]
@@ -21,23 +22,48 @@ fn threads_that_wait_are_listed_with_the_holder_and_what_is_left() {
     let near = rig.locks.lock("near").expect("locks");
     let me = Owner::current();
     thread::scope(|scope| {
-        let far = scope.spawn(|| rig.locks.try_lock_for("far", 2 * MINUTE).map(|it| it.is_some()));
+        let far = scope.spawn(|| {
+            rig.locks
+                .try_lock_for("far", 2 * MINUTE)
+                .map(|it| it.is_some())
+        });
         eventually(LONG, "one waits, and knows for whom", || {
-            rig.locks.waiting().first().is_some_and(|it| it.holder.is_some())
+            rig.locks
+                .waiting()
+                .first()
+                .is_some_and(|it| it.holder.is_some())
         });
         let queued = behind(scope, || rig.locks.lock("near").map(drop));
         let waiting = rig.locks.waiting();
-        let [first, second] = &waiting[..] else { panic!("{waiting:?}") };
-        assert_eq!((first.key.as_str(), second.key.as_str()), ("far", "near"), "the longest wait is first");
+        let [first, second] = &waiting[..] else {
+            panic!("{waiting:?}")
+        };
+        assert_eq!(
+            (first.key.as_str(), second.key.as_str()),
+            ("far", "near"),
+            "the longest wait is first"
+        );
         assert_eq!(first.holder.as_ref().map(Holder::raw), Some("somebody"));
-        assert_eq!(second.holder.as_ref().and_then(Holder::owner), Some(me.clone()));
-        assert!(first.thread != second.thread && first.thread != me && first.thread.pid() == me.pid());
-        assert!(first.time_left.is_some_and(|left| MINUTE < left && left + first.waited <= 2 * MINUTE));
+        assert_eq!(
+            second.holder.as_ref().and_then(Holder::owner),
+            Some(me.clone())
+        );
+        assert!(
+            first.thread != second.thread && first.thread != me && first.thread.pid() == me.pid()
+        );
+        assert!(
+            first
+                .time_left
+                .is_some_and(|left| MINUTE < left && left + first.waited <= 2 * MINUTE)
+        );
         assert_eq!(second.time_left, None, "this wait has no limit");
         assert!(first.waited > second.waited);
         let stats = rig.locks.stats();
         assert_eq!((stats.waiting, stats.held), (2, 1));
-        assert!(second.to_string().contains(r#"lock "near" for "#), "{second}");
+        assert!(
+            second.to_string().contains(r#"lock "near" for "#),
+            "{second}"
+        );
         near.unlock().expect("unlocks");
         delete(&rig.server, "far");
         assert!(far.join().expect("no panic").expect("answers"));
@@ -52,7 +78,13 @@ fn threads_that_wait_are_listed_with_the_holder_and_what_is_left() {
 fn a_wait_that_ends_leaves_the_others_in_their_order() {
     let rig = Rig::new();
     let locks = &rig.locks;
-    let names = || locks.waiting().into_iter().map(|it| it.key).collect::<Vec<_>>();
+    let names = || {
+        locks
+            .waiting()
+            .into_iter()
+            .map(|it| it.key)
+            .collect::<Vec<_>>()
+    };
     thread::scope(|scope| {
         for (n, name) in ["a", "b", "c"].into_iter().enumerate() {
             occupy(&rig.server, name, MINUTE);
@@ -77,13 +109,17 @@ fn a_thread_that_gives_up_is_not_listed_any_more() {
     let locks = &rig.locks;
     thread::scope(|scope| {
         for name in ["a", "b"] {
-            let timed = scope.spawn(move || locks.try_lock_for(name, ANSWER).map(|it| it.is_some()));
+            let timed =
+                scope.spawn(move || locks.try_lock_for(name, ANSWER).map(|it| it.is_some()));
             eventually(LONG, "it waits", || rig.locks.stats().waiting == 1);
             assert!(!timed.join().expect("no panic").expect("answers"));
             assert!(rig.locks.waiting().is_empty(), "{name}");
         }
     });
-    assert!(rig.locks.try_lock("a").expect("answers").is_none(), "a single try does not wait");
+    assert!(
+        rig.locks.try_lock("a").expect("answers").is_none(),
+        "a single try does not wait"
+    );
     drop(guard);
     assert_eq!(rig.locks.stats().waited, 2);
 }
@@ -97,26 +133,39 @@ fn calls_that_redis_does_not_answer_or_refuses_are_counted_and_their_waits_are_l
         let waits = scope.spawn(|| rig.locks.lock("a").map(drop).expect_err("nothing answers"));
         eventually(LONG, "it waits", || rig.locks.stats().waiting == 1);
         let waiting = rig.locks.waiting();
-        assert!(matches!(&waiting[..], [it] if it.holder.is_none()), "{waiting:?}");
+        assert!(
+            matches!(&waiting[..], [it] if it.holder.is_none()),
+            "{waiting:?}"
+        );
         assert!(waits.join().expect("no panic").is_unavailable());
     });
     assert!(rig.locks.waiting().is_empty());
     assert_eq!(rig.locks.stats().unavailable, 1);
     rig.locks.named("a").holder().expect_err("nothing answers");
-    assert_eq!((rig.locks.stats().unavailable, rig.locks.stats().refused), (2, 0));
+    assert_eq!(
+        (rig.locks.stats().unavailable, rig.locks.stats().refused),
+        (2, 0)
+    );
 
     let (_server, url) = server_for(&without(&["+set"]));
     let locks = LockManager::connect(&url).expect("connects");
     assert!(matches!(locks.lock("b"), Err(Error::Refused { .. })));
     let stats = locks.stats();
-    assert_eq!((stats.refused, stats.unavailable, stats.timed_out), (1, 0, 0));
+    assert_eq!(
+        (stats.refused, stats.unavailable, stats.timed_out),
+        (1, 0, 0)
+    );
 }
 
 #[test]
 fn each_call_about_a_lock_that_redis_does_not_answer_is_counted() {
     let rig = Rig::new();
     let [a, b] = ["a", "b"].map(|name| rig.locks.lock(name).expect("locks"));
-    let parcel = connect(&rig.server).lock("c").expect("locks").hand_over().expect("hands over");
+    let parcel = connect(&rig.server)
+        .lock("c")
+        .expect("locks")
+        .hand_over()
+        .expect("hands over");
     rig.proxy.black_hole(true);
     let fails: [&dyn Fn() -> Result<(), Error>; 6] = [
         &|| a.confirm(Duration::from_secs(1)),
@@ -128,12 +177,18 @@ fn each_call_about_a_lock_that_redis_does_not_answer_is_counted() {
         &|| rig.locks.named("a").force_unlock().map(drop),
     ];
     for (n, fail) in (1..).zip(fails) {
-        assert!(fail().expect_err("nothing answers").is_unavailable(), "call {n}");
+        assert!(
+            fail().expect_err("nothing answers").is_unavailable(),
+            "call {n}"
+        );
         assert_eq!(rig.locks.stats().unavailable, n);
     }
     let (_b, stays) = b.try_hand_over().expect_err("nothing answers");
     assert!(stays.is_unavailable(), "{stays:?}");
-    assert_eq!((rig.locks.stats().unavailable, rig.locks.stats().refused), (7, 0));
+    assert_eq!(
+        (rig.locks.stats().unavailable, rig.locks.stats().refused),
+        (7, 0)
+    );
     rig.proxy.black_hole(false);
 }
 
@@ -145,14 +200,32 @@ fn the_log_says_when_a_wait_begins_and_ends() {
     collect(LevelFilter::Debug);
     let rig = Rig::new();
     drop(rig.locks.lock("free").expect("locks"));
-    assert_eq!(rig.locks.try_lock_for("free", LONG).expect("answers").map(drop), Some(()));
+    assert_eq!(
+        rig.locks
+            .try_lock_for("free", LONG)
+            .expect("answers")
+            .map(drop),
+        Some(())
+    );
     let guard = rig.locks.lock("near").expect("locks");
     occupy(&rig.server, "far", MINUTE);
-    assert!(lines_of("relatch::wait").is_empty(), "nothing was busy: {:?}", lines_of("relatch::wait"));
+    assert!(
+        lines_of("relatch::wait").is_empty(),
+        "nothing was busy: {:?}",
+        lines_of("relatch::wait")
+    );
 
     assert!(rig.locks.try_lock("far").expect("answers").is_none());
-    assert!(lines_of("relatch::wait").is_empty(), "a single try does not wait");
-    assert!(rig.locks.try_lock_for("far", ANSWER).expect("answers").is_none());
+    assert!(
+        lines_of("relatch::wait").is_empty(),
+        "a single try does not wait"
+    );
+    assert!(
+        rig.locks
+            .try_lock_for("far", ANSWER)
+            .expect("answers")
+            .is_none()
+    );
     thread::scope(|scope| {
         let waits = behind(scope, || rig.locks.lock("near").map(drop));
         guard.unlock().expect("unlocks");
@@ -161,17 +234,29 @@ fn the_log_says_when_a_wait_begins_and_ends() {
     let me = Owner::current();
     let lines = lines_of("relatch::wait");
     let expected = [
-        (format!("DEBUG relatch::wait {me} waits for lock \"far\", held by \"somebody\" ("), "left)"),
+        (
+            format!("DEBUG relatch::wait {me} waits for lock \"far\", held by \"somebody\" ("),
+            "left)",
+        ),
         (
             format!("DEBUG relatch::wait {me} stopped waiting for lock \"far\" after "),
             "lock \"far\" was still busy",
         ),
-        ("DEBUG relatch::wait ".to_owned(), &*format!("waits for lock \"near\", held by {me} (")),
-        ("DEBUG relatch::wait ".to_owned(), "took lock \"near\" after "),
+        (
+            "DEBUG relatch::wait ".to_owned(),
+            &*format!("waits for lock \"near\", held by {me} ("),
+        ),
+        (
+            "DEBUG relatch::wait ".to_owned(),
+            "took lock \"near\" after ",
+        ),
     ];
     assert_eq!(lines.len(), expected.len(), "{lines:#?}");
     for (line, (begin, part)) in lines.iter().zip(expected) {
-        assert!(line.starts_with(&begin) && line.contains(part), "{lines:#?}");
+        assert!(
+            line.starts_with(&begin) && line.contains(part),
+            "{lines:#?}"
+        );
     }
 }
 
@@ -179,7 +264,10 @@ fn the_log_says_when_a_wait_begins_and_ends() {
 /// Redis is silent.
 #[test]
 fn a_wait_of_five_seconds_says_so_and_whose_lease_it_waits_for() {
-    if !is_alone(module_path!(), "a_wait_of_five_seconds_says_so_and_whose_lease_it_waits_for") {
+    if !is_alone(
+        module_path!(),
+        "a_wait_of_five_seconds_says_so_and_whose_lease_it_waits_for",
+    ) {
         return;
     }
     collect(LevelFilter::Info);
@@ -190,10 +278,16 @@ fn a_wait_of_five_seconds_says_so_and_whose_lease_it_waits_for() {
     silent.proxy.black_hole(true);
     let lines = |lock: &str| -> Vec<String> {
         let of = format!(" has waited for lock \"{lock}\" for ");
-        lines_of("relatch::wait").into_iter().filter(|line| line.contains(&of)).collect()
+        lines_of("relatch::wait")
+            .into_iter()
+            .filter(|line| line.contains(&of))
+            .collect()
     };
     let wait = |rig: &Rig, lock: &str| {
-        let guard = rig.locks.try_lock_for(lock, 2 * LONG).expect("answers at last");
+        let guard = rig
+            .locks
+            .try_lock_for(lock, 2 * LONG)
+            .expect("answers at last");
         drop(guard.expect("free at last"));
     };
     let began = Instant::now();
@@ -203,51 +297,80 @@ fn a_wait_of_five_seconds_says_so_and_whose_lease_it_waits_for() {
         scope.spawn(|| wait(&silent, "nowhere"));
         eventually(LONG, "two wait", || rig.locks.waiting().len() == 2);
         scope.spawn(|| rig.locks.lock("far").map(drop).expect("free at last"));
-        eventually(LONG, "all have said so", || lines("far").len() >= 3 && !lines("nowhere").is_empty());
+        eventually(LONG, "all have said so", || {
+            lines("far").len() >= 3 && !lines("nowhere").is_empty()
+        });
         let took = began.elapsed();
         assert!(took >= 5 * SOON && took < 9 * SOON, "{took:?}");
-        assert!(lines("far").len() <= 3 * doublings(5 * SOON, took), "{took:?}: {:#?}", lines("far"));
+        assert!(
+            lines("far").len() <= 3 * doublings(5 * SOON, took),
+            "{took:?}: {:#?}",
+            lines("far")
+        );
         silent.proxy.black_hole(false);
         silent.proxy.cut_all();
         delete(&rig.server, "far");
     });
     for line in lines("far") {
         assert!(line.starts_with("INFO relatch::wait "), "{line}");
-        let left = line.split_once("held by \"somebody\" (").expect("the holder").1;
-        let left: f64 = left.split_once("s left)").expect("its lease").0.parse().expect("seconds");
+        let left = line
+            .split_once("held by \"somebody\" (")
+            .expect("the holder")
+            .1;
+        let left: f64 = left
+            .split_once("s left)")
+            .expect("its lease")
+            .0
+            .parse()
+            .expect("seconds");
         assert!(left <= 55.0, "{line}: as if it had just begun");
         assert!(!line.contains("no answer"), "{line}");
     }
     let limited = |line: &&String| line.contains("gives up in ");
     let all = lines("far");
-    assert!(all.iter().filter(limited).count() >= 2 && all.iter().any(|it| it.contains("without a limit")));
+    assert!(
+        all.iter().filter(limited).count() >= 2
+            && all.iter().any(|it| it.contains("without a limit"))
+    );
     let line = &lines("nowhere")[0];
     assert!(
-        line.contains("whose holder is not known") && line.contains("; Redis has given no answer for "),
+        line.contains("whose holder is not known")
+            && line.contains("; Redis has given no answer for "),
         "{line}"
     );
 }
 
 /// How often a limit and its doublings are reached within `span`.
 fn doublings(limit: Duration, span: Duration) -> usize {
-    (0..20).take_while(|n| limit * 2_u32.pow(*n) <= span).count()
+    (0..20)
+        .take_while(|n| limit * 2_u32.pow(*n) <= span)
+        .count()
 }
 
 #[test]
 fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
     const WAIT: Duration = Duration::from_millis(150);
     const HELD: Duration = Duration::from_millis(100);
-    if !is_alone(module_path!(), "long_waits_and_holds_are_warned_of_at_doubling_intervals") {
+    if !is_alone(
+        module_path!(),
+        "long_waits_and_holds_are_warned_of_at_doubling_intervals",
+    ) {
         return;
     }
     collect(LevelFilter::Warn);
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).warn_after(WAIT, HELD).build().expect("connects");
+    let locks = LockManager::builder(&server.url())
+        .warn_after(WAIT, HELD)
+        .build()
+        .expect("connects");
     // This manager does not warn, and its hold is as long.
     let other = connect(&server);
     let silent = other.lock("silent").expect("locks");
     let of = |what: &str| -> Vec<String> {
-        lines_of("relatch::slow").into_iter().filter(|line| line.contains(what)).collect()
+        lines_of("relatch::slow")
+            .into_iter()
+            .filter(|line| line.contains(what))
+            .collect()
     };
 
     // A wait, while this manager holds nothing.
@@ -260,11 +383,20 @@ fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
     });
     let (lines, span) = (of("waits for long"), began.elapsed());
     assert!(lines.len() <= doublings(WAIT, span), "{span:?}: {lines:#?}");
-    assert!(span >= 4 * WAIT, "three warnings come after four times the limit: {span:?}");
+    assert!(
+        span >= 4 * WAIT,
+        "three warnings come after four times the limit: {span:?}"
+    );
     for line in &lines {
-        assert!(line.starts_with("WARN relatch::slow a thread waits for long: "), "{line}");
+        assert!(
+            line.starts_with("WARN relatch::slow a thread waits for long: "),
+            "{line}"
+        );
         let holder = "for lock \"silent\" for ";
-        assert!(line.contains(holder) && line.contains(&format!("held by {} (", Owner::current())), "{line}");
+        assert!(
+            line.contains(holder) && line.contains(&format!("held by {} (", Owner::current())),
+            "{line}"
+        );
         assert!(line.contains("gives up in 1"), "{line}");
     }
     assert!(of("held for long").is_empty(), "{:?}", of("held for long"));
@@ -281,7 +413,10 @@ fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
             "WARN relatch::slow a lock is held for long: lock \"mine\", held by {}",
             Owner::current()
         );
-        assert!(line.starts_with(&start) && line.contains("valid for 2"), "{line}");
+        assert!(
+            line.starts_with(&start) && line.contains("valid for 2"),
+            "{line}"
+        );
     }
     drop(locks.lock("short").expect("locks"));
     assert!(of("short").is_empty());
@@ -292,25 +427,39 @@ fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
 /// because of the other limit.
 #[test]
 fn a_wait_that_is_listed_after_its_limit_is_warned_of_at_once() {
-    if !is_alone(module_path!(), "a_wait_that_is_listed_after_its_limit_is_warned_of_at_once") {
+    if !is_alone(
+        module_path!(),
+        "a_wait_that_is_listed_after_its_limit_is_warned_of_at_once",
+    ) {
         return;
     }
     collect(LevelFilter::Warn);
     let limit = 4 * PERIOD;
-    let rig = Rig::with(|builder| builder.response_timeout(9 * PERIOD).warn_after(limit, PERIOD / 2));
+    let rig = Rig::with(|builder| {
+        builder
+            .response_timeout(9 * PERIOD)
+            .warn_after(limit, PERIOD / 2)
+    });
     rig.proxy.black_hole(true);
     let waits = rig.locks.try_lock_for("a", 15 * PERIOD);
     assert!(waits.expect_err("nothing answers").is_unavailable());
     let lines = lines_of("relatch::slow");
-    assert!(matches!(&lines[..], [line] if line.contains("lock \"a\"")), "{lines:?}");
+    assert!(
+        matches!(&lines[..], [line] if line.contains("lock \"a\"")),
+        "{lines:?}"
+    );
     rig.proxy.black_hole(false);
 }
 
 #[test]
 fn limits_that_would_warn_of_everything_are_refused() {
     for (wait, held) in [(Duration::ZERO, LONG), (LONG, Duration::ZERO)] {
-        let built = LockManager::builder("redis://127.0.0.1:1/").warn_after(wait, held).build_unchecked();
-        let Err(Error::InvalidOption { option, value, .. }) = built else { panic!("{built:?}") };
+        let built = LockManager::builder("redis://127.0.0.1:1/")
+            .warn_after(wait, held)
+            .build_unchecked();
+        let Err(Error::InvalidOption { option, value, .. }) = built else {
+            panic!("{built:?}")
+        };
         assert_eq!((option, value.as_deref()), ("warn_after", Some("0ns")));
     }
 }
@@ -319,7 +468,10 @@ fn limits_that_would_warn_of_everything_are_refused() {
 #[test]
 fn a_manager_that_warns_is_dropped_at_once() {
     let server = Server::start();
-    let locks = builder(&server.url()).warn_after(MINUTE, MINUTE).build().expect("connects");
+    let locks = builder(&server.url())
+        .warn_after(MINUTE, MINUTE)
+        .build()
+        .expect("connects");
     within(LONG / 4, "the drop", || drop(locks));
 }
 
@@ -340,8 +492,10 @@ fn parsed(text: &str) -> Vec<String> {
     // Debian's packages are for the Python at the first place, which may not be the first on the
     // PATH.
     let python = ["/usr/bin/python3", "python3"].into_iter().find(|python| {
-        let status =
-            Command::new(python).args(["-c", "import prometheus_client"]).stderr(Stdio::null()).status();
+        let status = Command::new(python)
+            .args(["-c", "import prometheus_client"])
+            .stderr(Stdio::null())
+            .status();
         status.is_ok_and(|status| status.success())
     });
     let python = python.expect(
@@ -354,11 +508,22 @@ fn parsed(text: &str) -> Vec<String> {
         .stderr(Stdio::piped())
         .spawn()
         .expect("it was just there");
-    child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("it reads all");
+    child
+        .stdin
+        .take()
+        .expect("piped")
+        .write_all(text.as_bytes())
+        .expect("it reads all");
     let output = child.wait_with_output().expect("it ends");
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "the parser refuses this text: {error}\n{text}");
-    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+    assert!(
+        output.status.success(),
+        "the parser refuses this text: {error}\n{text}"
+    );
+    String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
@@ -375,7 +540,12 @@ fn prometheus_reads_the_statistics() {
     let stats = rig.locks.stats();
     let lines = parsed(&stats.prometheus());
     drop(guard);
-    let has = |line: &str| assert!(lines.iter().any(|it| it == line), "no {line:?} in {lines:#?}");
+    let has = |line: &str| {
+        assert!(
+            lines.iter().any(|it| it == line),
+            "no {line:?} in {lines:#?}"
+        );
+    };
     for line in [
         "counter relatch_acquired True",
         "relatch_acquired_total - 5.0",
@@ -395,11 +565,20 @@ fn prometheus_reads_the_statistics() {
     ] {
         has(line);
     }
-    let sum = lines.iter().find_map(|line| line.strip_prefix("relatch_time_held_seconds_sum - "));
+    let sum = lines
+        .iter()
+        .find_map(|line| line.strip_prefix("relatch_time_held_seconds_sum - "));
     let sum: f64 = sum.expect("a sum").parse().expect("a number");
-    assert!((sum - stats.time_held.sum().as_secs_f64()).abs() < 1e-9, "{sum}");
+    assert!(
+        (sum - stats.time_held.sum().as_secs_f64()).abs() < 1e-9,
+        "{sum}"
+    );
     assert!(stats.time_held.sum() > Duration::ZERO);
-    assert_eq!(parsed(&Stats::default().prometheus()).len(), lines.len(), "also what is empty is there");
+    assert_eq!(
+        parsed(&Stats::default().prometheus()).len(),
+        lines.len(),
+        "also what is empty is there"
+    );
 }
 
 #[test]

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use relatch::{Builder, Error, LockManager, LostCause, Unlocked};
 use relatch_rig::{
-    FakeServer, Fault, LONG, MASTER, Proxy, Reply, Sentinels, Server, Setup, Worker, compile_preload,
-    eventually, is_alone, rights, time, within,
+    FakeServer, Fault, LONG, MASTER, Proxy, Reply, Sentinels, Server, Setup, Worker,
+    compile_preload, eventually, is_alone, rights, time, within,
 };
 use tempfile::TempDir;
 
@@ -25,7 +25,10 @@ pub(crate) const PERIOD: Duration = Duration::from_millis(500);
 
 /// A manager that waits through a failover, and whose leases outlast it.
 pub(crate) fn patient(url: &str) -> Builder {
-    builder(url).tolerate_outage(LONG).lease(MINUTE).renew_every(PERIOD)
+    builder(url)
+        .tolerate_outage(LONG)
+        .lease(MINUTE)
+        .renew_every(PERIOD)
 }
 
 pub(crate) fn connect(url: &str) -> LockManager {
@@ -39,13 +42,19 @@ fn without_polling(url: &str) -> LockManager {
 
 /// Sentinels that take no master for dead, however busy the machine is.
 fn calm(replicas: usize) -> Setup {
-    Setup { replicas, down_after: LONG, ..Setup::default() }
+    Setup {
+        replicas,
+        down_after: LONG,
+        ..Setup::default()
+    }
 }
 
 /// A proxy in front of each sentinel, and the address that names the proxies. No sentinel tells of
 /// another one, so that nothing goes past the proxies.
 pub(crate) fn behind_proxies(sentinels: &Sentinels) -> (Vec<Proxy>, String) {
-    let proxies: Vec<_> = (0..3).map(|place| Proxy::start(sentinels.sentinel(place).port())).collect();
+    let proxies: Vec<_> = (0..3)
+        .map(|place| Proxy::start(sentinels.sentinel(place).port()))
+        .collect();
     for it in &proxies {
         it.always("SENTINEL SENTINELS", Fault::Answer(b"*0\r\n".to_vec()));
     }
@@ -59,10 +68,18 @@ pub(crate) fn until_subscribed(proxies: &[Proxy]) {
     // After the subscription, the manager asks once more who is the master.
     let has_subscribed = |proxy: &Proxy| {
         let sent = proxy.log_in_full();
-        let subscribed = sent.iter().position(|it| it[0].eq_ignore_ascii_case("SUBSCRIBE"));
-        subscribed.is_some_and(|at| sent[at..].iter().any(|it| it[0].eq_ignore_ascii_case("SENTINEL")))
+        let subscribed = sent
+            .iter()
+            .position(|it| it[0].eq_ignore_ascii_case("SUBSCRIBE"));
+        subscribed.is_some_and(|at| {
+            sent[at..]
+                .iter()
+                .any(|it| it[0].eq_ignore_ascii_case("SENTINEL"))
+        })
     };
-    eventually(LONG, "the manager has subscribed", || proxies.iter().any(has_subscribed));
+    eventually(LONG, "the manager has subscribed", || {
+        proxies.iter().any(has_subscribed)
+    });
 }
 
 /// When a sentinel reports a new master.
@@ -86,13 +103,19 @@ fn report_of(sentinel: &Server) -> Receiver<Instant> {
 /// How many connections of managers a server has.
 pub(crate) fn clients_of(server: &Server) -> usize {
     let clients: String = server.query(&["CLIENT", "LIST"]);
-    clients.lines().filter(|line| line.contains(" name=relatch:")).count()
+    clients
+        .lines()
+        .filter(|line| line.contains(" name=relatch:"))
+        .count()
 }
 
 /// How many of them receive invalidations.
 fn listeners_of(server: &Server) -> usize {
     let clients: String = server.query(&["CLIENT", "LIST", "TYPE", "PUBSUB"]);
-    clients.lines().filter(|line| line.contains(" name=relatch:")).count()
+    clients
+        .lines()
+        .filter(|line| line.contains(" name=relatch:"))
+        .count()
 }
 
 /// A server that answers as a sentinel would, which takes the server at `port` for the master and
@@ -107,18 +130,29 @@ pub(crate) fn sentinel_that_says(
     view: impl Fn() -> Option<(u16, u64)> + Send + Sync + 'static,
 ) -> FakeServer {
     FakeServer::start(move |args| {
-        let Some((port, epoch)) = view() else { return Reply::Close };
+        let Some((port, epoch)) = view() else {
+            return Reply::Close;
+        };
         let words: Vec<_> = args.iter().map(|it| it.to_lowercase()).collect();
         let words: Vec<_> = words.iter().map(String::as_str).collect();
         let reply = match words[..] {
             [] => String::new(),
             ["sentinel", "get-master-addr-by-name", _] => array(&["127.0.0.1", &port.to_string()]),
-            ["sentinel", "master", _] => array(&["num-slaves", "2", "config-epoch", &epoch.to_string()]),
+            ["sentinel", "master", _] => {
+                array(&["num-slaves", "2", "config-epoch", &epoch.to_string()])
+            }
             ["sentinel", ..] => array(&[]),
             ["subscribe", channel] => {
-                let reply = format!("*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n", channel.len());
+                let reply = format!(
+                    "*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n",
+                    channel.len()
+                );
                 let is_last = channel == "+slave";
-                return if is_last { Reply::Subscribed } else { Reply::Bytes }(reply.into_bytes());
+                return if is_last {
+                    Reply::Subscribed
+                } else {
+                    Reply::Bytes
+                }(reply.into_bytes());
             }
             ["ping"] => array(&["pong", ""]),
             _ => "+OK\r\n".to_owned(),
@@ -129,12 +163,19 @@ pub(crate) fn sentinel_that_says(
 
 /// An array of strings, as a server sends it.
 pub(crate) fn array(parts: &[&str]) -> String {
-    let parts: Vec<_> = parts.iter().map(|part| format!("${}\r\n{part}\r\n", part.len())).collect();
+    let parts: Vec<_> = parts
+        .iter()
+        .map(|part| format!("${}\r\n{part}\r\n", part.len()))
+        .collect();
     format!("*{}\r\n{}", parts.len(), parts.concat())
 }
 
 pub(crate) fn port_of(fake: &FakeServer) -> u16 {
-    fake.address().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port")
+    fake.address()
+        .rsplit(':')
+        .next()
+        .and_then(|port| port.parse().ok())
+        .expect("a port")
 }
 
 #[test]
@@ -144,7 +185,10 @@ fn a_hold_and_a_wait_survive_the_death_of_the_master() {
 }
 
 /// A hold of one manager, and the wait of another, which sleeps until an invalidation wakes it.
-pub(crate) fn survive_the_death_of_the_master(sentinels: &Sentinels, builder: impl Fn() -> Builder) {
+pub(crate) fn survive_the_death_of_the_master(
+    sentinels: &Sentinels,
+    builder: impl Fn() -> Builder,
+) {
     let locks = builder().build().expect("connects");
     let others = builder().poll_every(LONG).build().expect("connects");
     let guard = locks.lock("a").expect("locks");
@@ -154,13 +198,22 @@ pub(crate) fn survive_the_death_of_the_master(sentinels: &Sentinels, builder: im
         eventually(LONG, "the waiter waits", || others.stats().waited > 0);
         sentinels.server(0).kill();
         let master = sentinels.until_replaced(0);
-        eventually(LONG, "the hold is at the new master", || guard.verify().is_ok());
-        assert_eq!(sentinels.server(master).get("lock:a").as_deref(), Some(guard.token()));
+        eventually(LONG, "the hold is at the new master", || {
+            guard.verify().is_ok()
+        });
+        assert_eq!(
+            sentinels.server(master).get("lock:a").as_deref(),
+            Some(guard.token())
+        );
         assert!(guard.is_valid() && !waiter.is_finished());
         let before = renewals(&locks, "a");
-        eventually(LONG, "the hold is renewed there", || renewals(&locks, "a") > before);
+        eventually(LONG, "the hold is renewed there", || {
+            renewals(&locks, "a") > before
+        });
         // The waiter is woken by the new master, and has a connection of its own for that.
-        eventually(LONG, "both managers listen", || listeners_of(sentinels.server(master)) == 2);
+        eventually(LONG, "both managers listen", || {
+            listeners_of(sentinels.server(master)) == 2
+        });
         until_tracked(sentinels.server(master), 1);
         let released = Instant::now();
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -171,7 +224,10 @@ pub(crate) fn survive_the_death_of_the_master(sentinels: &Sentinels, builder: im
 
 #[test]
 fn a_wait_ends_by_its_deadline_while_there_is_no_master() {
-    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let sentinels = Sentinels::with(Setup {
+        replicas: 0,
+        ..Setup::default()
+    });
     let locks = connect(&sentinels.url());
     drop(locks.lock("a").expect("locks"));
     sentinels.server(0).kill();
@@ -185,7 +241,10 @@ fn a_wait_ends_by_its_deadline_while_there_is_no_master() {
 /// A lock is lost with its master. Returns how long after the report of the switch its holder is
 /// told. If the manager does not get the report, it finds the switch by itself.
 fn lose_a_lock(gets_the_report: bool) -> Duration {
-    let sentinels = Sentinels::with(Setup { replicas: 1, ..Setup::default() });
+    let sentinels = Sentinels::with(Setup {
+        replicas: 1,
+        ..Setup::default()
+    });
     let (proxies, url) = behind_proxies(&sentinels);
     for it in &proxies {
         it.lose_messages(!gets_the_report);
@@ -206,7 +265,9 @@ fn lose_a_lock(gets_the_report: bool) -> Duration {
 
 #[test]
 fn a_lock_that_was_lost_with_its_master_is_reported_with_the_switch() {
-    returns_by(Duration::ZERO, "the report of the loss", || lose_a_lock(true));
+    returns_by(Duration::ZERO, "the report of the loss", || {
+        lose_a_lock(true)
+    });
 }
 
 #[test]
@@ -221,7 +282,10 @@ fn after_a_planned_failover_nothing_goes_to_the_old_master() {
 
 /// False if the old master was demoted too soon.
 fn nothing_goes_to_the_old_master() -> bool {
-    let sentinels = Sentinels::with(Setup { demoted_after: Duration::from_secs(8), ..Setup::default() });
+    let sentinels = Sentinels::with(Setup {
+        demoted_after: Duration::from_secs(8),
+        ..Setup::default()
+    });
     let (locks, others) = (connect(&sentinels.url()), without_polling(&sentinels.url()));
     let guard = locks.lock("held").expect("locks");
     sentinels.until_in_sync();
@@ -231,7 +295,9 @@ fn nothing_goes_to_the_old_master() -> bool {
         // The first sentinel, from which the managers get reports, leads the failover. It reports
         // the switch late, when all replicas follow the new master.
         let master = sentinels.fail_over();
-        eventually(SOON, "the old master has no client", || clients_of(sentinels.server(0)) == 0);
+        eventually(SOON, "the old master has no client", || {
+            clients_of(sentinels.server(0)) == 0
+        });
         sentinels.server(0).reset_stats();
         for key in 0..50 {
             locks.with_lock(format!("{key}"), || {}).expect("runs");
@@ -239,7 +305,9 @@ fn nothing_goes_to_the_old_master() -> bool {
         guard.verify().expect("the key was replicated");
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         waiter.join().expect("no panic");
-        let sent = sentinels.server(0).total_calls(&["set", "get", "evalsha", "eval"]);
+        let sent = sentinels
+            .server(0)
+            .total_calls(&["set", "get", "evalsha", "eval"]);
         if !sentinels.is_master(0) {
             return false;
         }
@@ -261,10 +329,15 @@ fn a_switch_whose_report_is_lost_is_noticed_when_the_old_master_is_demoted() {
     let locks = connect(&url);
     until_subscribed(&proxies);
     let master = sentinels.fail_over();
-    locks.with_lock("a", || {}).expect("runs, at whichever master");
+    locks
+        .with_lock("a", || {})
+        .expect("runs, at whichever master");
     sentinels.until_in_sync();
     let guard = within(LONG, "a free lock", || locks.lock("b")).expect("locks");
-    assert_eq!(sentinels.server(master).get("lock:b").as_deref(), Some(guard.token()));
+    assert_eq!(
+        sentinels.server(master).get("lock:b").as_deref(),
+        Some(guard.token())
+    );
 }
 
 #[test]
@@ -278,10 +351,16 @@ fn a_master_that_accepts_and_is_silent_leads_back_to_the_sentinels() {
     let held = locks.lock("held").expect("locks");
     sentinels.until_in_sync();
     sentinels.server(0).pause();
-    let guard = locks.try_lock_for("a", LONG).expect("a master answers").expect("a free lock");
+    let guard = locks
+        .try_lock_for("a", LONG)
+        .expect("a master answers")
+        .expect("a free lock");
     let master = sentinels.master();
     assert_ne!(master, 0);
-    assert_eq!(sentinels.server(master).get("lock:a").as_deref(), Some(guard.token()));
+    assert_eq!(
+        sentinels.server(master).get("lock:a").as_deref(),
+        Some(guard.token())
+    );
     held.verify().expect("the key was replicated");
     sentinels.server(0).resume();
     sentinels.until_in_sync();
@@ -312,8 +391,13 @@ fn a_silent_sentinel_costs_its_timeout_once() {
     let sentinels = Sentinels::with(calm(0));
     let silent = Proxy::start(sentinels.sentinel(0).port());
     silent.black_hole(true);
-    let ports = [silent.port(), sentinels.sentinel(1).port(), sentinels.sentinel(2).port()];
-    let (took, locks) = time(|| LockManager::connect(&sentinels.url_with(&ports)).expect("connects"));
+    let ports = [
+        silent.port(),
+        sentinels.sentinel(1).port(),
+        sentinels.sentinel(2).port(),
+    ];
+    let (took, locks) =
+        time(|| LockManager::connect(&sentinels.url_with(&ports)).expect("connects"));
     assert!(took < SOON, "{took:?}");
     drop(locks.lock("a").expect("locks"));
     // The thread that subscribes may have asked it as well.
@@ -321,7 +405,9 @@ fn a_silent_sentinel_costs_its_timeout_once() {
     assert!(asked <= 2, "{asked}");
     let clients = || clients_of(sentinels.server(0));
     let before = clients();
-    sentinels.server(0).query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    sentinels
+        .server(0)
+        .query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     locks.with_lock("a", || {}).expect("runs");
     open_connections(&locks, 8);
     assert!(before > 0 && clients() > 0);
@@ -335,18 +421,25 @@ fn a_sentinel_that_names_a_replica_a_dead_server_or_a_sentinel_is_not_asked_alon
     dead.kill();
     // A sentinel may name itself. Its users are others than the servers'.
     let other_users = FakeServer::start(|command| {
-        Reply::Bytes(if command.is_empty() { Vec::new() } else { b"-WRONGPASS no such user\r\n".to_vec() })
+        Reply::Bytes(if command.is_empty() {
+            Vec::new()
+        } else {
+            b"-WRONGPASS no such user\r\n".to_vec()
+        })
     });
     let [replica, itself] = [sentinels.server(1).port(), sentinels.sentinel(1).port()];
     for wrong in [replica, dead.port(), itself, port_of(&other_users)] {
         let liar = sentinel_that_names(wrong);
-        let alone = builder(&sentinels.url_with(&[port_of(&liar)])).build_unchecked().expect("an address");
+        let alone = builder(&sentinels.url_with(&[port_of(&liar)]))
+            .build_unchecked()
+            .expect("an address");
         let refused = alone.try_lock_for("a", 2 * ANSWER);
-        let refuses = wrong == port_of(&other_users) || wrong == itself && !rights::login().is_empty();
+        let refuses =
+            wrong == port_of(&other_users) || wrong == itself && !rights::login().is_empty();
         assert!(
-            refused
-                .as_ref()
-                .is_err_and(|it| it.is_unavailable() && refuses == matches!(it, Error::Refused { .. })),
+            refused.as_ref().is_err_and(
+                |it| it.is_unavailable() && refuses == matches!(it, Error::Refused { .. })
+            ),
             "{refused:?}"
         );
         if wrong == replica {
@@ -354,9 +447,17 @@ fn a_sentinel_that_names_a_replica_a_dead_server_or_a_sentinel_is_not_asked_alon
             assert!(said.contains("is a replica"), "{said}");
         }
         let ports = [port_of(&liar), sentinels.sentinel(0).port()];
-        let locks = builder(&sentinels.url_with(&ports)).build_unchecked().expect("an address");
-        let guard = locks.try_lock_for("a", LONG).expect("the other sentinel knows").expect("a free lock");
-        assert_eq!(sentinels.server(0).get("lock:a").as_deref(), Some(guard.token()));
+        let locks = builder(&sentinels.url_with(&ports))
+            .build_unchecked()
+            .expect("an address");
+        let guard = locks
+            .try_lock_for("a", LONG)
+            .expect("the other sentinel knows")
+            .expect("a free lock");
+        assert_eq!(
+            sentinels.server(0).get("lock:a").as_deref(),
+            Some(guard.token())
+        );
     }
 }
 
@@ -369,7 +470,10 @@ fn without_hello_a_sentinel_that_names_a_replica_is_not_asked_alone() {
     let hosts = [&liar, &other].map(FakeServer::address).join(",");
     let url = format!("redis+sentinel://{}{hosts}/{MASTER}", rights::login());
     let locks = builder(&url).build_unchecked().expect("an address");
-    let guard = locks.try_lock_for("a", LONG).expect("the other sentinel knows").expect("a free lock");
+    let guard = locks
+        .try_lock_for("a", LONG)
+        .expect("the other sentinel knows")
+        .expect("a free lock");
     assert_eq!(master.get("lock:a").as_deref(), Some(guard.token()));
     // The sentinel that was right is asked first from then on.
     let refused = || replica.total_calls(&["client", "client|setname"]);
@@ -400,8 +504,13 @@ fn a_sentinel_that_has_not_heard_of_a_switch_does_not_lead_back_to_the_old_maste
     };
     let [first, last] = [says(ONE_IS_GONE), says(BOTH_ARE_GONE)];
     let behind = sentinel_that_says(move || Some((old_port, 4)));
-    let ports = [&first, &behind, &last].map(port_of).map(|port| format!("127.0.0.1:{port}"));
-    let url = new.url().replace(&new.address(), &ports.join(",")).replace("redis:", "redis+sentinel:");
+    let ports = [&first, &behind, &last]
+        .map(port_of)
+        .map(|port| format!("127.0.0.1:{port}"));
+    let url = new
+        .url()
+        .replace(&new.address(), &ports.join(","))
+        .replace("redis:", "redis+sentinel:");
     let locks = connect(&format!("{url}{MASTER}"));
     let guard = locks.lock("a").expect("locks");
     let cut = || new.query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
@@ -426,8 +535,14 @@ fn a_sentinel_that_has_not_heard_of_a_switch_does_not_lead_back_to_the_old_maste
 #[test]
 fn sentinels_have_a_login_of_their_own() {
     let password = "canary-of-the-sentinels";
-    let sentinels = Sentinels::with(Setup { password: Some(password.into()), ..calm(0) });
-    let locks = builder(&sentinels.url()).sentinel_login(None, password).build().expect("connects");
+    let sentinels = Sentinels::with(Setup {
+        password: Some(password.into()),
+        ..calm(0)
+    });
+    let locks = builder(&sentinels.url())
+        .sentinel_login(None, password)
+        .build()
+        .expect("connects");
     let guard = locks.lock("a").expect("locks");
     drop(guard);
     let named = builder(&sentinels.url()).sentinel_login(Some("default"), password);
@@ -452,29 +567,45 @@ fn rights_at_sentinels() -> Vec<&'static str> {
     let page = include_str!("../../docs/engines.md");
     let mut lines = page.lines();
     let rights = lines.find_map(|line| line.strip_prefix("ACL SETUSER locks on >password "));
-    rights.expect("docs/engines.md says how the user is made").split(' ').collect()
+    rights
+        .expect("docs/engines.md says how the user is made")
+        .split(' ')
+        .collect()
 }
 
 /// Gives each sentinel a user with these rights. Returns a manager that logs in as that user.
 fn with_rights(sentinels: &Sentinels, rights: &[&str]) -> LockManager {
     for place in 0..3 {
         let user = ["ACL", "SETUSER", "watcher", "reset", "on", ">canary"];
-        sentinels.sentinel(place).query::<()>(&[&user, rights].concat());
+        sentinels
+            .sentinel(place)
+            .query::<()>(&[&user, rights].concat());
     }
-    patient(&sentinels.url()).sentinel_login(Some("watcher"), "canary").build().expect("connects")
+    patient(&sentinels.url())
+        .sentinel_login(Some("watcher"), "canary")
+        .build()
+        .expect("connects")
 }
 
 #[test]
 fn a_user_with_the_least_rights_at_the_sentinels_is_refused_nothing() {
-    let sentinels = Sentinels::with(Setup { demoted_after: Duration::from_secs(8), ..Setup::default() });
+    let sentinels = Sentinels::with(Setup {
+        demoted_after: Duration::from_secs(8),
+        ..Setup::default()
+    });
     let locks = with_rights(&sentinels, &rights_at_sentinels());
     drop(locks.lock("a").expect("locks"));
     let subscribed = || !sentinels.sentinel(0).clients_with("sub=3").is_empty();
     eventually(LONG, "the manager has subscribed", subscribed);
     let master = sentinels.fail_over();
-    eventually(SOON, "the old master has no client", || clients_of(sentinels.server(0)) == 0);
+    eventually(SOON, "the old master has no client", || {
+        clients_of(sentinels.server(0)) == 0
+    });
     let guard = locks.lock("a").expect("locks");
-    assert_eq!(sentinels.server(master).get("lock:a").as_deref(), Some(guard.token()));
+    assert_eq!(
+        sentinels.server(master).get("lock:a").as_deref(),
+        Some(guard.token())
+    );
     for place in 0..3 {
         let refused = sentinels.sentinel(place).refused();
         assert!(refused.is_empty(), "{refused:?}");
@@ -488,32 +619,63 @@ fn one_right_at_the_sentinels_is_enough_to_find_the_master() {
     let locks = with_rights(&sentinels, &["resetchannels", "-@all", needed]);
     drop(locks.lock("a").expect("locks"));
     let all = rights_at_sentinels();
-    let others: Vec<_> = all.iter().copied().filter(|right| *right != needed).collect();
+    let others: Vec<_> = all
+        .iter()
+        .copied()
+        .filter(|right| *right != needed)
+        .collect();
     assert_eq!(others.len() + 1, all.len());
     for place in 0..3 {
-        sentinels
-            .sentinel(place)
-            .query::<()>(&[&["ACL", "SETUSER", "watcher", "reset", "on", ">canary"], &*others].concat());
+        sentinels.sentinel(place).query::<()>(
+            &[
+                &["ACL", "SETUSER", "watcher", "reset", "on", ">canary"],
+                &*others,
+            ]
+            .concat(),
+        );
     }
-    let refused = patient(&sentinels.url()).sentinel_login(Some("watcher"), "canary").build();
+    let refused = patient(&sentinels.url())
+        .sentinel_login(Some("watcher"), "canary")
+        .build();
     let said = chain(&refused.expect_err("a right is missing"));
-    assert!(said.contains("NOPERM") && said.contains("sentinel"), "{said}");
+    assert!(
+        said.contains("NOPERM") && said.contains("sentinel"),
+        "{said}"
+    );
 }
 
 #[test]
 fn without_the_channels_a_switch_is_noticed_when_the_old_master_is_demoted_or_fails() {
     let sentinels = Sentinels::start();
     let is_for_reports = |right: &&str| right.starts_with('&') || *right == "+subscribe";
-    let others: Vec<_> = rights_at_sentinels().into_iter().filter(|it| !is_for_reports(it)).collect();
+    let others: Vec<_> = rights_at_sentinels()
+        .into_iter()
+        .filter(|it| !is_for_reports(it))
+        .collect();
     let locks = with_rights(&sentinels, &others);
     let guard = locks.lock("held").expect("locks");
     sentinels.until_in_sync();
-    let refused = || (0..3).flat_map(|place| sentinels.sentinel(place).refused()).collect::<Vec<_>>();
+    let refused = || {
+        (0..3)
+            .flat_map(|place| sentinels.sentinel(place).refused())
+            .collect::<Vec<_>>()
+    };
     let needs = |(_, what): &(String, String)| what == "subscribe";
-    eventually(LONG, "the right to subscribe is missing", || refused().iter().any(needs));
+    eventually(LONG, "the right to subscribe is missing", || {
+        refused().iter().any(needs)
+    });
     let is_used = |name: &str, master: usize| {
-        let other = locks.try_lock_for(name, LONG).expect("a master answers").expect("a free lock");
-        assert_eq!(sentinels.server(master).get(&format!("lock:{name}")).as_deref(), Some(other.token()));
+        let other = locks
+            .try_lock_for(name, LONG)
+            .expect("a master answers")
+            .expect("a free lock");
+        assert_eq!(
+            sentinels
+                .server(master)
+                .get(&format!("lock:{name}"))
+                .as_deref(),
+            Some(other.token())
+        );
         guard.verify().expect("the key was replicated");
     };
     let master = sentinels.fail_over();
@@ -531,9 +693,14 @@ fn a_sentinel_with_another_password_is_passed_over() {
     let other = Server::with(&["--requirepass", "secret"]);
     let ports = [other.port(), sentinels.sentinel(0).port()];
     // Without a login (`NOAUTH`), and with a wrong one (`WRONGPASS`).
-    sentinels.sentinel(0).query::<()>(&["ACL", "SETUSER", "watcher", "on", ">canary", "~*", "&*", "+@all"]);
+    sentinels.sentinel(0).query::<()>(&[
+        "ACL", "SETUSER", "watcher", "on", ">canary", "~*", "&*", "+@all",
+    ]);
     let with = |builder: Builder| builder.sentinel_login(Some("watcher"), "canary");
-    for builder in [builder(&sentinels.url_with(&ports)), with(builder(&sentinels.url_with(&ports)))] {
+    for builder in [
+        builder(&sentinels.url_with(&ports)),
+        with(builder(&sentinels.url_with(&ports))),
+    ] {
         let locks = builder.build().expect("connects");
         drop(locks.lock("a").expect("watcher"));
     }
@@ -552,7 +719,11 @@ fn sentinels_that_are_gone_are_named_by_the_error() {
     drop(locks.lock("a").expect("locks"));
     let error = builder(&sentinels.url()).build().expect_err("no sentinel");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    assert!(chain(&error).contains("no sentinel reachable"), "{}", chain(&error));
+    assert!(
+        chain(&error).contains("no sentinel reachable"),
+        "{}",
+        chain(&error)
+    );
 }
 
 #[test]
@@ -562,7 +733,10 @@ fn a_name_that_no_sentinel_knows_is_named_by_the_error() {
     let error = builder(&url).build().expect_err("no such master");
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     let said = chain(&error);
-    assert!(said.contains("no sentinel knows") && said.contains("othermaster"), "{said}");
+    assert!(
+        said.contains("no sentinel knows") && said.contains("othermaster"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -573,9 +747,15 @@ fn a_server_in_the_place_of_a_sentinel_is_named_by_the_error_and_so_is_the_rever
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     let said = chain(&error);
     assert!(said.contains("is not a sentinel"), "{said}");
-    let error = builder(&sentinels.sentinel(0).bare_url()).build().expect_err("no server");
+    let error = builder(&sentinels.sentinel(0).bare_url())
+        .build()
+        .expect_err("no server");
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-    assert!(chain(&error).contains("this is a sentinel"), "{}", chain(&error));
+    assert!(
+        chain(&error).contains("this is a sentinel"),
+        "{}",
+        chain(&error)
+    );
 }
 
 #[test]
@@ -587,39 +767,61 @@ fn other_sentinels_are_learnt() {
     sentinels.server(0).kill();
     let master = sentinels.until_replaced(0);
     let guard = within(LONG, "a free lock", || locks.lock("a")).expect("locks");
-    assert_eq!(sentinels.server(master).get("lock:a").as_deref(), Some(guard.token()));
+    assert_eq!(
+        sentinels.server(master).get("lock:a").as_deref(),
+        Some(guard.token())
+    );
 }
 
 /// A sentinel that is asked has a third of a second. On a busy machine, the test may take longer
 /// than that to see what was sent.
 #[test]
 fn connecting_asks_one_sentinel_in_one_round_trip() {
-    assert!((0..5).any(|_| asks_one_sentinel()), "more than the pool's and the keeper's connection asked");
+    assert!(
+        (0..5).any(|_| asks_one_sentinel()),
+        "more than the pool's and the keeper's connection asked"
+    );
 }
 
 fn asks_one_sentinel() -> bool {
-    let sentinels = Sentinels::with(Setup { proxied: true, ..calm(0) });
+    let sentinels = Sentinels::with(Setup {
+        proxied: true,
+        ..calm(0)
+    });
     let (proxies, url) = behind_proxies(&sentinels);
     let locks = connect(&url);
     until_subscribed(&proxies);
     drop(locks.lock("a").expect("locks"));
-    let asked = || proxies.iter().map(|it| it.commands("SENTINEL GET-MASTER-ADDR-BY-NAME")).sum::<u64>();
+    let asked = || {
+        proxies
+            .iter()
+            .map(|it| it.commands("SENTINEL GET-MASTER-ADDR-BY-NAME"))
+            .sum::<u64>()
+    };
     let (before, sent) = (asked(), sentinels.proxy(0).log().len());
     // All that is asked is sent before the first reply, so it is one round trip.
     for it in &proxies {
         it.hold_replies(true);
     }
-    sentinels.server(0).query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    sentinels
+        .server(0)
+        .query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
         eventually(LONG, "a sentinel is asked", || asked() > before);
-        eventually(LONG, "and for the others", || proxies[0].log().last().is_some_and(|it| it == "SENTINEL"));
+        eventually(LONG, "and for the others", || {
+            proxies[0].log().last().is_some_and(|it| it == "SENTINEL")
+        });
         for it in &proxies {
             it.hold_replies(false);
         }
         waiter.join().expect("no panic");
     });
-    assert!(sentinels.proxy(0).log()[sent..].iter().any(|it| it == "SET"));
+    assert!(
+        sentinels.proxy(0).log()[sent..]
+            .iter()
+            .any(|it| it == "SET")
+    );
     asked() <= before + 2 && proxies[1].commands("SENTINEL") + proxies[2].commands("SENTINEL") == 0
 }
 
@@ -633,7 +835,10 @@ pub(crate) fn threads() -> Vec<String> {
 #[test]
 #[cfg(target_os = "linux")]
 fn dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent() {
-    if !is_alone(module_path!(), "dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent") {
+    if !is_alone(
+        module_path!(),
+        "dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent",
+    ) {
         return;
     }
     let sentinels = Sentinels::with(calm(0));
@@ -642,7 +847,8 @@ fn dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent() {
     for (silent, before) in [(false, false), (true, false), (true, true)] {
         let locks = connect().build().expect("connects");
         drop(locks.lock("a").expect("locks"));
-        let subscribed = || (0..3).any(|place| !sentinels.sentinel(place).clients_with("sub=3").is_empty());
+        let subscribed =
+            || (0..3).any(|place| !sentinels.sentinel(place).clients_with("sub=3").is_empty());
         eventually(LONG, "a thread subscribes", subscribed);
         let pause = || (0..3).for_each(|place| sentinels.sentinel(place).pause());
         if silent {
@@ -653,10 +859,16 @@ fn dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent() {
             assert_unavailable(&locks.try_lock_for("a", ANSWER));
             locks
         });
-        assert!(threads().iter().any(|it| it.starts_with("relatch-sentine")), "{:?}", threads());
+        assert!(
+            threads().iter().any(|it| it.starts_with("relatch-sentine")),
+            "{:?}",
+            threads()
+        );
         // A thread that nobody ends looks every second whether it has to stop.
         within(SOON / 2, "dropping the manager", || drop(locks));
-        within(SOON, "dropping a manager that connects", || drop(connecting));
+        within(SOON, "dropping a manager that connects", || {
+            drop(connecting);
+        });
         // The system may list a thread for a moment after it was joined.
         let has_ended = || !threads().iter().any(|it| it.starts_with("relatch-sentine"));
         eventually(SOON / 2, "its thread was joined", has_ended);
@@ -672,18 +884,32 @@ fn a_fork_leaves_the_connections_to_sentinels_alone() {
     let sentinels = Sentinels::with(calm(0));
     let (proxies, url) = behind_proxies(&sentinels);
     let dir = TempDir::new().expect("a temporary directory");
-    let preload = format!("LD_PRELOAD={}", compile_preload("fork", dir.path()).display());
-    let mut child = Worker::spawn_under(&["env", &preload], "forker", &[("url", &*url), ("holding", "yes")]);
+    let preload = format!(
+        "LD_PRELOAD={}",
+        compile_preload("fork", dir.path()).display()
+    );
+    let mut child = Worker::spawn_under(
+        &["env", &preload],
+        "forker",
+        &[("url", &*url), ("holding", "yes")],
+    );
     child.expect_line("forking", LONG);
     until_subscribed(&proxies);
-    let subscribers =
-        || -> Vec<_> { (0..3).flat_map(|place| sentinels.sentinel(place).clients_with("sub=3")).collect() };
+    let subscribers = || -> Vec<_> {
+        (0..3)
+            .flat_map(|place| sentinels.sentinel(place).clients_with("sub=3"))
+            .collect()
+    };
     let before = subscribers();
     assert_eq!(before.len(), 1);
     child.send("fork");
     let ended = child.expect_line("the copy", LONG);
     assert!(ended.contains("Some(0)"), "{ended}: {}", child.printed());
-    assert_eq!(subscribers(), before, "the parent's subscription stayed open");
+    assert_eq!(
+        subscribers(),
+        before,
+        "the parent's subscription stayed open"
+    );
     child.send("go on");
     child.expect_line("fine", LONG);
     assert!(child.wait(LONG).success());
@@ -696,7 +922,10 @@ fn a_silent_sentinel_beside_one_that_is_away_is_asked_once() {
     let [silent_address, away_address] = [&silent, &away].map(|it| it.local_addr().expect("bound"));
     drop(away);
     let url = format!("redis+sentinel://{silent_address},{away_address}/mymaster");
-    let locks = LockManager::builder(&url).connect_timeout(LONG).build_unchecked().expect("sends nothing");
+    let locks = LockManager::builder(&url)
+        .connect_timeout(LONG)
+        .build_unchecked()
+        .expect("sends nothing");
     let (took, taken) = time(|| locks.try_lock("a"));
     assert!(taken.is_err_and(|error| error.is_unavailable()));
     assert!(took < LONG / 4, "{took:?}");

@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use relatch::{LockManager, LostCause};
-use relatch_rig::{FakeServer, Fault, LONG, MASTER, Proxy, Reply, Server, eventually, rights, time, within};
+use relatch_rig::{
+    FakeServer, Fault, LONG, MASTER, Proxy, Reply, Server, eventually, rights, time, within,
+};
 
 use crate::sentinel::{
-    PERIOD, array, clients_of, open_connections, patient, port_of, sentinel_that_says, until_subscribed,
+    PERIOD, array, clients_of, open_connections, patient, port_of, sentinel_that_says,
+    until_subscribed,
 };
 use crate::support::{ANSWER, MINUTE, SOON, assert_unavailable, builder, returns_by};
 
@@ -48,16 +51,25 @@ impl Played {
     #[track_caller]
     fn report(&self, channel: &str, payload: &str) {
         let is_subscribed = || self.proxy.commands(&format!("SUBSCRIBE {channel}")) > 0;
-        eventually(LONG, "the manager has subscribed to the channel", is_subscribed);
+        eventually(
+            LONG,
+            "the manager has subscribed to the channel",
+            is_subscribed,
+        );
         let message = array(&["message", channel, payload]);
-        eventually(LONG, "the manager has subscribed", || self.fake.push(message.as_bytes()) > 0);
+        eventually(LONG, "the manager has subscribed", || {
+            self.fake.push(message.as_bytes()) > 0
+        });
     }
 
     /// From now on it names the server at `to`, and reports the switch.
     #[track_caller]
     fn switches(&self, from: u16, to: u16) {
         self.names(to);
-        self.report("+switch-master", &format!("{MASTER} 127.0.0.1 {from} 127.0.0.1 {to}"));
+        self.report(
+            "+switch-master",
+            &format!("{MASTER} 127.0.0.1 {from} 127.0.0.1 {to}"),
+        );
     }
 
     fn questions(&self) -> u64 {
@@ -66,14 +78,23 @@ impl Played {
 }
 
 fn url_of(sentinels: &[Played]) -> String {
-    let hosts: Vec<_> = sentinels.iter().map(|it| format!("127.0.0.1:{}", it.proxy.port())).collect();
-    format!("redis+sentinel://{}{}/{MASTER}", rights::login(), hosts.join(","))
+    let hosts: Vec<_> = sentinels
+        .iter()
+        .map(|it| format!("127.0.0.1:{}", it.proxy.port()))
+        .collect();
+    format!(
+        "redis+sentinel://{}{}/{MASTER}",
+        rights::login(),
+        hosts.join(",")
+    )
 }
 
 /// A manager that neither renews nor polls while a test runs, and gives a sentinel as much time as
 /// a sentinel ever gets.
 fn connect(sentinels: &[Played]) -> LockManager {
-    let builder = patient(&url_of(sentinels)).renew_every(MINUTE / 3).poll_every(LONG);
+    let builder = patient(&url_of(sentinels))
+        .renew_every(MINUTE / 3)
+        .poll_every(LONG);
     builder.connect_timeout(LONG).build().expect("connects")
 }
 
@@ -85,15 +106,19 @@ fn servers() -> [Server; 2] {
 /// The connections of managers.
 fn connections_to(server: &Server) -> Vec<String> {
     let clients: String = server.query(&["CLIENT", "LIST"]);
-    let ours = clients.lines().filter(|line| line.contains(" name=relatch:"));
-    ours.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
+    let ours = clients
+        .lines()
+        .filter(|line| line.contains(" name=relatch:"));
+    ours.filter_map(|line| line.split(' ').next().map(str::to_owned))
+        .collect()
 }
 
 /// Waits until the manager's listener is connected, and has tested itself.
 #[track_caller]
 fn until_listening(server: &Server) {
     // It does so over a connection that it then closes.
-    let is_tested = || server.redirects_invalidations() && server.clients_with("cmd=del").is_empty();
+    let is_tested =
+        || server.redirects_invalidations() && server.clients_with("cmd=del").is_empty();
     eventually(LONG, "the listener is connected", is_tested);
 }
 
@@ -105,7 +130,9 @@ fn end_all(server: &Server) {
 /// Checks that the manager has left the old master and uses the new one, and no other.
 #[track_caller]
 fn assert_moved(locks: &LockManager, old: &Server, new: &Server) {
-    eventually(SOON, "the old master has no client", || clients_of(old) == 0);
+    eventually(SOON, "the old master has no client", || {
+        clients_of(old) == 0
+    });
     let before = old.calls("set");
     open_connections(locks, 2);
     assert_eq!((clients_of(old), old.calls("set")), (0, before));
@@ -139,8 +166,9 @@ fn a_report_of_a_switch_reaches_each_hold_at_once() {
     }
     for channel in ["+promoted-slave", "+slave"] {
         returns_by(Duration::ZERO, "the report of the loss", || {
-            let report =
-                |old, new| format!("slave 127.0.0.1:{new} 127.0.0.1 {new} @ {MASTER} 127.0.0.1 {old}");
+            let report = |old, new| {
+                format!("slave 127.0.0.1:{new} 127.0.0.1 {new} @ {MASTER} 127.0.0.1 {old}")
+            };
             loss_after(channel, report, false)
         });
     }
@@ -158,7 +186,10 @@ fn a_report_that_leads_nowhere_does_not_keep_the_manager_from_its_master() {
     let liar = &sentinels[0];
     until_subscribed(slice::from_ref(&liar.proxy));
     liar.view.lock().0 = to;
-    liar.report("+switch-master", &format!("{MASTER} 127.0.0.1 {from} 127.0.0.1 {to}"));
+    liar.report(
+        "+switch-master",
+        &format!("{MASTER} 127.0.0.1 {from} 127.0.0.1 {to}"),
+    );
     eventually(LONG, "the report is followed", || clients_of(&master) == 0);
     let lock = locks.named("a").wait(LONG / 4);
     lock.with_lock(|| ()).expect("runs");
@@ -189,11 +220,19 @@ fn reports_of_other_masters_and_reports_without_sense_change_nothing() {
     // Reports are handled in their order. For each of these, the sentinel is asked, so when most of
     // them have been read, all others have been.
     for _ in 0..20 {
-        sentinel.report("+slave", &format!("slave 127.0.0.1:1 127.0.0.1 1 @ {MASTER} 127.0.0.1 {from}"));
+        sentinel.report(
+            "+slave",
+            &format!("slave 127.0.0.1:1 127.0.0.1 1 @ {MASTER} 127.0.0.1 {from}"),
+        );
     }
-    eventually(LONG, "all reports have been read", || sentinel.questions() >= asked + 20);
+    eventually(LONG, "all reports have been read", || {
+        sentinel.questions() >= asked + 20
+    });
     let now = connections_to(&old);
-    assert!(!before.is_empty() && before.iter().all(|it| now.contains(it)), "{before:?}, {now:?}");
+    assert!(
+        !before.is_empty() && before.iter().all(|it| now.contains(it)),
+        "{before:?}, {now:?}"
+    );
     assert_eq!(new.total_calls(&["hello", "set", "get"]), 0);
     guard.verify().expect("it is where it was");
     sentinel.switches(from, to);
@@ -204,7 +243,8 @@ fn reports_of_other_masters_and_reports_without_sense_change_nothing() {
 fn with_a_reporter_that_is_asked_last(server: &Server) -> ([Played; 3], LockManager) {
     let sentinels = [(); 3].map(|()| Played::naming(server.port()));
     for it in &sentinels[..2] {
-        it.proxy.always("SUBSCRIBE", Fault::Answer(REFUSED.to_vec()));
+        it.proxy
+            .always("SUBSCRIBE", Fault::Answer(REFUSED.to_vec()));
     }
     // The thread that has subscribed asks its sentinel first, and then prefers the one that
     // answers.
@@ -231,11 +271,14 @@ fn a_sentinel_that_reports_a_switch_counts_more_than_those_that_have_not_heard_o
         reporter.proxy.clear();
         if tells_epoch {
             // It answers once, and is gone.
-            reporter.proxy.on(QUESTION, Fault::DelayReply(Duration::ZERO));
+            reporter
+                .proxy
+                .on(QUESTION, Fault::DelayReply(Duration::ZERO));
             reporter.proxy.always(QUESTION, Fault::CutBeforeForward);
         } else {
             for it in &sentinels {
-                it.proxy.always("SENTINEL MASTER", Fault::Answer(REFUSED.to_vec()));
+                it.proxy
+                    .always("SENTINEL MASTER", Fault::Answer(REFUSED.to_vec()));
             }
         }
         reporter.switches(old.port(), new.port());
@@ -248,7 +291,9 @@ fn a_connection_that_is_logging_in_does_not_escape_a_switch() {
     let [old, new] = servers();
     let between = Proxy::start(old.port());
     let sentinel = Played::naming(between.port());
-    let locks = patient(&url_of(slice::from_ref(&sentinel))).connect_timeout(LONG).response_timeout(LONG);
+    let locks = patient(&url_of(slice::from_ref(&sentinel)))
+        .connect_timeout(LONG)
+        .response_timeout(LONG);
     let locks = locks.build().expect("connects");
     until_subscribed(slice::from_ref(&sentinel.proxy));
     between.cut_all();
@@ -260,7 +305,9 @@ fn a_connection_that_is_logging_in_does_not_escape_a_switch() {
             assert_eq!(new.get("lock:a").as_deref(), Some(guard.token()));
             took
         });
-        eventually(LONG, "a connection is opened", || between.connections_accepted() > accepted);
+        eventually(LONG, "a connection is opened", || {
+            between.connections_accepted() > accepted
+        });
         sentinel.switches(between.port(), new.port());
         // The replies of the old master are still held.
         let took = taking.join().expect("no panic");
@@ -279,13 +326,19 @@ fn the_first_connection_does_not_lead_to_an_old_master_either() {
     let sentinels = [&between, &between].map(|it| Played::naming(it.port()));
     let [behind, knows] = &sentinels;
     knows.names(new.port());
-    behind.proxy.always("SUBSCRIBE", Fault::Answer(REFUSED.to_vec()));
+    behind
+        .proxy
+        .always("SUBSCRIBE", Fault::Answer(REFUSED.to_vec()));
     knows.proxy.hold_replies(true);
     between.hold_replies(true);
-    let builder = patient(&url_of(&sentinels)).connect_timeout(LONG).response_timeout(LONG);
+    let builder = patient(&url_of(&sentinels))
+        .connect_timeout(LONG)
+        .response_timeout(LONG);
     thread::scope(|scope| {
         let connecting = scope.spawn(|| time(|| builder.build().expect("connects")));
-        eventually(LONG, "the connection logs in", || between.commands("HELLO") > 0);
+        eventually(LONG, "the connection logs in", || {
+            between.commands("HELLO") > 0
+        });
         knows.proxy.hold_replies(false);
         // The replies of the old master are still held.
         let (took, locks) = connecting.join().expect("no panic");
@@ -300,7 +353,8 @@ fn an_answer_that_a_report_has_overtaken_does_not_count() {
     let [old, new] = servers();
     let (sentinels, locks) = with_a_reporter_that_is_asked_last(&old);
     for it in &sentinels {
-        it.proxy.always("SENTINEL MASTER", Fault::Answer(REFUSED.to_vec()));
+        it.proxy
+            .always("SENTINEL MASTER", Fault::Answer(REFUSED.to_vec()));
     }
     let [asked, knows, reporter] = &sentinels;
     reporter.proxy.clear();
@@ -347,7 +401,10 @@ fn after_the_end_of_a_subscription_another_sentinel_reports() {
                 let [old, new] = servers();
                 let sentinels = [(); 2].map(|()| Played::naming(old.port()));
                 // A connection that is silent for the connect timeout after a `PING` is dead.
-                let locks = patient(&url_of(&sentinels)).connect_timeout(SOON).build().expect("connects");
+                let locks = patient(&url_of(&sentinels))
+                    .connect_timeout(SOON)
+                    .build()
+                    .expect("connects");
                 until_subscribed(slice::from_ref(&sentinels[0].proxy));
                 end(&sentinels[0].proxy);
                 until_subscribed(slice::from_ref(&sentinels[1].proxy));
@@ -387,7 +444,9 @@ fn a_sentinel_that_is_cut_off_with_the_old_master_does_not_keep_the_manager_ther
     guard.extend_to(MINUTE).expect("extends");
     until_subscribed(slice::from_ref(&sentinels[0].proxy));
     sentinels[1].names(new.port());
-    eventually(LONG, "the other sentinels are asked as well", || clients_of(&old) == 0);
+    eventually(LONG, "the other sentinels are asked as well", || {
+        clients_of(&old) == 0
+    });
     assert_eq!(guard.watch().wait_lost(SOON), Some(LostCause::Deleted));
     assert_moved(&locks, &old, &new);
 }
@@ -411,7 +470,9 @@ fn without_any_report_all_sentinels_are_asked_all_the_same() {
                 let locks = connect(&sentinels);
                 sentinels[2].names(new.port());
                 drop(locks.lock("a").expect("locks"));
-                eventually(LONG, "the last sentinel is asked as well", || clients_of(&old) == 0);
+                eventually(LONG, "the last sentinel is asked as well", || {
+                    clients_of(&old) == 0
+                });
                 assert_moved(&locks, &old, &new);
             });
         }
@@ -429,13 +490,18 @@ const REPLACEMENTS: [(&str, Replace); 4] = [
         old.kill();
         ended
     }),
-    ("killed before another one is named", |sentinel, old, new| {
-        let asked = sentinel.questions();
-        old.kill();
-        eventually(LONG, "the manager looks for another one", || sentinel.questions() > asked + 1);
-        sentinel.names(new.port());
-        Instant::now()
-    }),
+    (
+        "killed before another one is named",
+        |sentinel, old, new| {
+            let asked = sentinel.questions();
+            old.kill();
+            eventually(LONG, "the manager looks for another one", || {
+                sentinel.questions() > asked + 1
+            });
+            sentinel.names(new.port());
+            Instant::now()
+        },
+    ),
     ("demoted as by a sentinel", |sentinel, old, new| {
         let ended = demote(sentinel, old, new);
         for kind in ["normal", "pubsub"] {
@@ -460,13 +526,21 @@ fn loss_without_report(replace: Replace, may_subscribe: bool, tracks: bool) -> D
     let [old, new] = servers();
     let sentinel = Played::naming(old.port());
     if !may_subscribe {
-        sentinel.proxy.always("SUBSCRIBE", Fault::Answer(REFUSED.to_vec()));
+        sentinel
+            .proxy
+            .always("SUBSCRIBE", Fault::Answer(REFUSED.to_vec()));
     }
     let url = url_of(slice::from_ref(&sentinel));
-    let locks = patient(&url).connect_timeout(LONG).client_tracking(tracks).build().expect("connects");
+    let locks = patient(&url)
+        .connect_timeout(LONG)
+        .client_tracking(tracks)
+        .build()
+        .expect("connects");
     let guard = locks.lock("a").expect("locks");
     // A busy machine may be late with an answer.
-    eventually(LONG, "the lease is extended", || guard.extend_to(MINUTE).is_ok());
+    eventually(LONG, "the lease is extended", || {
+        guard.extend_to(MINUTE).is_ok()
+    });
     // A connection that is opened later than this would notice the switch by itself.
     if may_subscribe {
         until_subscribed(slice::from_ref(&sentinel.proxy));
@@ -476,10 +550,16 @@ fn loss_without_report(replace: Replace, may_subscribe: bool, tracks: bool) -> D
     }
     assert_eq!((clients_of(&new), guard.is_valid()), (0, true));
     let ended = replace(&sentinel, &old, &new);
-    assert_eq!(guard.watch().wait_lost(PERIOD + SOON), Some(LostCause::Deleted));
+    assert_eq!(
+        guard.watch().wait_lost(PERIOD + SOON),
+        Some(LostCause::Deleted)
+    );
     let told = ended.elapsed();
     drop(guard);
-    let other = locks.try_lock_for("b", LONG).expect("the new master answers").expect("a free lock");
+    let other = locks
+        .try_lock_for("b", LONG)
+        .expect("the new master answers")
+        .expect("a free lock");
     assert_eq!(new.get("lock:b").as_deref(), Some(other.token()));
     told
 }
@@ -490,7 +570,9 @@ fn loss_without_report(replace: Replace, may_subscribe: bool, tracks: bool) -> D
 fn assert_loss_is_told_within_a_renewal_period(may_subscribe: bool, tracks: bool) {
     for (how, replace) in REPLACEMENTS {
         let what = format!("the news of a loss, the master {how}");
-        returns_by(PERIOD, &what, || loss_without_report(replace, may_subscribe, tracks));
+        returns_by(PERIOD, &what, || {
+            loss_without_report(replace, may_subscribe, tracks)
+        });
     }
 }
 
@@ -515,20 +597,33 @@ fn a_report_that_is_lost_delays_the_news_of_a_lost_lock_by_a_renewal_period_at_m
 fn the_login_of_the_url_does_not_go_to_the_sentinels() {
     let server = Server::with(&["--requirepass", "canary"]);
     let sentinel = Played::naming(server.port());
-    sentinel.proxy.always("AUTH", Fault::Answer(b"-ERR there is no password\r\n".to_vec()));
-    let url = format!("redis+sentinel://:canary@127.0.0.1:{}/{MASTER}", sentinel.proxy.port());
+    sentinel.proxy.always(
+        "AUTH",
+        Fault::Answer(b"-ERR there is no password\r\n".to_vec()),
+    );
+    let url = format!(
+        "redis+sentinel://:canary@127.0.0.1:{}/{MASTER}",
+        sentinel.proxy.port()
+    );
     let locks = patient(&url).build().expect("connects");
     until_subscribed(slice::from_ref(&sentinel.proxy));
     drop(locks.lock("a").expect("locks"));
     let sent = sentinel.proxy.log_in_full();
-    assert!(sent.iter().flatten().all(|it| !it.contains("canary")), "{sent:?}");
+    assert!(
+        sent.iter().flatten().all(|it| !it.contains("canary")),
+        "{sent:?}"
+    );
 }
 
 #[test]
 fn sentinels_that_are_silent_do_not_delay_the_end_of_a_wait() {
     let server = Server::start();
     let sentinels = [(); 3].map(|()| Played::naming(server.port()));
-    let patient = || patient(&url_of(&sentinels)).connect_timeout(LONG).response_timeout(LONG);
+    let patient = || {
+        patient(&url_of(&sentinels))
+            .connect_timeout(LONG)
+            .response_timeout(LONG)
+    };
     let connected = patient().build().expect("connects");
     drop(connected.lock("a").expect("locks"));
     until_subscribed(slice::from_ref(&sentinels[0].proxy));
@@ -559,11 +654,18 @@ fn a_silent_sentinel_leaves_time_for_the_others_and_costs_little() {
     let sentinels = [(); 3].map(|()| Played::naming(server.port()));
     sentinels[0].proxy.black_hole(true);
     let url = url_of(&sentinels);
-    let build = || within(SOON, "a build", || builder(&url).connect_timeout(LONG).build());
+    let build = || {
+        within(SOON, "a build", || {
+            builder(&url).connect_timeout(LONG).build()
+        })
+    };
     drop(build().expect("connects"));
     // The connect timeout is as long as a sentinel gets at most. (The machine may be busy.)
     let mut tries = (0..3).map(|_| builder(&url).build());
-    assert!(tries.any(|it| it.is_ok()), "there is no time for the second sentinel");
+    assert!(
+        tries.any(|it| it.is_ok()),
+        "there is no time for the second sentinel"
+    );
 }
 
 /// The sentinel answers nothing before it has got the last question.
@@ -583,7 +685,11 @@ fn the_login_at_a_sentinel_and_all_questions_are_one_batch() {
         };
         Reply::Bytes(reply.into_bytes())
     });
-    let url = format!("redis+sentinel://{}{}/{MASTER}", rights::login(), sentinel.address());
+    let url = format!(
+        "redis+sentinel://{}{}/{MASTER}",
+        rights::login(),
+        sentinel.address()
+    );
     let locks = LockManager::connect(&url).expect("connects");
     locks.with_lock("a", || {}).expect("runs");
 }

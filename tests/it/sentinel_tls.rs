@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use relatch::{Builder, Error, LockManager, Tls, TlsCause};
-use relatch_rig::{Authority, FakeServer, LONG, MASTER, Relay, Sentinels, Server, Setup, Terminator, within};
+use relatch_rig::{
+    Authority, FakeServer, LONG, MASTER, Relay, Sentinels, Server, Setup, Terminator, within,
+};
 
 use crate::sentinel::{patient, port_of, sentinel_that_names, survive_the_death_of_the_master};
 use crate::support::{SOON, chain};
@@ -18,16 +20,25 @@ fn assert_works(builder: Builder, server: &Server) {
 
 #[track_caller]
 fn assert_refused(builder: Builder, wanted: TlsCause) {
-    let refused = within(LONG, "a refusal", || builder.connect_timeout(2 * SOON).build());
+    let refused = within(LONG, "a refusal", || {
+        builder.connect_timeout(2 * SOON).build()
+    });
     let error = refused.expect_err("refused");
-    assert!(matches!(&error, Error::Tls { cause, .. } if *cause == wanted), "{error:?}, not {wanted:?}");
+    assert!(
+        matches!(&error, Error::Tls { cause, .. } if *cause == wanted),
+        "{error:?}, not {wanted:?}"
+    );
     assert!(!chain(&error).contains("canary"), "{}", chain(&error));
 }
 
 #[test]
 fn a_master_that_sentinels_name_is_reached_over_tls_and_in_no_other_way() {
     let authority = Authority::new();
-    let server = Server::with_tls(&authority.issue(&["localhost"]), &authority, &["--requirepass", "canary"]);
+    let server = Server::with_tls(
+        &authority.issue(&["localhost"]),
+        &authority,
+        &["--requirepass", "canary"],
+    );
     // The sentinel names an address, and the certificate has a name.
     let trusting = || Tls::new().roots(authority.pem()).server_name("localhost");
     let url = |port: u16| format!("rediss+sentinel://:canary@127.0.0.1:{port}/{MASTER}");
@@ -39,7 +50,10 @@ fn a_master_that_sentinels_name_is_reached_over_tls_and_in_no_other_way() {
     // A port without TLS gets no password.
     let sentinel = sentinel_that_names(server.port());
     server.reset_stats();
-    assert_refused(plain(port_of(&sentinel)).tls(trusting()), TlsCause::PlainRedis);
+    assert_refused(
+        plain(port_of(&sentinel)).tls(trusting()),
+        TlsCause::PlainRedis,
+    );
     assert_eq!(server.calls("auth"), 0);
 }
 
@@ -48,17 +62,28 @@ fn a_master_that_sentinels_name_is_reached_over_tls_and_in_no_other_way() {
 #[test]
 fn with_tls_to_the_master_a_sentinel_in_plain_text_is_not_believed() {
     let authority = Authority::new();
-    let server = Server::with_tls(&authority.issue(&["localhost"]), &authority, &["--requirepass", "canary"]);
+    let server = Server::with_tls(
+        &authority.issue(&["localhost"]),
+        &authority,
+        &["--requirepass", "canary"],
+    );
     let (sentinel, terminator, port) = sentinels_over_tls(server.tls_port());
     let trusting = || Tls::new().roots(authority.pem()).server_name("localhost");
-    let builder = |port: u16| patient(&format!("rediss+sentinel://:canary@localhost:{port}/{MASTER}"));
+    let builder = |port: u16| {
+        patient(&format!(
+            "rediss+sentinel://:canary@localhost:{port}/{MASTER}"
+        ))
+    };
     let liar = sentinel_that_names(server.tls_port());
     server.reset_stats();
     for refused in [
         builder(port_of(&liar)),
         LockManager::builder_with_sentinels([("localhost", port_of(&liar))], MASTER),
     ] {
-        let error = refused.tls(trusting()).build().expect_err("it speaks no TLS");
+        let error = refused
+            .tls(trusting())
+            .build()
+            .expect_err("it speaks no TLS");
         assert!(!chain(&error).contains("canary"), "{}", chain(&error));
     }
     assert_eq!(server.calls("auth"), 0);
@@ -66,9 +91,20 @@ fn with_tls_to_the_master_a_sentinel_in_plain_text_is_not_believed() {
     assert_refused(builder(port).tls(trusting()), TlsCause::UnknownIssuer);
     let own = || Tls::new().roots(terminator.roots());
     assert_works(builder(port).tls(trusting()).sentinel_tls(own()), &server);
-    assert_works(builder(port_of(&sentinel)).tls(trusting()).sentinel_plaintext(), &server);
+    assert_works(
+        builder(port_of(&sentinel))
+            .tls(trusting())
+            .sentinel_plaintext(),
+        &server,
+    );
     // The last call counts.
-    assert_works(builder(port).tls(trusting()).sentinel_plaintext().sentinel_tls(own()), &server);
+    assert_works(
+        builder(port)
+            .tls(trusting())
+            .sentinel_plaintext()
+            .sentinel_tls(own()),
+        &server,
+    );
 }
 
 /// Sentinels behind a terminator, and the port of that.
@@ -76,7 +112,11 @@ fn sentinels_over_tls(named: u16) -> (FakeServer, Terminator, u16) {
     let sentinel = sentinel_that_names(named);
     let terminator = Terminator::start(port_of(&sentinel));
     let url = terminator.url();
-    let port = url.trim_end_matches('/').rsplit(':').next().and_then(|it| it.parse().ok());
+    let port = url
+        .trim_end_matches('/')
+        .rsplit(':')
+        .next()
+        .and_then(|it| it.parse().ok());
     (sentinel, terminator, port.expect("a port"))
 }
 
@@ -86,17 +126,28 @@ fn sentinels_are_asked_over_tls_if_that_is_set_and_the_master_without_it() {
     let (_sentinel, terminator, port) = sentinels_over_tls(server.port());
     let hosts = || [("localhost", port)];
     let builder = || LockManager::builder_with_sentinels(hosts(), MASTER);
-    assert_works(builder().sentinel_tls(Tls::new().roots(terminator.roots())), &server);
+    assert_works(
+        builder().sentinel_tls(Tls::new().roots(terminator.roots())),
+        &server,
+    );
     let other = Authority::new();
-    assert_refused(builder().sentinel_tls(Tls::new().roots(other.pem())), TlsCause::UnknownIssuer);
+    assert_refused(
+        builder().sentinel_tls(Tls::new().roots(other.pem())),
+        TlsCause::UnknownIssuer,
+    );
     let without = builder().build().expect_err("the sentinels speak TLS");
     assert!(without.is_unavailable(), "{without:?}");
     // The settings are those of the sentinels, and of nothing else.
     let plain = sentinel_that_names(server.port());
     let hosts = [("127.0.0.1", port_of(&plain))];
     assert_works(LockManager::builder_with_sentinels(hosts, MASTER), &server);
-    let over = LockManager::builder_with_sentinels(hosts, MASTER).sentinel_tls(Tls::new().roots(other.pem()));
-    assert!(over.build().expect_err("the sentinel speaks no TLS").is_unavailable());
+    let over = LockManager::builder_with_sentinels(hosts, MASTER)
+        .sentinel_tls(Tls::new().roots(other.pem()));
+    assert!(
+        over.build()
+            .expect_err("the sentinel speaks no TLS")
+            .is_unavailable()
+    );
 }
 
 /// None of them answers in the time that a sentinel gets first.
@@ -110,14 +161,26 @@ fn sentinels_over_tls_may_be_far_away() {
     }
     let hosts = relays.each_ref().map(|relay| ("localhost", relay.port()));
     let builder = LockManager::builder_with_sentinels(hosts, MASTER);
-    assert_works(builder.sentinel_tls(Tls::new().roots(terminator.roots())), &server);
+    assert_works(
+        builder.sentinel_tls(Tls::new().roots(terminator.roots())),
+        &server,
+    );
 }
 
 /// Keeper, listener and pool follow the switch over TLS, too.
 #[test]
 fn over_tls_a_hold_and_a_wait_survive_the_death_of_the_master() {
-    let sentinels = Sentinels::with(Setup { tls: true, ..Setup::default() });
-    let trusting = |roots: &str| patient(&sentinels.url()).tls(Tls::new().roots(roots)).sentinel_plaintext();
+    let sentinels = Sentinels::with(Setup {
+        tls: true,
+        ..Setup::default()
+    });
+    let trusting = |roots: &str| {
+        patient(&sentinels.url())
+            .tls(Tls::new().roots(roots))
+            .sentinel_plaintext()
+    };
     assert_refused(trusting(Authority::new().pem()), TlsCause::UnknownIssuer);
-    survive_the_death_of_the_master(&sentinels, || trusting(sentinels.roots()).connect_timeout(SOON));
+    survive_the_death_of_the_master(&sentinels, || {
+        trusting(sentinels.roots()).connect_timeout(SOON)
+    });
 }

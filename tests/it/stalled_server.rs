@@ -16,7 +16,9 @@ const SLACK: Duration = Duration::from_secs(3);
 
 /// A manager that waits [`WAIT`] for each answer, also for the answer to its login.
 fn hasty(server: &Server) -> LockManager {
-    let builder = LockManager::builder(&server.url()).connect_timeout(WAIT).response_timeout(WAIT);
+    let builder = LockManager::builder(&server.url())
+        .connect_timeout(WAIT)
+        .response_timeout(WAIT);
     builder.build().expect("connects")
 }
 
@@ -26,9 +28,15 @@ fn hasty(server: &Server) -> LockManager {
 fn survives(server: &Server, stall: impl FnOnce(), end: impl FnOnce()) {
     let locks = hasty(server);
     // The lease is so long that only a release deletes the key in time.
-    let held = locks.named("released").lease(3 * LONG).renew(false).lock().expect("locks");
+    let held = locks
+        .named("released")
+        .lease(3 * LONG)
+        .renew(false)
+        .lock()
+        .expect("locks");
     stall();
-    let error = within(WAIT + SLACK, "lock", || locks.named("a").wait(WAIT).lock()).expect_err("stalled");
+    let error =
+        within(WAIT + SLACK, "lock", || locks.named("a").wait(WAIT).lock()).expect_err("stalled");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     let error = within(2 * WAIT + SLACK, "try_lock", || locks.try_lock("b")).expect_err("stalled");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
@@ -36,7 +44,9 @@ fn survives(server: &Server, stall: impl FnOnce(), end: impl FnOnce()) {
     assert!(matches!(error, Error::Unconfirmed { .. }), "{error:?}");
     end();
     for key in ["a", "b", "released"] {
-        eventually(LONG, "nothing stays behind", || !server.exists(&format!("lock:{key}")));
+        eventually(LONG, "nothing stays behind", || {
+            !server.exists(&format!("lock:{key}"))
+        });
         let guard = locks.named(key).wait(LONG).lock().expect("locks");
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     }
@@ -60,11 +70,18 @@ fn row_22_calls_during_a_pause_of_writes_end_by_their_deadline() {
 fn row_22_calls_to_a_sleeping_server_end_by_their_deadline() {
     let server = Server::start();
     let (mut bed, mut asking) = (server.connect(), server.connect());
-    let sleep = redis::cmd("DEBUG").arg("SLEEP").arg("2.5").get_packed_command();
-    asking.set_read_timeout(Some(Duration::from_millis(40))).expect("a timeout");
+    let sleep = redis::cmd("DEBUG")
+        .arg("SLEEP")
+        .arg("2.5")
+        .get_packed_command();
+    asking
+        .set_read_timeout(Some(Duration::from_millis(40)))
+        .expect("a timeout");
     let stall = || {
         bed.send_packed_command(&sleep).expect("sent");
-        eventually(LONG, "silence", || redis::cmd("PING").query::<()>(&mut asking).is_err());
+        eventually(LONG, "silence", || {
+            redis::cmd("PING").query::<()>(&mut asking).is_err()
+        });
     };
     // The query that checks the result waits until the server wakes.
     survives(&server, stall, || ());
@@ -78,16 +95,26 @@ fn row_22_calls_during_an_endless_script_end_by_their_deadline() {
             let mut hog = server.connect();
             let endless = "while true do end";
             scope.spawn(move || {
-                redis::cmd("EVAL").arg(endless).arg(0).query::<()>(&mut hog).expect_err("killed")
+                redis::cmd("EVAL")
+                    .arg(endless)
+                    .arg(0)
+                    .query::<()>(&mut hog)
+                    .expect_err("killed")
             });
-            let is_busy = || server.command(&["PING"]).is_err_and(|error| error.code() == Some("BUSY"));
+            let is_busy = || {
+                server
+                    .command(&["PING"])
+                    .is_err_and(|error| error.code() == Some("BUSY"))
+            };
             eventually(LONG, "the script runs", is_busy);
             let error = LockManager::connect(&server.url()).expect_err("busy");
             assert!(chain(&error).contains("BUSY"), "{}", chain(&error));
         };
         survives(&server, stall, || {
             server.query::<()>(&["SCRIPT", "KILL"]);
-            eventually(LONG, "the script is killed", || server.command(&["PING"]).is_ok());
+            eventually(LONG, "the script is killed", || {
+                server.command(&["PING"]).is_ok()
+            });
         });
     });
 }

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use log::{LevelFilter, Log, Metadata, Record};
 use relatch::{Error, LockGuard, LockManager, LostCause, Parcel, Stop, Unlocked};
-use relatch_rig::{Fault, LONG, Server, SetOnDrop, Worker, eventually, is_alone, role, throughout, time};
+use relatch_rig::{
+    Fault, LONG, Server, SetOnDrop, Worker, eventually, is_alone, role, throughout, time,
+};
 
 use crate::support::{
     ANSWER, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, behind, builder, connect, delete, occupy,
@@ -29,7 +31,10 @@ fn held_elsewhere<'s>(
     scope: &'s thread::Scope<'s, '_>,
     locks: &'s LockManager,
     name: &'s str,
-) -> (mpsc::Sender<()>, thread::ScopedJoinHandle<'s, Result<Unlocked, Error>>) {
+) -> (
+    mpsc::Sender<()>,
+    thread::ScopedJoinHandle<'s, Result<Unlocked, Error>>,
+) {
     let (release, released) = mpsc::channel::<()>();
     let (took, taken) = mpsc::channel();
     let thread = scope.spawn(move || {
@@ -50,21 +55,33 @@ fn a_stop_ends_waits_behind_a_thread_and_behind_a_process() {
     occupy(&server, "theirs", MINUTE);
     thread::scope(|scope| {
         let guard = locks.lock("ours").expect("locks");
-        let (theirs, ours) = (locks.named("theirs").stopped_by(&stop), locks.named("ours").stopped_by(&stop));
+        let (theirs, ours) = (
+            locks.named("theirs").stopped_by(&stop),
+            locks.named("ours").stopped_by(&stop),
+        );
         let behind_a_process = scope.spawn(move || theirs.lock().map(drop));
         // Only the first waiter of a queue looks now and then by itself.
         let without = behind(scope, || take(&locks, "ours"));
         let behind_a_thread = behind(scope, move || ours.lock().map(drop));
-        eventually(LONG, "all wait", || locks.waiting().len() == 3 && server.tracked_keys() > 0);
-        throughout(PERIOD, || assert!(!behind_a_process.is_finished() && !behind_a_thread.is_finished()));
+        eventually(LONG, "all wait", || {
+            locks.waiting().len() == 3 && server.tracked_keys() > 0
+        });
+        throughout(PERIOD, || {
+            assert!(!behind_a_process.is_finished() && !behind_a_thread.is_finished());
+        });
         let stopped = Instant::now();
         stop.stop();
         assert_stopped(behind_a_process.join().expect("no panic"), "theirs");
         assert_stopped(behind_a_thread.join().expect("no panic"), "ours");
         assert!(stopped.elapsed() < SOON, "{:?}", stopped.elapsed());
         assert!(stop.is_stopped());
-        throughout(PERIOD, || assert!(!without.is_finished(), "this wait has no such handle"));
-        assert_eq!(guard.unlock().expect("it is held all the time"), Unlocked::Released);
+        throughout(PERIOD, || {
+            assert!(!without.is_finished(), "this wait has no such handle");
+        });
+        assert_eq!(
+            guard.unlock().expect("it is held all the time"),
+            Unlocked::Released
+        );
         without.join().expect("it gets the lock");
     });
 }
@@ -73,24 +90,33 @@ fn a_stop_ends_waits_behind_a_thread_and_behind_a_process() {
 #[test]
 fn a_stop_ends_a_wait_in_an_outage() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).tolerate_outage(MINUTE).build().expect("connects");
+    let locks = LockManager::builder(&server.url())
+        .tolerate_outage(MINUTE)
+        .build()
+        .expect("connects");
     server.kill();
-    returns_by(Duration::from_millis(100), "a wait that is stopped in an outage", || {
-        let stop = Stop::new();
-        let waiters: Vec<_> = (0..8)
-            .map(|n| {
-                let lock = locks.named(format!("{n}")).stopped_by(&stop);
-                thread::spawn(move || lock.lock().map(drop))
-            })
-            .collect();
-        throughout(Duration::from_millis(1500), || assert!(waiters.iter().all(|it| !it.is_finished())));
-        let stopped = Instant::now();
-        stop.stop();
-        for (n, waiter) in waiters.into_iter().enumerate() {
-            assert_stopped(waiter.join().expect("no panic"), &n.to_string());
-        }
-        stopped.elapsed()
-    });
+    returns_by(
+        Duration::from_millis(100),
+        "a wait that is stopped in an outage",
+        || {
+            let stop = Stop::new();
+            let waiters: Vec<_> = (0..8)
+                .map(|n| {
+                    let lock = locks.named(format!("{n}")).stopped_by(&stop);
+                    thread::spawn(move || lock.lock().map(drop))
+                })
+                .collect();
+            throughout(Duration::from_millis(1500), || {
+                assert!(waiters.iter().all(|it| !it.is_finished()));
+            });
+            let stopped = Instant::now();
+            stop.stop();
+            for (n, waiter) in waiters.into_iter().enumerate() {
+                assert_stopped(waiter.join().expect("no panic"), &n.to_string());
+            }
+            stopped.elapsed()
+        },
+    );
 }
 
 #[test]
@@ -124,8 +150,14 @@ fn one_handle_stops_waits_of_several_managers_also_if_one_is_gone() {
     drop(gone.named("c").stopped_by(&stop));
     drop(gone);
     thread::scope(|scope| {
-        let (a, b) = (one.named("a").stopped_by(&stop), two.named("b").stopped_by(&stop));
-        let (a, b) = (scope.spawn(move || a.lock().map(drop)), scope.spawn(move || b.lock().map(drop)));
+        let (a, b) = (
+            one.named("a").stopped_by(&stop),
+            two.named("b").stopped_by(&stop),
+        );
+        let (a, b) = (
+            scope.spawn(move || a.lock().map(drop)),
+            scope.spawn(move || b.lock().map(drop)),
+        );
         eventually(LONG, "both wait", || server.tracked_keys() == 2);
         let stopped = Instant::now();
         stop.stop();
@@ -139,38 +171,52 @@ fn one_handle_stops_waits_of_several_managers_also_if_one_is_gone() {
 fn a_shutdown_refuses_locks_ends_waits_and_waits_for_holds() {
     let server = Server::start();
     occupy(&server, "theirs", MINUTE);
-    returns_by(Duration::from_millis(100), "waits that a shutdown ends", || {
-        let locks = connect(&server);
-        let took = thread::scope(|scope| {
-            let (release, holder) = held_elsewhere(scope, &locks, "a");
-            // Only the first waiter of a queue looks now and then by itself.
-            let in_front = behind(scope, || locks.lock("a").map(drop));
-            let behind_a_thread = behind(scope, || locks.lock("a").map(drop));
-            let behind_a_process = scope.spawn(|| locks.lock("theirs").map(drop));
-            eventually(LONG, "all wait", || locks.waiting().len() == 3 && server.tracked_keys() > 0);
-            let asked = Instant::now();
-            let shutdown = scope.spawn(|| {
-                let left = locks.shutdown(LONG);
-                (left, server.exists("lock:a"))
+    returns_by(
+        Duration::from_millis(100),
+        "waits that a shutdown ends",
+        || {
+            let locks = connect(&server);
+            let took = thread::scope(|scope| {
+                let (release, holder) = held_elsewhere(scope, &locks, "a");
+                // Only the first waiter of a queue looks now and then by itself.
+                let in_front = behind(scope, || locks.lock("a").map(drop));
+                let behind_a_thread = behind(scope, || locks.lock("a").map(drop));
+                let behind_a_process = scope.spawn(|| locks.lock("theirs").map(drop));
+                eventually(LONG, "all wait", || {
+                    locks.waiting().len() == 3 && server.tracked_keys() > 0
+                });
+                let asked = Instant::now();
+                let shutdown = scope.spawn(|| {
+                    let left = locks.shutdown(LONG);
+                    (left, server.exists("lock:a"))
+                });
+                assert_stopped(in_front.join().expect("no panic"), "a");
+                assert_stopped(behind_a_thread.join().expect("no panic"), "a");
+                assert_stopped(behind_a_process.join().expect("no panic"), "theirs");
+                let took = asked.elapsed();
+                assert_stopped(locks.lock("b"), "b");
+                assert_stopped(locks.clone().try_lock("b"), "b");
+                assert_stopped(locks.lock_all(["b", "c"]), "b");
+                throughout(PERIOD, || {
+                    assert!(!shutdown.is_finished(), "a lock is held");
+                });
+                drop(release);
+                let unlocked = holder
+                    .join()
+                    .expect("no panic")
+                    .expect("nothing was taken away");
+                assert_eq!(unlocked, Unlocked::Released);
+                let (left, exists) = shutdown.join().expect("no panic");
+                assert!(left.is_empty() && !exists, "{left:?}, {exists}");
+                took
             });
-            assert_stopped(in_front.join().expect("no panic"), "a");
-            assert_stopped(behind_a_thread.join().expect("no panic"), "a");
-            assert_stopped(behind_a_process.join().expect("no panic"), "theirs");
-            let took = asked.elapsed();
-            assert_stopped(locks.lock("b"), "b");
-            assert_stopped(locks.clone().try_lock("b"), "b");
-            assert_stopped(locks.lock_all(["b", "c"]), "b");
-            throughout(PERIOD, || assert!(!shutdown.is_finished(), "a lock is held"));
-            drop(release);
-            let unlocked = holder.join().expect("no panic").expect("nothing was taken away");
-            assert_eq!(unlocked, Unlocked::Released);
-            let (left, exists) = shutdown.join().expect("no panic");
-            assert!(left.is_empty() && !exists, "{left:?}, {exists}");
+            assert!(
+                locks.shutdown(MINUTE).is_empty(),
+                "a second call has nothing to wait for"
+            );
             took
-        });
-        assert!(locks.shutdown(MINUTE).is_empty(), "a second call has nothing to wait for");
-        took
-    });
+        },
+    );
 }
 
 #[test]
@@ -181,7 +227,9 @@ fn a_shutdown_returns_as_soon_as_the_last_lock_is_given_back() {
         thread::scope(|scope| {
             let (release, holder) = held_elsewhere(scope, &locks, "a");
             let shutdown = scope.spawn(|| (locks.shutdown(LONG), Instant::now()));
-            throughout(PERIOD, || assert!(!shutdown.is_finished(), "a lock is held"));
+            throughout(PERIOD, || {
+                assert!(!shutdown.is_finished(), "a lock is held");
+            });
             drop(release);
             holder.join().expect("no panic").expect("unlocks");
             let released = Instant::now();
@@ -200,11 +248,24 @@ fn a_shutdown_lists_what_is_held_at_its_limit() {
         let (release, holder) = held_elsewhere(scope, &locks, "a");
         let started = Instant::now();
         let left = locks.shutdown(PERIOD);
-        assert!(started.elapsed() >= PERIOD && started.elapsed() < PERIOD + SOON, "{:?}", started.elapsed());
-        assert!(matches!(&left[..], [held] if held.key == "a" && held.lost.is_none()), "{left:?}");
+        assert!(
+            started.elapsed() >= PERIOD && started.elapsed() < PERIOD + SOON,
+            "{:?}",
+            started.elapsed()
+        );
+        assert!(
+            matches!(&left[..], [held] if held.key == "a" && held.lost.is_none()),
+            "{left:?}"
+        );
         assert!(server.exists("lock:a"), "it is still held");
         drop(release);
-        assert_eq!(holder.join().expect("no panic").expect("nothing was taken away"), Unlocked::Released);
+        assert_eq!(
+            holder
+                .join()
+                .expect("no panic")
+                .expect("nothing was taken away"),
+            Unlocked::Released
+        );
     });
 }
 
@@ -239,12 +300,23 @@ fn a_shutdown_waits_for_an_answer_that_may_give_a_lock() {
                 taken.and_then(LockGuard::unlock)
             });
             rig.proxy.wait_fired(1, LONG);
-            let mut left: Vec<_> = locks.shutdown(Duration::ZERO).into_iter().map(|held| held.key).collect();
+            let mut left: Vec<_> = locks
+                .shutdown(Duration::ZERO)
+                .into_iter()
+                .map(|held| held.key)
+                .collect();
             left.sort();
             drop(end);
             let taken = taker.join().expect("no panic");
             drop(other);
-            assert_eq!(left, if other_is_held { vec!["a", "b"] } else { vec!["a"] });
+            assert_eq!(
+                left,
+                if other_is_held {
+                    vec!["a", "b"]
+                } else {
+                    vec!["a"]
+                }
+            );
             assert_eq!(taken.expect("unlocks"), Unlocked::Released);
         });
     }
@@ -253,7 +325,8 @@ fn a_shutdown_waits_for_an_answer_that_may_give_a_lock() {
 #[test]
 fn a_shutdown_waits_for_a_release_under_way() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
-    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayCommand(SOON));
+    rig.proxy
+        .on("EVALSHA * 1 lock:a", Fault::DelayCommand(SOON));
     thread::scope(|scope| {
         let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
         drop(release);
@@ -261,7 +334,10 @@ fn a_shutdown_waits_for_a_release_under_way() {
         assert!(rig.locks.held().is_empty(), "its release has begun");
         assert!(rig.locks.shutdown(Duration::ZERO).is_empty());
         assert_eq!(rig.value_of("a"), None, "the key is gone");
-        assert_eq!(holder.join().expect("no panic").expect("unlocks"), Unlocked::Released);
+        assert_eq!(
+            holder.join().expect("no panic").expect("unlocks"),
+            Unlocked::Released
+        );
     });
 }
 
@@ -281,9 +357,14 @@ fn a_shutdown_can_give_back_what_others_hold_and_they_learn_it() {
         });
         let watch = taken.recv().expect("it is taken");
         let waiter = scope.spawn(|| take(&other, "a"));
-        eventually(LONG, "the other manager waits", || rig.server.tracked_keys() > 0);
+        eventually(LONG, "the other manager waits", || {
+            rig.server.tracked_keys() > 0
+        });
         let left = rig.locks.shutdown_and_release(Duration::ZERO);
-        assert!(matches!(&left[..], [held] if held.key == "a" && held.lost.is_none()), "{left:?}");
+        assert!(
+            matches!(&left[..], [held] if held.key == "a" && held.lost.is_none()),
+            "{left:?}"
+        );
         assert_eq!(watch.wait_lost(Duration::ZERO), Some(LostCause::ShutDown));
         waiter.join().expect("the other manager gets it");
         assert_eq!(rig.locks.stats().lost, 1, "the loss is reported at once");
@@ -305,7 +386,8 @@ fn a_shutdown_during_a_hand_off_leaves_no_key() {
     thread::scope(|scope| {
         let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
         let next = behind(scope, || rig.locks.lock("a").map(drop));
-        rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayCommand(ANSWER / 2));
+        rig.proxy
+            .on("EVALSHA * 1 lock:a", Fault::DelayCommand(ANSWER / 2));
         drop(release);
         rig.proxy.wait_fired(1, LONG);
         let left = rig.locks.shutdown(LONG);
@@ -326,15 +408,21 @@ fn a_stop_during_a_hand_off_ends_the_waits_behind_it_at_once() {
         let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
         let next = behind(scope, || lock().and_then(LockGuard::unlock));
         let last = behind(scope, || lock().map(drop));
-        rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayReply(2 * SOON));
+        rig.proxy
+            .on("EVALSHA * 1 lock:a", Fault::DelayReply(2 * SOON));
         drop(release);
         rig.proxy.wait_fired(1, LONG);
         let stopped = Instant::now();
         stop.stop();
         assert_stopped(last.join().expect("no panic"), "a");
-        assert!(stopped.elapsed() < SOON, "it waited for the answer to the release");
+        assert!(
+            stopped.elapsed() < SOON,
+            "it waited for the answer to the release"
+        );
         holder.join().expect("no panic").expect("unlocks");
-        next.join().expect("no panic").expect("its answer brought the lock");
+        next.join()
+            .expect("no panic")
+            .expect("its answer brought the lock");
     });
     assert_eq!(rig.value_of("a"), None);
 }
@@ -343,7 +431,8 @@ fn a_stop_during_a_hand_off_ends_the_waits_behind_it_at_once() {
 #[test]
 fn a_lock_that_is_taken_away_is_lost_before_its_key_is_deleted() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
-    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayCommand(SOON));
+    rig.proxy
+        .on("EVALSHA * 1 lock:a", Fault::DelayCommand(SOON));
     thread::scope(|scope| {
         let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
         let shutdown = scope.spawn(|| rig.locks.shutdown_and_release(Duration::ZERO).len());
@@ -352,14 +441,22 @@ fn a_lock_that_is_taken_away_is_lost_before_its_key_is_deleted() {
         drop(release);
         assert_eq!(shutdown.join().expect("no panic"), 1);
         assert_lost(&holder.join().expect("no panic"), LostCause::ShutDown);
-        assert!(lost_first, "the command was on its way, and the hold was not lost yet");
+        assert!(
+            lost_first,
+            "the command was on its way, and the hold was not lost yet"
+        );
     });
 }
 
 #[test]
 fn a_lock_to_be_kept_is_kept_by_a_shutdown_too() {
     let rig = Rig::new();
-    let guard = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
+    let guard = rig
+        .locks
+        .named("a")
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
     assert_eq!(rig.locks.shutdown_and_release(Duration::ZERO).len(), 1);
     assert!(!guard.is_valid());
     assert!(rig.server.pttl("lock:a") > 31_000, "the rest of a minute");
@@ -372,12 +469,20 @@ fn a_lock_to_be_kept_is_kept_by_a_shutdown_too() {
 #[test]
 fn a_lock_that_a_shutdown_could_not_keep_is_not_deleted_before_its_time() {
     let rig = Rig::new();
-    let guard = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
-    rig.proxy.always("EVALSHA * 1 lock:a * *", Fault::SwallowCommand);
+    let guard = rig
+        .locks
+        .named("a")
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
+    rig.proxy
+        .always("EVALSHA * 1 lock:a * *", Fault::SwallowCommand);
     assert_eq!(rig.locks.shutdown_and_release(Duration::ZERO).len(), 1);
     assert!(rig.proxy.fired() > 0);
     rig.proxy.clear();
-    throughout(SOON, || assert!(rig.server.exists("lock:a"), "it was to be kept"));
+    throughout(SOON, || {
+        assert!(rig.server.exists("lock:a"), "it was to be kept");
+    });
     assert_lost(&guard.unlock(), LostCause::ShutDown);
 }
 
@@ -387,7 +492,9 @@ fn a_shutdown_in_a_black_hole_ends_by_the_response_timeout() {
     let rig = Rig::new();
     returns_by(ANSWER, "a shutdown in a black hole", || {
         let locks = builder(&rig.proxy.url()).build().expect("connects");
-        let guards: Vec<_> = (0..5).map(|n| locks.lock(n.to_string()).expect("locks")).collect();
+        let guards: Vec<_> = (0..5)
+            .map(|n| locks.lock(n.to_string()).expect("locks"))
+            .collect();
         rig.proxy.black_hole(true);
         let (took, left) = time(|| locks.shutdown_and_release(Duration::ZERO));
         assert_eq!(left.len(), 5);
@@ -406,10 +513,16 @@ fn a_shutdown_in_a_black_hole_ends_by_the_response_timeout() {
 fn a_shutdown_waits_for_a_lock_that_was_adopted_beside_the_queue() {
     let server = Server::start();
     let (locks, others) = (&connect(&server), connect(&server));
-    let parcel = others.lock("a").expect("locks").hand_over().expect("hands over");
+    let parcel = others
+        .lock("a")
+        .expect("locks")
+        .hand_over()
+        .expect("hands over");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| locks.lock("a").map(drop));
-        eventually(LONG, "it waits", || locks.waiting().len() == 1 && server.tracked_keys() == 1);
+        eventually(LONG, "it waits", || {
+            locks.waiting().len() == 1 && server.tracked_keys() == 1
+        });
         let ((took, taken), (end, ends)) = (mpsc::channel(), mpsc::channel::<()>());
         let adopter = scope.spawn(move || {
             let guard = locks.adopt(&parcel).expect("adopts");
@@ -420,13 +533,22 @@ fn a_shutdown_waits_for_a_lock_that_was_adopted_beside_the_queue() {
         taken.recv().expect("adopted");
         let shutdown = scope.spawn(|| locks.shutdown(LONG));
         assert_stopped(waiter.join().expect("no panic"), "a");
-        throughout(3 * PERIOD, || assert!(!shutdown.is_finished(), "a lock is held"));
+        throughout(3 * PERIOD, || {
+            assert!(!shutdown.is_finished(), "a lock is held");
+        });
         drop(end);
-        let unlocked = adopter.join().expect("no panic").expect("nothing was taken away");
+        let unlocked = adopter
+            .join()
+            .expect("no panic")
+            .expect("nothing was taken away");
         assert_eq!(unlocked, Unlocked::Released);
         assert!(shutdown.join().expect("no panic").is_empty());
     });
-    let parcel = others.lock("b").expect("locks").hand_over().expect("hands over");
+    let parcel = others
+        .lock("b")
+        .expect("locks")
+        .hand_over()
+        .expect("hands over");
     assert_stopped(locks.adopt(&parcel), "b");
 }
 
@@ -434,10 +556,16 @@ fn a_shutdown_waits_for_a_lock_that_was_adopted_beside_the_queue() {
 /// manager is shut down by `check`. What it adopts, it has beside the queue.
 fn beside_the_queue(check: impl FnOnce(&Rig, &Parcel)) {
     let rig = Rig::with(|builder| builder.response_timeout(2 * SOON));
-    let parcel = connect(&rig.server).lock("a").expect("locks").hand_over().expect("hands over");
+    let parcel = connect(&rig.server)
+        .lock("a")
+        .expect("locks")
+        .hand_over()
+        .expect("hands over");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| rig.locks.lock("a").map(drop));
-        eventually(LONG, "it waits", || rig.locks.waiting().len() == 1 && rig.server.tracked_keys() == 1);
+        eventually(LONG, "it waits", || {
+            rig.locks.waiting().len() == 1 && rig.server.tracked_keys() == 1
+        });
         check(&rig, &parcel);
         assert_stopped(waiter.join().expect("no panic"), "a");
     });
@@ -447,7 +575,8 @@ fn beside_the_queue(check: impl FnOnce(&Rig, &Parcel)) {
 #[test]
 fn a_shutdown_waits_for_the_answer_to_an_adoption() {
     beside_the_queue(|rig, parcel| {
-        rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayReply(SOON / 2));
+        rig.proxy
+            .on("EVALSHA * 1 lock:a", Fault::DelayReply(SOON / 2));
         let (end, ends) = mpsc::channel::<()>();
         thread::scope(|scope| {
             let adopter = scope.spawn(move || {
@@ -458,7 +587,10 @@ fn a_shutdown_waits_for_the_answer_to_an_adoption() {
             rig.proxy.wait_fired(1, LONG);
             let left = rig.locks.shutdown(Duration::ZERO);
             drop(end);
-            assert_eq!(adopter.join().expect("no panic").expect("unlocks"), Unlocked::Released);
+            assert_eq!(
+                adopter.join().expect("no panic").expect("unlocks"),
+                Unlocked::Released
+            );
             assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
         });
     });
@@ -481,7 +613,10 @@ fn a_shutdown_waits_for_the_release_of_what_was_adopted_beside_the_queue() {
             rig.proxy.wait_fired(1, LONG);
             assert!(rig.locks.shutdown(LONG).is_empty());
             assert_eq!(rig.value_of("a"), None, "the release is not executed yet");
-            assert_eq!(adopter.join().expect("no panic").expect("unlocks"), Unlocked::Released);
+            assert_eq!(
+                adopter.join().expect("no panic").expect("unlocks"),
+                Unlocked::Released
+            );
         });
     });
 }
@@ -489,7 +624,12 @@ fn a_shutdown_waits_for_the_release_of_what_was_adopted_beside_the_queue() {
 #[test]
 fn a_detached_hold_can_be_given_back_by_a_shutdown() {
     let rig = Rig::new();
-    let hold = rig.locks.lock("a").expect("locks").detach().expect("detaches");
+    let hold = rig
+        .locks
+        .lock("a")
+        .expect("locks")
+        .detach()
+        .expect("detaches");
     let left = rig.locks.shutdown_and_release(Duration::ZERO);
     assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
     assert_eq!(rig.value_of("a"), None);
@@ -529,7 +669,12 @@ fn a_shutdown_does_not_wait_for_a_hold_that_is_lost() {
     let rig = Rig::new();
     thread::scope(|scope| {
         let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
-        let _ = rig.locks.named("a").force_unlock().expect("answers").expect("it is held");
+        let _ = rig
+            .locks
+            .named("a")
+            .force_unlock()
+            .expect("answers")
+            .expect("it is held");
         let asked = Instant::now();
         let left = rig.locks.shutdown(LONG);
         assert!(asked.elapsed() < LONG / 2, "{:?}", asked.elapsed());
@@ -546,7 +691,10 @@ struct Stalls {
     goes_on: AtomicBool,
 }
 
-static STALLS: Stalls = Stalls { is_there: AtomicBool::new(false), goes_on: AtomicBool::new(false) };
+static STALLS: Stalls = Stalls {
+    is_there: AtomicBool::new(false),
+    goes_on: AtomicBool::new(false),
+};
 
 impl Log for Stalls {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
@@ -556,7 +704,9 @@ impl Log for Stalls {
     fn log(&self, record: &Record<'_>) {
         if record.target() == "relatch::wait" && record.args().to_string().contains(" took lock ") {
             self.is_there.store(true, Ordering::SeqCst);
-            eventually(4 * LONG, "the manager is shut down", || self.goes_on.load(Ordering::SeqCst));
+            eventually(4 * LONG, "the manager is shut down", || {
+                self.goes_on.load(Ordering::SeqCst)
+            });
         }
     }
 
@@ -565,7 +715,10 @@ impl Log for Stalls {
 
 #[test]
 fn a_thread_that_stalls_with_its_answer_gets_no_lock_after_a_shutdown() {
-    if !is_alone(module_path!(), "a_thread_that_stalls_with_its_answer_gets_no_lock_after_a_shutdown") {
+    if !is_alone(
+        module_path!(),
+        "a_thread_that_stalls_with_its_answer_gets_no_lock_after_a_shutdown",
+    ) {
         return;
     }
     log::set_logger(&STALLS).expect("the only logger");
@@ -585,7 +738,9 @@ fn a_thread_that_stalls_with_its_answer_gets_no_lock_after_a_shutdown() {
             let taker = scope.spawn(|| rig.locks.lock("a").map(drop));
             eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
             delete(&rig.server, "a");
-            eventually(LONG, "it has its answer", || STALLS.is_there.load(Ordering::SeqCst));
+            eventually(LONG, "it has its answer", || {
+                STALLS.is_there.load(Ordering::SeqCst)
+            });
             assert!(leaves_nothing(&rig.locks));
             STALLS.goes_on.store(true, Ordering::SeqCst);
             assert_stopped(taker.join().expect("no panic"), "a");
@@ -609,7 +764,11 @@ fn a_thread_that_waits_for_a_connection_gets_no_lock_after_a_shutdown() {
         let _ = down.join().expect("no panic");
         for (name, other) in ["a", "b"].into_iter().zip(others) {
             assert_stopped(other.join().expect("no panic"), name);
-            assert_eq!(rig.proxy.commands(&format!("SET lock:{name}")), 0, "nothing is sent");
+            assert_eq!(
+                rig.proxy.commands(&format!("SET lock:{name}")),
+                0,
+                "nothing is sent"
+            );
         }
         first.join().expect("no panic");
     });
@@ -619,7 +778,12 @@ fn a_thread_that_waits_for_a_connection_gets_no_lock_after_a_shutdown() {
 #[test]
 fn a_shutdown_without_a_limit_notices_that_a_hold_runs_out() {
     let locks = LockManager::in_memory();
-    let hold = locks.named("a").renew(false).lease(SOON).lock().expect("locks");
+    let hold = locks
+        .named("a")
+        .renew(false)
+        .lease(SOON)
+        .lock()
+        .expect("locks");
     let others = locks.clone();
     let down = thread::spawn(move || others.shutdown(Duration::MAX).len());
     eventually(LONG, "it returns", || down.is_finished());

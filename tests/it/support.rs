@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use redis::{Client, Connection};
 use relatch::{Builder, Error, LockGuard, LockManager, LostCause, Unlocked};
 use relatch_rig::rights::{self, least_rights};
-use relatch_rig::{CLAIM, Fault, LONG, Proxy, Server, Terminator, eventually, server_version, within};
+use relatch_rig::{
+    CLAIM, Fault, LONG, Proxy, Server, Terminator, eventually, server_version, within,
+};
 
 /// How long the managers of a rig wait for a connection, and for an answer.
 pub(crate) const ANSWER: Duration = Duration::from_millis(300);
@@ -34,7 +36,7 @@ pub(crate) const PERIOD: Duration = Duration::from_millis(100);
 pub(crate) const LEASE: Duration = Duration::from_millis(600);
 
 /// The script of a renewal.
-const RENEW: &str = include_str!("../../src/store/renew.lua");
+const RENEW: &str = include_str!("../../src/client/commands/lua/renew.lua");
 
 /// The commands that set up invalidations. (A server before 7 counts `client` with all its
 /// subcommands.)
@@ -97,12 +99,19 @@ impl Rig {
         };
         let locks = builder.build_unchecked().expect("options that can work");
         // The timeouts are short here, and the machine may be busy.
-        eventually(LONG, "the manager connects", || locks.named("warm-up").holder().is_ok());
+        eventually(LONG, "the manager connects", || {
+            locks.named("warm-up").holder().is_ok()
+        });
         // Makes Redis load the scripts of a release and of a waiter's attempt.
         drop(locks.lock("warm-up").expect("locks"));
         server.query::<String>(&["SCRIPT", "LOAD", CLAIM]);
         server.reset_stats();
-        Rig { locks, proxy, server, _terminator: terminator }
+        Rig {
+            locks,
+            proxy,
+            server,
+            _terminator: terminator,
+        }
     }
 
     /// The value of a lock's key.
@@ -114,14 +123,20 @@ impl Rig {
     pub(crate) fn tokens_sent(&self, name: &str) -> Vec<String> {
         let sent = self.proxy.log_in_full().into_iter();
         let key = format!("lock:{name}");
-        sent.filter(|it| it[0] == "SET" && it[1] == key).map(|it| it[2].clone()).collect()
+        sent.filter(|it| it[0] == "SET" && it[1] == key)
+            .map(|it| it[2].clone())
+            .collect()
     }
 
     /// Waits until Redis has executed `sets` `SET` commands and the key is gone.
     #[track_caller]
     pub(crate) fn assert_removed(&self, name: &str, sets: u64) {
-        eventually(LONG, "the SET is executed", || self.server.calls("set") >= sets);
-        eventually(SOON, "the orphaned key is removed", || self.value_of(name).is_none());
+        eventually(LONG, "the SET is executed", || {
+            self.server.calls("set") >= sets
+        });
+        eventually(SOON, "the orphaned key is removed", || {
+            self.value_of(name).is_none()
+        });
     }
 
     /// Checks that the lock can be taken quickly and released, and that its key has the hold's
@@ -137,7 +152,9 @@ impl Rig {
 
 /// A builder whose managers wait for [`ANSWER`] and tolerate an outage of four times that.
 pub(crate) fn builder(url: &str) -> Builder {
-    let builder = LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER);
+    let builder = LockManager::builder(url)
+        .connect_timeout(ANSWER)
+        .response_timeout(ANSWER);
     builder.tolerate_outage(4 * ANSWER)
 }
 
@@ -164,7 +181,9 @@ type Take = fn(&LockManager, &str) -> Taken;
 pub(crate) const WAYS: [(&str, Take); 3] = [
     ("lock", |locks, name| locks.lock(name).map(Some)),
     ("try_lock", |locks, name| locks.try_lock(name)),
-    ("try_lock_for", |locks, name| locks.try_lock_for(name, 4 * ANSWER)),
+    ("try_lock_for", |locks, name| {
+        locks.try_lock_for(name, 4 * ANSWER)
+    }),
 ];
 
 #[track_caller]
@@ -213,12 +232,19 @@ pub(crate) fn before_the_demotion(mut test: impl FnMut() -> bool) {
 /// The beginning of each command that renews a lock, for a proxy's rule. Loads the script of a
 /// renewal into Redis.
 pub(crate) fn renewals_of(server: &Server, name: &str) -> String {
-    format!("EVALSHA {} 1 lock:{name}", server.query::<String>(&["SCRIPT", "LOAD", RENEW]))
+    format!(
+        "EVALSHA {} 1 lock:{name}",
+        server.query::<String>(&["SCRIPT", "LOAD", RENEW])
+    )
 }
 
 /// How often a lock was renewed, as its manager says.
 pub(crate) fn renewals(locks: &LockManager, name: &str) -> u32 {
-    locks.held().iter().find(|it| it.key == name).map_or(0, |it| it.renewals)
+    locks
+        .held()
+        .iter()
+        .find(|it| it.key == name)
+        .map_or(0, |it| it.renewals)
 }
 
 /// How long a hold is valid for: a little less than its lease.
@@ -248,12 +274,17 @@ pub(crate) fn delete(server: &Server, name: &str) {
 #[track_caller]
 pub(crate) fn until_tracked(server: &Server, keys: u64) {
     eventually(LONG, "the listener was tested", || server.calls("del") > 0);
-    eventually(LONG, "the waiters wait for an invalidation", || server.tracked_keys() == keys);
+    eventually(LONG, "the waiters wait for an invalidation", || {
+        server.tracked_keys() == keys
+    });
 }
 
 /// Waits for a lock, releases it, and returns when it was taken.
 pub(crate) fn take(locks: &LockManager, name: &str) -> Instant {
-    let guard = locks.try_lock_for(name, LONG).expect("answers").expect("the lock becomes free");
+    let guard = locks
+        .try_lock_for(name, LONG)
+        .expect("answers")
+        .expect("the lock becomes free");
     let at = Instant::now();
     assert!(matches!(guard.unlock(), Ok(Unlocked::Released)));
     at
@@ -265,7 +296,9 @@ pub(crate) fn tracked_hold(server: &Server, locks: &LockManager, name: &str) -> 
     let tracked = server.tracked_keys();
     let guard = locks.named(name).lease(MINUTE).lock().expect("locks");
     guard.extend_to(MINUTE).expect("extends");
-    eventually(5 * SOON, "the key is tracked", || server.tracked_keys() > tracked);
+    eventually(5 * SOON, "the key is tracked", || {
+        server.tracked_keys() > tracked
+    });
     guard
 }
 
@@ -273,9 +306,21 @@ type Injure = fn(&Server, &str);
 
 /// What happens to a lock's key, how that is done, and the cause that the holder learns.
 pub(crate) const INJURIES: [(&str, Injure, LostCause); 6] = [
-    ("deleted", |server, key| server.query(&["DEL", key]), LostCause::Deleted),
-    ("flushed", |server, _| server.query(&["FLUSHALL"]), LostCause::Deleted),
-    ("replaced", |server, key| server.query(&["SET", key, "other", "PX", "60000"]), LostCause::Taken),
+    (
+        "deleted",
+        |server, key| server.query(&["DEL", key]),
+        LostCause::Deleted,
+    ),
+    (
+        "flushed",
+        |server, _| server.query(&["FLUSHALL"]),
+        LostCause::Deleted,
+    ),
+    (
+        "replaced",
+        |server, key| server.query(&["SET", key, "other", "PX", "60000"]),
+        LostCause::Taken,
+    ),
     (
         "a list",
         |server, key| {
@@ -285,7 +330,11 @@ pub(crate) const INJURIES: [(&str, Injure, LostCause); 6] = [
         LostCause::Taken,
     ),
     // As if the server's clock had jumped ahead.
-    ("expired early", |server, key| server.query(&["PEXPIREAT", key, "1"]), LostCause::Deleted),
+    (
+        "expired early",
+        |server, key| server.query(&["PEXPIREAT", key, "1"]),
+        LostCause::Deleted,
+    ),
     ("evicted", evict, LostCause::Deleted),
 ];
 
@@ -306,7 +355,8 @@ pub(crate) fn behind<'s, T: Send + 's>(
     let (asks, asking) = mpsc::channel();
     let thread = scope.spawn(move || {
         let id = rustix::thread::gettid().as_raw_nonzero().get();
-        asks.send(u64::try_from(id).expect("positive")).expect("awaited");
+        asks.send(u64::try_from(id).expect("positive"))
+            .expect("awaited");
         body()
     });
     until_queued(asking.recv().expect("the thread asks"));
@@ -329,8 +379,12 @@ pub(crate) fn until_queued(thread: u64) {
 #[cfg(target_os = "linux")]
 fn sleeps(thread: u64) -> bool {
     // A thread that has ended will not wait any more, so nothing has to wait for it.
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
-    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else {
+        return true;
+    };
+    stat.rsplit(')')
+        .next()
+        .is_some_and(|rest| rest.trim_start().starts_with('S'))
 }
 
 /// A server with a user who has these rights, and that user's address.
@@ -343,13 +397,25 @@ pub(crate) fn server_for(rights: &[&str]) -> (Server, String) {
 
 /// Gives the user of [`server_for`] these rights, and no others.
 pub(crate) fn grant(server: &Server, rights: &[&str]) {
-    let user = ["ACL", "SETUSER", "worker", "reset", "on", ">canary", "resetchannels", "-@all"];
+    let user = [
+        "ACL",
+        "SETUSER",
+        "worker",
+        "reset",
+        "on",
+        ">canary",
+        "resetchannels",
+        "-@all",
+    ];
     server.query::<()>(&[&user, rights, rights::in_cluster()].concat());
 }
 
 /// The least rights without these.
 pub(crate) fn without(missing: &[&str]) -> Vec<&'static str> {
-    least_rights().into_iter().filter(|right| !missing.contains(right)).collect()
+    least_rights()
+        .into_iter()
+        .filter(|right| !missing.contains(right))
+        .collect()
 }
 
 /// Whether an error names the missing right, in the words of any server. Redis 7.0 says "the keys
@@ -370,5 +436,9 @@ pub(crate) fn names_right(text: &str, right: &str) -> bool {
 /// `client|id`.
 pub(crate) fn name_of_command(command: &str) -> &str {
     let whole = command.split('|').next().expect("a first part");
-    if server_version() >= (7, 0) { command } else { whole }
+    if server_version() >= (7, 0) {
+        command
+    } else {
+        whole
+    }
 }

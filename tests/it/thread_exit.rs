@@ -52,7 +52,9 @@ fn prepare() {
     if role::arg("order") == "before" {
         LAST.with(|_| ());
     }
-    let builder = LockManager::builder(&role::arg("url")).lease(LEASE).wait(LONG);
+    let builder = LockManager::builder(&role::arg("url"))
+        .lease(LEASE)
+        .wait(LONG);
     let builder = builder.on_lost(|_| role::report("a lock was lost"));
     let locks = builder.build().expect("connects");
     // For the test that looks for a release, the lease is so long that only a release deletes the
@@ -62,10 +64,16 @@ fn prepare() {
         "keep" => (10 * LEASE, 10 * LEASE),
         _ => (LEASE, Duration::ZERO),
     };
-    let lock = locks.named("a").lease(lease).renew_every(LEASE / 3).keep_at_least(least);
+    let lock = locks
+        .named("a")
+        .lease(lease)
+        .renew_every(LEASE / 3)
+        .keep_at_least(least);
     let guard = lock.lock().expect("locks");
     if role::arg("threads") == "all" {
-        eventually(LONG, "the keeper and the listener run", || locks.stats().renewed > 0);
+        eventually(LONG, "the keeper and the listener run", || {
+            locks.stats().renewed > 0
+        });
         let lost = locks.lock("lost").expect("locks");
         let _ = locks.named("lost").force_unlock().expect("deletes");
         let watch = lost.watch();
@@ -90,19 +98,25 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
         "keep" => Box::new(move || {
             drop(guard);
             throughout(LEASE / 3, || {
-                assert!(locks.named("a").holder().expect("answers").is_some(), "it was deleted");
+                assert!(
+                    locks.named("a").holder().expect("answers").is_some(),
+                    "it was deleted"
+                );
             });
         }),
         "drop the manager" => {
             drop(guard);
             Box::new(move || drop(locks))
         }
-        "unlock" => {
-            Box::new(move || role::report(format!("{:?}", guard.unlock().map_err(|it| it.to_string()))))
-        }
+        "unlock" => Box::new(move || {
+            role::report(format!("{:?}", guard.unlock().map_err(|it| it.to_string())));
+        }),
         "reenter" => Box::new(move || {
             let again = locks.named("a").wait(Duration::ZERO).lock();
-            role::report(format!("{:?}", again.map(|it| it.depth()).map_err(|it| it.is_timeout())));
+            role::report(format!(
+                "{:?}",
+                again.map(|it| it.depth()).map_err(|it| it.is_timeout())
+            ));
             drop(guard);
         }),
         "lock others" => Box::new(move || {
@@ -129,7 +143,11 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             drop(guard);
         }),
         "force" => Box::new(move || {
-            let _ = locks.named("a").force_unlock().expect("answers").expect("the lock was held");
+            let _ = locks
+                .named("a")
+                .force_unlock()
+                .expect("answers")
+                .expect("the lock was held");
             drop(guard);
         }),
         other => panic!("no such deed: {other}"),
@@ -150,13 +168,25 @@ fn end(deed: &str, threads: &str, check: impl Fn(&Server, &str, &Worker) + Sync)
             let millis = (2 * LEASE).as_millis().to_string();
             server.query::<()>(&["SET", "lock:foreign", "somebody", "PX", &millis]);
         }
-        let args = [("url", &*url), ("deed", deed), ("order", order), ("end", end), ("threads", threads)];
+        let args = [
+            ("url", &*url),
+            ("deed", deed),
+            ("order", order),
+            ("end", end),
+            ("threads", threads),
+        ];
         let mut child = Worker::spawn("ender", &args);
         child.expect_line("prepared", LONG);
         let status = child.wait(LONG);
-        assert!(status.success(), "{deed}, {order}, {end}: {status}; {}", child.printed());
+        assert!(
+            status.success(),
+            "{deed}, {order}, {end}: {status}; {}",
+            child.printed()
+        );
         check(&server, order, &child);
-        eventually(LONG, "no key outlasts its lease", || keys(&server).is_empty());
+        eventually(LONG, "no key outlasts its lease", || {
+            keys(&server).is_empty()
+        });
     };
     thread::scope(|scope| {
         for order in ORDERS {
@@ -169,13 +199,19 @@ fn end(deed: &str, threads: &str, check: impl Fn(&Server, &str, &Worker) + Sync)
 
 #[test]
 fn a_manager_dropped_as_a_thread_local_stops_its_threads() {
-    end("drop the manager", "all", |server, _, _| assert!(!server.exists("lock:a")));
+    end("drop the manager", "all", |server, _, _| {
+        assert!(!server.exists("lock:a"));
+    });
 }
 
 #[test]
 fn a_guard_dropped_as_a_thread_local_is_released() {
-    end("drop the guard", "few", |server, _, _| assert!(!server.exists("lock:a")));
-    end("drop the guard", "all", |server, _, _| assert!(!server.exists("lock:a")));
+    end("drop the guard", "few", |server, _, _| {
+        assert!(!server.exists("lock:a"));
+    });
+    end("drop the guard", "all", |server, _, _| {
+        assert!(!server.exists("lock:a"));
+    });
 }
 
 #[test]
@@ -190,7 +226,9 @@ fn a_lock_to_be_kept_is_not_deleted_as_its_thread_ends() {
 fn a_guard_and_its_manager_can_be_dropped_as_thread_locals() {
     for threads in ["few", "all"] {
         for deed in ["drop both", "drop the manager first"] {
-            end(deed, threads, |server, order, _| assert!(!server.exists("lock:a"), "{order}"));
+            end(deed, threads, |server, order, _| {
+                assert!(!server.exists("lock:a"), "{order}");
+            });
         }
     }
 }
@@ -205,25 +243,37 @@ fn unlock_in_a_thread_that_ends_releases_the_lock() {
 
 #[test]
 fn a_thread_local_can_take_locks_as_it_is_dropped() {
-    end("lock others", "few", |server, _, _| assert!(keys(server).is_empty()));
-    end("lock others", "all", |server, _, _| assert!(keys(server).is_empty()));
+    end("lock others", "few", |server, _, _| {
+        assert!(keys(server).is_empty());
+    });
+    end("lock others", "all", |server, _, _| {
+        assert!(keys(server).is_empty());
+    });
 }
 
 #[test]
 fn a_thread_local_can_wait_for_a_lock_as_it_is_dropped() {
-    end("wait", "few", |server, _, _| assert!(server.get("lock:foreign").as_deref() != Some("somebody")));
+    end("wait", "few", |server, _, _| {
+        assert!(server.get("lock:foreign").as_deref() != Some("somebody"));
+    });
 }
 
 #[test]
 fn a_thread_local_can_force_unlock_its_own_lock_as_it_is_dropped() {
-    end("force", "all", |server, _, _| assert!(!server.exists("lock:a")));
+    end("force", "all", |server, _, _| {
+        assert!(!server.exists("lock:a"));
+    });
 }
 
 #[test]
 fn a_thread_local_can_reenter_a_lock_only_while_the_map_of_holds_exists() {
     end("reenter", "few", |_, order, child| {
         let said = child.expect_line("", LONG);
-        let expected = if order == "after" { "Ok(2)" } else { "Err(true)" };
+        let expected = if order == "after" {
+            "Ok(2)"
+        } else {
+            "Err(true)"
+        };
         assert_eq!(said, expected, "{order}");
     });
 }

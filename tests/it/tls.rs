@@ -56,9 +56,17 @@ impl TlsRig {
 
     /// A manager that has connected through the relay. (The timeouts are short, and the machine may
     /// be busy.)
-    fn connect_through(&self, relay: &Relay, change: impl FnOnce(Builder) -> Builder) -> LockManager {
-        let locks = change(self.through(relay)).build_unchecked().expect("options that can work");
-        eventually(LONG, "the manager connects", || locks.named("warm-up").holder().is_ok());
+    fn connect_through(
+        &self,
+        relay: &Relay,
+        change: impl FnOnce(Builder) -> Builder,
+    ) -> LockManager {
+        let locks = change(self.through(relay))
+            .build_unchecked()
+            .expect("options that can work");
+        eventually(LONG, "the manager connects", || {
+            locks.named("warm-up").holder().is_ok()
+        });
         drop(locks.lock("warm-up").expect("locks"));
         locks
     }
@@ -84,8 +92,12 @@ fn assert_refused(builder: impl Fn() -> Builder, wanted: TlsCause) -> String {
     let is_wanted = |error: &Error| matches!(error, Error::Tls { cause, .. } if *cause == wanted);
     assert!(is_wanted(&error), "{error:?}, not {wanted:?}");
     assert!(error.is_unavailable() && !error.is_timeout());
-    let locks = builds().tolerate_outage(LONG).build_unchecked().expect("options that can work");
-    let waits = within(LONG / 2, "no wait for an end of it", || locks.lock("a")).expect_err("refused");
+    let locks = builds()
+        .tolerate_outage(LONG)
+        .build_unchecked()
+        .expect("options that can work");
+    let waits =
+        within(LONG / 2, "no wait for an end of it", || locks.lock("a")).expect_err("refused");
     assert!(is_wanted(&waits), "{waits:?}");
     assert_eq!((locks.stats().refused, locks.stats().unavailable), (1, 0));
     chain(&error)
@@ -108,19 +120,33 @@ fn a_server_with_a_trusted_certificate_works() {
 #[test]
 fn a_login_and_a_database_work_over_tls() {
     let rig = TlsRig::with(&["--requirepass", "canary"]);
-    let url = |password: &str| format!("rediss://:{password}@localhost:{}/2", rig.server.tls_port());
-    let locks = LockManager::builder(&url("canary")).tls(rig.trusting()).build().expect("connects");
+    let url =
+        |password: &str| format!("rediss://:{password}@localhost:{}/2", rig.server.tls_port());
+    let locks = LockManager::builder(&url("canary"))
+        .tls(rig.trusting())
+        .build()
+        .expect("connects");
     let _guard = locks.lock("a").expect("locks");
     let info: String = rig.server.query(&["INFO", "keyspace"]);
     assert!(info.contains("db2:keys=1"), "{info}");
-    let error = LockManager::builder(&url("wrong")).tls(rig.trusting()).build().expect_err("refused");
-    assert!(matches!(&error, Error::Refused { code, .. } if code == "WRONGPASS"), "{error:?}");
+    let error = LockManager::builder(&url("wrong"))
+        .tls(rig.trusting())
+        .build()
+        .expect_err("refused");
+    assert!(
+        matches!(&error, Error::Refused { code, .. } if code == "WRONGPASS"),
+        "{error:?}"
+    );
 }
 
 #[test]
 fn a_certificate_that_nobody_trusted_has_issued_is_refused() {
     let (ours, theirs) = (Authority::new(), Authority::new());
-    refusal(&theirs.issue(&["localhost"]), &Tls::new().roots(ours.pem()), TlsCause::UnknownIssuer);
+    refusal(
+        &theirs.issue(&["localhost"]),
+        &Tls::new().roots(ours.pem()),
+        TlsCause::UnknownIssuer,
+    );
     let own = Identity::self_signed(&["localhost"]);
     refusal(&own, &Tls::new().roots(ours.pem()), TlsCause::UnknownIssuer);
     // The system does not trust it either. (A system without any authority cannot be asked.)
@@ -137,30 +163,61 @@ fn a_certificate_that_nobody_trusted_has_issued_is_refused() {
 fn a_certificate_for_another_host_is_refused() {
     let authority = Authority::new();
     let tls = Tls::new().roots(authority.pem());
-    let text = refusal(&authority.issue(&["elsewhere.example.org"]), &tls, TlsCause::WrongName);
-    assert!(text.contains("localhost") && text.contains("elsewhere.example.org"), "{text}");
+    let text = refusal(
+        &authority.issue(&["elsewhere.example.org"]),
+        &tls,
+        TlsCause::WrongName,
+    );
+    assert!(
+        text.contains("localhost") && text.contains("elsewhere.example.org"),
+        "{text}"
+    );
 }
 
 #[test]
 fn an_expired_certificate_is_refused() {
     let authority = Authority::new();
     let tls = Tls::new().roots(authority.pem());
-    refusal(&authority.issue_expired(&["localhost"]), &tls, TlsCause::Expired);
+    refusal(
+        &authority.issue_expired(&["localhost"]),
+        &tls,
+        TlsCause::Expired,
+    );
 }
 
 #[test]
 fn an_address_that_the_certificate_does_not_name_needs_a_server_name() {
     let rig = TlsRig::new();
-    let by_address = format!("rediss://{}127.0.0.1:{}/", rights::login(), rig.server.tls_port());
+    let by_address = format!(
+        "rediss://{}127.0.0.1:{}/",
+        rights::login(),
+        rig.server.tls_port()
+    );
     let with = |tls: Tls| builder(&by_address).tls(tls);
     assert_refused(|| with(rig.trusting()), TlsCause::WrongName);
-    assert_works(&with(rig.trusting().server_name("localhost")).build().expect("connects"));
-    assert_refused(|| with(rig.trusting().server_name("elsewhere")), TlsCause::WrongName);
+    assert_works(
+        &with(rig.trusting().server_name("localhost"))
+            .build()
+            .expect("connects"),
+    );
+    assert_refused(
+        || with(rig.trusting().server_name("elsewhere")),
+        TlsCause::WrongName,
+    );
     let authority = Authority::new();
     let server = Server::with_tls(&authority.issue(&["127.0.0.1"]), &authority, &[]);
-    let by_address = format!("rediss://{}127.0.0.1:{}/", rights::login(), server.tls_port());
+    let by_address = format!(
+        "rediss://{}127.0.0.1:{}/",
+        rights::login(),
+        server.tls_port()
+    );
     let tls = Tls::new().roots(authority.pem());
-    assert_works(&builder(&by_address).tls(tls).build().expect("the certificate names the address"));
+    assert_works(
+        &builder(&by_address)
+            .tls(tls)
+            .build()
+            .expect("the certificate names the address"),
+    );
 }
 
 #[test]
@@ -182,12 +239,19 @@ fn a_port_without_tls_is_found_out() {
 #[test]
 fn a_server_that_does_not_speak_tls_is_found_out() {
     let authority = Authority::new();
-    for garbage in ["HTTP/1.1 400 Bad Request\r\n\r\n", "\0\0\0\0\0\0\0\0", "220 mail.example.org\r\n"] {
+    for garbage in [
+        "HTTP/1.1 400 Bad Request\r\n\r\n",
+        "\0\0\0\0\0\0\0\0",
+        "220 mail.example.org\r\n",
+    ] {
         let server = FakeServer::start(|_| Reply::Bytes(garbage.as_bytes().to_vec()));
         let address = server.address();
         let port = address.split(':').nth(1).expect("a port");
         let url = format!("rediss://localhost:{port}/");
-        let text = assert_refused(|| builder(&url).tls(Tls::new().roots(authority.pem())), TlsCause::NotTls);
+        let text = assert_refused(
+            || builder(&url).tls(Tls::new().roots(authority.pem())),
+            TlsCause::NotTls,
+        );
         assert!(!text.contains("HTTP") && !text.contains("mail"), "{text}");
     }
 }
@@ -220,13 +284,19 @@ fn a_handshake_that_does_not_end_ends_by_the_connect_timeout() {
     relay.drip(Duration::from_millis(1));
     returns_by(ANSWER, "a handshake in drips", || {
         let before = relay.bytes_to_clients();
-        let (took, error) = time(|| rig.through(&relay).build().expect_err("no handshake in time"));
+        let (took, error) = time(|| {
+            rig.through(&relay)
+                .build()
+                .expect_err("no handshake in time")
+        });
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
         assert!(relay.bytes_to_clients() > before + 10, "it dripped");
         took
     });
     relay.release();
-    eventually(LONG, "the handshake works", || rig.through(&relay).build().is_ok());
+    eventually(LONG, "the handshake works", || {
+        rig.through(&relay).build().is_ok()
+    });
 }
 
 #[test]
@@ -236,11 +306,18 @@ fn a_handshake_may_take_the_whole_connect_timeout() {
     relay.hold_after(3);
     let url = format!("rediss://{}127.0.0.1:{}/", rights::login(), relay.port());
     let tls = rig.trusting().server_name("localhost");
-    let builder = LockManager::builder(&url).tls(tls).connect_timeout(4 * SOON).response_timeout(LONG);
+    let builder = LockManager::builder(&url)
+        .tls(tls)
+        .connect_timeout(4 * SOON)
+        .response_timeout(LONG);
     thread::scope(|scope| {
         let connecting = scope.spawn(|| builder.build());
-        eventually(LONG, "the handshake has begun", || relay.bytes_to_clients() == 3);
-        throughout(2 * SOON + ANSWER, || assert!(!connecting.is_finished(), "it gave up"));
+        eventually(LONG, "the handshake has begun", || {
+            relay.bytes_to_clients() == 3
+        });
+        throughout(2 * SOON + ANSWER, || {
+            assert!(!connecting.is_finished(), "it gave up");
+        });
         relay.release();
         connecting.join().expect("no panic").expect("connects");
     });
@@ -252,7 +329,9 @@ pub(crate) fn connect_as_told() {
     let mut useless = rustls::crypto::ring::default_provider();
     useless.cipher_suites.clear();
     useless.install_default().expect("the first");
-    let locks = LockManager::builder(&role::arg("url")).connect_timeout(LONG).response_timeout(LONG);
+    let locks = LockManager::builder(&role::arg("url"))
+        .connect_timeout(LONG)
+        .response_timeout(LONG);
     let locks = locks.build().expect("connects");
     while role::next_line().is_some() {
         role::report(locks.lock("a").expect("locks").token());
@@ -266,10 +345,15 @@ fn without_settings_the_authorities_of_the_system_are_trusted_and_read_once() {
     fs::write(&file, rig.authority.pem()).expect("a file can be written");
     let trusted = format!("SSL_CERT_FILE={}", file.display());
     let launcher = ["env", "-u", "SSL_CERT_DIR", &*trusted];
-    let mut worker = Worker::spawn_under(&launcher, "connector", &[("url", &*rig.server.tls_url())]);
+    let mut worker =
+        Worker::spawn_under(&launcher, "connector", &[("url", &*rig.server.tls_url())]);
     worker.ask("lock");
     fs::remove_file(&file).expect("a file can be removed");
-    assert!(rig.server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal"]) > 0);
+    assert!(
+        rig.server
+            .query::<u64>(&["CLIENT", "KILL", "TYPE", "normal"])
+            > 0
+    );
     worker.ask("lock over a new connection");
     assert!(worker.wait(LONG).success(), "{}", worker.printed());
 }
@@ -285,7 +369,10 @@ fn a_server_that_closes_in_the_handshake_is_unavailable() {
         client.write_all(&[]).expect("nothing");
     });
     let builder = LockManager::builder(&format!("rediss://127.0.0.1:{port}/"));
-    let error = builder.tls(Tls::new().roots(Authority::new().pem())).build().expect_err("closed");
+    let error = builder
+        .tls(Tls::new().roots(Authority::new().pem()))
+        .build()
+        .expect_err("closed");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     closes.join().expect("no panic");
 }
@@ -295,17 +382,26 @@ fn a_server_that_closes_in_the_handshake_is_unavailable() {
 fn a_reply_that_is_cut_at_the_deadline_reaches_no_other_command() {
     let rig = TlsRig::new();
     let relay = Relay::start(rig.server.tls_port());
-    let locks = rig.connect_through(&relay, |builder| builder.pool_size(1).lease(MINUTE).renew(false));
+    let locks = rig.connect_through(&relay, |builder| {
+        builder.pool_size(1).lease(MINUTE).renew(false)
+    });
     // Another client has this lock. A late `+OK` for the reply to an attempt would give it away.
     occupy(&rig.server, "busy", MINUTE);
     for bytes in [1, 5, 10, 20] {
         let key = format!("cut-{bytes}");
         relay.hold_after(bytes);
-        let error = locks.named(&key).wait(ANSWER).lock().expect_err("no whole reply");
+        let error = locks
+            .named(&key)
+            .wait(ANSWER)
+            .lock()
+            .expect_err("no whole reply");
         assert!(error.is_timeout() || error.is_unavailable(), "{error:?}");
         let is_busy = || {
             let taken = locks.try_lock("busy");
-            assert!(!matches!(taken, Ok(Some(_))), "a late reply was taken for another");
+            assert!(
+                !matches!(taken, Ok(Some(_))),
+                "a late reply was taken for another"
+            );
             taken.is_ok()
         };
         let sets = rig.server.calls("set");
@@ -328,14 +424,24 @@ fn a_reply_that_is_cut_at_the_deadline_reaches_no_other_command() {
 #[test]
 fn a_server_that_wants_a_certificate_gets_one() {
     let rig = TlsRig::with(&["--tls-auth-clients", "yes"]);
-    let (ours, theirs) = (rig.authority.issue(&["client"]), Authority::new().issue(&["client"]));
+    let (ours, theirs) = (
+        rig.authority.issue(&["client"]),
+        Authority::new().issue(&["client"]),
+    );
     let with = |identity: &Identity| {
-        rig.trusting().client_certificate(identity.certificate.as_str(), identity.key.as_str())
+        rig.trusting()
+            .client_certificate(identity.certificate.as_str(), identity.key.as_str())
     };
     assert_refused(|| rig.builder(), TlsCause::ClientCertificate);
-    assert_refused(|| rig.builder().tls(with(&theirs)), TlsCause::ClientCertificate);
+    assert_refused(
+        || rig.builder().tls(with(&theirs)),
+        TlsCause::ClientCertificate,
+    );
     let expired = rig.authority.issue_expired(&["client"]);
-    assert_refused(|| rig.builder().tls(with(&expired)), TlsCause::ClientCertificate);
+    assert_refused(
+        || rig.builder().tls(with(&expired)),
+        TlsCause::ClientCertificate,
+    );
     assert_eq!(rig.server.calls("set"), 0, "nothing was executed");
     assert_works(&rig.builder().tls(with(&ours)).build().expect("connects"));
 }
@@ -343,11 +449,20 @@ fn a_server_that_wants_a_certificate_gets_one() {
 /// With TLS 1.2, the server refuses a client within the handshake; with TLS 1.3, after it.
 #[test]
 fn both_versions_of_tls_work() {
-    for (name, version) in [("TLSv1.2", &rustls::version::TLS12), ("TLSv1.3", &rustls::version::TLS13)] {
+    for (name, version) in [
+        ("TLSv1.2", &rustls::version::TLS12),
+        ("TLSv1.3", &rustls::version::TLS13),
+    ] {
         let open = TlsRig::with(&["--tls-protocols", name]);
         assert_works(&open.builder().build().expect("connects"));
         let config = |authority| Tls::from_config(config(authority, version));
-        assert_works(&open.builder().tls(config(&open.authority)).build().expect("connects"));
+        assert_works(
+            &open
+                .builder()
+                .tls(config(&open.authority))
+                .build()
+                .expect("connects"),
+        );
         let strict = TlsRig::with(&["--tls-protocols", name, "--tls-auth-clients", "yes"]);
         assert_refused(|| strict.builder(), TlsCause::ClientCertificate);
     }
@@ -373,13 +488,31 @@ fn a_panic_in_a_configuration_of_tls_ends_only_the_connection() {
     let mut config = ClientConfig::clone(&config(&rig.authority, &rustls::version::TLS13));
     config.key_log = Arc::new(Panics(Arc::clone(&panics)));
     let builder = rig.builder().tls(Tls::from_config(Arc::new(config)));
-    let locks = builder.lease(MINUTE).renew_every(ANSWER).build().expect("connects");
+    let locks = builder
+        .lease(MINUTE)
+        .renew_every(ANSWER)
+        .build()
+        .expect("connects");
     let guard = locks.lock("a").expect("locks");
     panics.store(true, Ordering::SeqCst);
-    rig.server.query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    rig.server
+        .query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     let error = locks.try_lock("b").expect_err("no connection");
-    assert!(matches!(error, Error::Tls { cause: TlsCause::Other, .. }), "{error:?}");
-    assert!(chain(&error).contains("a key log or a logger panicked"), "{}", chain(&error));
+    assert!(
+        matches!(
+            error,
+            Error::Tls {
+                cause: TlsCause::Other,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert!(
+        chain(&error).contains("a key log or a logger panicked"),
+        "{}",
+        chain(&error)
+    );
     eventually(LONG, "a renewal fails", || locks.stats().renewal_errors > 0);
     drop(guard);
     panics.store(false, Ordering::SeqCst);
@@ -388,10 +521,17 @@ fn a_panic_in_a_configuration_of_tls_ends_only_the_connection() {
 
 fn config(authority: &Authority, version: &'static SupportedProtocolVersion) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).expect("PEM")).expect("a root");
+    roots
+        .add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).expect("PEM"))
+        .expect("a root");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let versions = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[version]);
-    Arc::new(versions.expect("a version").with_root_certificates(roots).with_no_client_auth())
+    Arc::new(
+        versions
+            .expect("a version")
+            .with_root_certificates(roots)
+            .with_no_client_auth(),
+    )
 }
 
 #[test]
@@ -404,28 +544,76 @@ fn settings_that_cannot_work_are_refused() {
         (Tls::new().roots(""), "`roots`"),
         (Tls::new().roots("canary"), "`roots`"),
         (Tls::new().roots(ours.key.as_str()), "`roots`"),
-        (Tls::new().roots("-----BEGIN CERTIFICATE-----\ncanary\n-----END CERTIFICATE-----\n"), "`roots`"),
-        (Tls::new().roots("-----BEGIN CERTIFICATE-----\nY2FuYXJ5\n-----END CERTIFICATE-----\n"), "`roots`"),
-        (trusting().client_certificate("canary", ours.key.as_str()), "the chain"),
-        (trusting().client_certificate(ours.certificate.as_str(), "canary"), "the key"),
-        (trusting().client_certificate(ours.certificate.as_str(), theirs.key.as_str()), "does not fit"),
+        (
+            Tls::new().roots("-----BEGIN CERTIFICATE-----\ncanary\n-----END CERTIFICATE-----\n"),
+            "`roots`",
+        ),
+        (
+            Tls::new().roots("-----BEGIN CERTIFICATE-----\nY2FuYXJ5\n-----END CERTIFICATE-----\n"),
+            "`roots`",
+        ),
+        (
+            trusting().client_certificate("canary", ours.key.as_str()),
+            "the chain",
+        ),
+        (
+            trusting().client_certificate(ours.certificate.as_str(), "canary"),
+            "the key",
+        ),
+        (
+            trusting().client_certificate(ours.certificate.as_str(), theirs.key.as_str()),
+            "does not fit",
+        ),
         (trusting().server_name("no name"), "`server_name`"),
         (trusting().server_name(""), "`server_name`"),
-        (Tls::from_config(other()).roots(authority.pem()), "`from_config`"),
-        (Tls::from_config(other()).provider(Arc::clone(other().crypto_provider())), "`from_config`"),
+        (
+            Tls::from_config(other()).roots(authority.pem()),
+            "`from_config`",
+        ),
+        (
+            Tls::from_config(other()).provider(Arc::clone(other().crypto_provider())),
+            "`from_config`",
+        ),
     ] {
-        let error = LockManager::builder("rediss://localhost/").tls(tls).build().expect_err(reason);
-        assert!(matches!(error, Error::InvalidOption { option: "tls", .. }), "{error:?}");
+        let error = LockManager::builder("rediss://localhost/")
+            .tls(tls)
+            .build()
+            .expect_err(reason);
+        assert!(
+            matches!(error, Error::InvalidOption { option: "tls", .. }),
+            "{error:?}"
+        );
         let text = chain(&error);
-        assert!(text.contains(reason) && !text.contains("canary") && !text.contains("BEGIN"), "{text}");
+        assert!(
+            text.contains(reason) && !text.contains("canary") && !text.contains("BEGIN"),
+            "{text}"
+        );
     }
-    let error =
-        LockManager::builder("redis://localhost/").tls(Tls::new()).build().expect_err("no TLS in the URL");
-    assert!(matches!(error, Error::InvalidOption { option: "tls", .. }), "{error:?}");
+    let error = LockManager::builder("redis://localhost/")
+        .tls(Tls::new())
+        .build()
+        .expect_err("no TLS in the URL");
+    assert!(
+        matches!(error, Error::InvalidOption { option: "tls", .. }),
+        "{error:?}"
+    );
     assert!(error.to_string().contains("`rediss`"), "{error}");
-    let sentinels = LockManager::builder("redis+sentinel://localhost/m").sentinel_login(None, "canary");
-    let error = sentinels.sentinel_tls(Tls::new().roots("canary")).build().expect_err("no certificate");
-    assert!(matches!(error, Error::InvalidOption { option: "sentinel_tls", .. }), "{error:?}");
+    let sentinels =
+        LockManager::builder("redis+sentinel://localhost/m").sentinel_login(None, "canary");
+    let error = sentinels
+        .sentinel_tls(Tls::new().roots("canary"))
+        .build()
+        .expect_err("no certificate");
+    assert!(
+        matches!(
+            error,
+            Error::InvalidOption {
+                option: "sentinel_tls",
+                ..
+            }
+        ),
+        "{error:?}"
+    );
 }
 
 /// Another process may install any default: no connection depends on it.
@@ -433,14 +621,22 @@ fn settings_that_cannot_work_are_refused() {
 fn the_provider_that_is_given_is_used() {
     let rig = TlsRig::new();
     let mut provider = rustls::crypto::ring::default_provider();
-    provider.cipher_suites.retain(|suite| suite.tls13().is_some());
+    provider
+        .cipher_suites
+        .retain(|suite| suite.tls13().is_some());
     let tls = rig.trusting().provider(Arc::new(provider));
     assert_works(&rig.builder().tls(tls).build().expect("connects"));
     let mut useless = rustls::crypto::ring::default_provider();
     useless.cipher_suites.clear();
-    let error =
-        rig.builder().tls(rig.trusting().provider(Arc::new(useless))).build().expect_err("no ciphers");
-    assert!(matches!(error, Error::InvalidOption { option: "tls", .. }), "{error:?}");
+    let error = rig
+        .builder()
+        .tls(rig.trusting().provider(Arc::new(useless)))
+        .build()
+        .expect_err("no ciphers");
+    assert!(
+        matches!(error, Error::InvalidOption { option: "tls", .. }),
+        "{error:?}"
+    );
     assert!(error.to_string().contains("`provider`"), "{error}");
 }
 
@@ -472,17 +668,24 @@ fn dropping_the_last_handle_over_tls_is_quick() {
     let rig = TlsRig::new();
     returns_by(Duration::from_millis(100), "the drop", || {
         let builder = LockManager::builder(&rig.server.tls_url()).tls(rig.trusting());
-        let locks = builder.response_timeout(LONG / 4).build().expect("connects");
+        let locks = builder
+            .response_timeout(LONG / 4)
+            .build()
+            .expect("connects");
         let guard = locks.lock("a").expect("locks");
         guard.extend_to(MINUTE).expect("extends");
-        eventually(LONG, "the listener listens", || rig.server.listeners().len() == 1);
+        eventually(LONG, "the listener listens", || {
+            rig.server.listeners().len() == 1
+        });
         eventually(LONG, "the key is tracked", || rig.server.tracked_keys() > 0);
         drop(guard);
         // After a message, the listener looks by itself whether it has to stop. So the invalidation
         // has to be over.
         throughout(Duration::from_millis(100), || {});
         let took = time(|| drop(locks)).0;
-        eventually(LONG, "the listener is gone", || rig.server.listeners().is_empty());
+        eventually(LONG, "the listener is gone", || {
+            rig.server.listeners().is_empty()
+        });
         took
     });
 }
@@ -491,7 +694,9 @@ fn dropping_the_last_handle_over_tls_is_quick() {
 fn a_connection_that_is_cut_costs_no_hold() {
     let rig = TlsRig::new();
     let relay = Relay::start(rig.server.tls_port());
-    let locks = rig.connect_through(&relay, |builder| builder.lease(LEASE * 5).renew_every(PERIOD));
+    let locks = rig.connect_through(&relay, |builder| {
+        builder.lease(LEASE * 5).renew_every(PERIOD)
+    });
     let guard = locks.lock("a").expect("locks");
     for _ in 0..3 {
         let (connections, renewed) = (relay.connections_accepted(), renewals(&locks));
@@ -514,7 +719,9 @@ fn renewals(locks: &LockManager) -> u32 {
 fn a_half_open_connection_over_tls_costs_a_timeout() {
     let rig = TlsRig::new();
     let relay = Relay::start(rig.server.tls_port());
-    let locks = rig.connect_through(&relay, |builder| builder.renew(false).client_tracking(false));
+    let locks = rig.connect_through(&relay, |builder| {
+        builder.renew(false).client_tracking(false)
+    });
     returns_by(ANSWER, "a release into a half-open connection", || {
         let mut guard = None;
         eventually(LONG, "the lock is free", || {
@@ -524,9 +731,18 @@ fn a_half_open_connection_over_tls_costs_a_timeout() {
         let connections = relay.connections_accepted();
         relay.strand_all();
         let (took, released) = time(|| guard.expect("just taken").unlock());
-        assert!(relay.connections_accepted() > connections, "over a new connection");
+        assert!(
+            relay.connections_accepted() > connections,
+            "over a new connection"
+        );
         // On a busy machine, the handshake may take too long.
-        if matches!(released, Ok(Unlocked::Released)) { took } else { LONG }
+        if matches!(released, Ok(Unlocked::Released)) {
+            took
+        } else {
+            LONG
+        }
     });
-    eventually(SOON + LATE, "the key is removed", || !rig.server.exists("lock:a"));
+    eventually(SOON + LATE, "the key is removed", || {
+        !rig.server.exists("lock:a")
+    });
 }

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{LockManager, Unlocked};
-use relatch_rig::{Fault, LONG, Server, SetOnDrop, eventually, is_alone, throughout, unique_key, within};
+use relatch_rig::{
+    Fault, LONG, Server, SetOnDrop, eventually, is_alone, throughout, unique_key, within,
+};
 
 use crate::support::{
     ANSWER, LATE, LISTENING, MINUTE, Rig, SOON, builder, delete, occupy, take, until_tracked,
@@ -23,8 +25,13 @@ struct Scene {
 impl Scene {
     fn new() -> Scene {
         let server = Server::start();
-        let [locks, others] = [(); 2].map(|()| LockManager::connect(&server.url()).expect("connects"));
-        Scene { server, locks, others }
+        let [locks, others] =
+            [(); 2].map(|()| LockManager::connect(&server.url()).expect("connects"));
+        Scene {
+            server,
+            locks,
+            others,
+        }
     }
 }
 
@@ -33,28 +40,54 @@ type End = fn(&Scene, &str);
 /// How another client's hold can end without a release.
 const ENDS: [(&str, End); 11] = [
     ("deleted", |scene, name| delete(&scene.server, name)),
-    ("unlinked", |scene, name| scene.server.query(&["UNLINK", &format!("lock:{name}")])),
+    ("unlinked", |scene, name| {
+        scene
+            .server
+            .query::<()>(&["UNLINK", &format!("lock:{name}")]);
+    }),
     ("renamed", |scene, name| {
         // In the same slot of a cluster.
         let key = format!("lock:{name}");
-        scene.server.query::<()>(&["RENAME", &key, &format!("elsewhere{{{key}}}")]);
+        scene
+            .server
+            .query::<()>(&["RENAME", &key, &format!("elsewhere{{{key}}}")]);
     }),
-    ("flushed", |scene, _| scene.server.query(&["FLUSHALL"])),
-    ("flushed in the background", |scene, _| scene.server.query(&["FLUSHDB", "ASYNC"])),
-    ("expired", |scene, name| scene.server.query(&["PEXPIREAT", &format!("lock:{name}"), "1"])),
+    ("flushed", |scene, _| {
+        scene.server.query::<()>(&["FLUSHALL"]);
+    }),
+    ("flushed in the background", |scene, _| {
+        scene.server.query::<()>(&["FLUSHDB", "ASYNC"]);
+    }),
+    ("expired", |scene, name| {
+        scene
+            .server
+            .query::<()>(&["PEXPIREAT", &format!("lock:{name}"), "1"]);
+    }),
     ("force-unlocked", |scene, name| forced(&scene.locks, name)),
-    ("force-unlocked from elsewhere", |scene, name| forced(&scene.others, name)),
+    ("force-unlocked from elsewhere", |scene, name| {
+        forced(&scene.others, name);
+    }),
     ("replaced, and then deleted", |scene, name| {
         occupy(&scene.server, name, MINUTE / 2);
         until_tracked(&scene.server, 1);
         delete(&scene.server, name);
     }),
-    ("replaced for a moment", |scene, name| occupy(&scene.server, name, ANSWER)),
-    ("cut short", |scene, name| scene.server.query(&["PEXPIRE", &format!("lock:{name}"), "300"])),
+    ("replaced for a moment", |scene, name| {
+        occupy(&scene.server, name, ANSWER);
+    }),
+    ("cut short", |scene, name| {
+        scene
+            .server
+            .query::<()>(&["PEXPIRE", &format!("lock:{name}"), "300"]);
+    }),
 ];
 
 fn forced(locks: &LockManager, name: &str) {
-    locks.named(name).force_unlock().expect("answers").expect("the lock was held");
+    locks
+        .named(name)
+        .force_unlock()
+        .expect("answers")
+        .expect("the lock was held");
 }
 
 #[test]
@@ -69,7 +102,10 @@ fn a_waiter_is_woken_however_the_hold_ends() {
             let (sets, acted) = (scene.server.calls("set"), Instant::now());
             end(&scene, &name);
             let took = waiter.join().expect("no panic") - acted;
-            assert!(took < SOON, "{what}: {took:?}: woken too late: was a wake-up lost?");
+            assert!(
+                took < SOON,
+                "{what}: {took:?}: woken too late: was a wake-up lost?"
+            );
             let asked = scene.server.calls("set") - sets;
             assert!(asked <= 8, "{what}: asked {asked} times");
         });
@@ -91,7 +127,10 @@ fn a_waiter_is_woken_by_a_release_in_another_manager() {
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
             let took = waiter.join().expect("no panic") - released;
             assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
-            assert!(scene.server.calls("set") - sets <= 2, "the waiter asked more than twice");
+            assert!(
+                scene.server.calls("set") - sets <= 2,
+                "the waiter asked more than twice"
+            );
         });
     }
     assert_eq!(scene.server.query::<i64>(&["DBSIZE"]), 0);
@@ -109,9 +148,16 @@ fn a_waiter_takes_an_abandoned_lock_when_its_lease_ends() {
         // The waiter polls until it is registered for invalidations.
         until_tracked(&scene.server, 1);
         let sets = scene.server.calls("set");
-        (waiter.join().expect("no panic"), scene.server.calls("set") - sets)
+        (
+            waiter.join().expect("no panic"),
+            scene.server.calls("set") - sets,
+        )
     });
-    assert!(at >= earliest && at < start + lease + SOON, "{:?}", at - start);
+    assert!(
+        at >= earliest && at < start + lease + SOON,
+        "{:?}",
+        at - start
+    );
     assert!(asked <= 8, "the waiter polled, {asked} times");
 }
 
@@ -119,34 +165,60 @@ fn a_waiter_takes_an_abandoned_lock_when_its_lease_ends() {
 #[cfg(target_os = "linux")]
 fn listening() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
-    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|name| name.trim_end() == "relatch-listen").count()
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names
+        .filter(|name| name.trim_end() == "relatch-listen")
+        .count()
 }
 
 #[test]
 #[cfg(target_os = "linux")]
 fn no_listener_starts_while_nothing_waits_for_another_process() {
-    if !is_alone(module_path!(), "no_listener_starts_while_nothing_waits_for_another_process") {
+    if !is_alone(
+        module_path!(),
+        "no_listener_starts_while_nothing_waits_for_another_process",
+    ) {
         return;
     }
     let scene = Scene::new();
-    let Scene { server, locks, others } = &scene;
+    let Scene {
+        server,
+        locks,
+        others,
+    } = &scene;
     drop(locks.lock("warm-up").expect("locks"));
     server.reset_stats();
     for round in 1..=100 {
         drop(locks.lock("a").expect("locks"));
-        assert_eq!((server.calls("set"), server.calls("evalsha")), (round, round));
+        assert_eq!(
+            (server.calls("set"), server.calls("evalsha")),
+            (round, round)
+        );
     }
-    assert_eq!(server.total_calls(&["get", "del"]), 200, "those of the script");
+    assert_eq!(
+        server.total_calls(&["get", "del"]),
+        200,
+        "those of the script"
+    );
     assert_eq!(server.all_calls() - 1, 400, "and nothing else");
 
     // Three holds, each longer than the hand-off budget of 5 ms.
     for _ in 0..3 {
-        locks.with_lock("a", || throughout(Duration::from_millis(6), || ())).expect("runs");
+        locks
+            .with_lock("a", || throughout(Duration::from_millis(6), || ()))
+            .expect("runs");
     }
     occupy(server, "busy", MINUTE);
     assert!(locks.try_lock("busy").expect("answers").is_none());
-    assert!(locks.named("busy").wait(Duration::ZERO).lock().expect_err("busy").is_timeout());
+    assert!(
+        locks
+            .named("busy")
+            .wait(Duration::ZERO)
+            .lock()
+            .expect_err("busy")
+            .is_timeout()
+    );
     let guard = locks.lock("a").expect("locks");
     thread::scope(|scope| {
         // This thread waits behind a thread of its own process.
@@ -156,9 +228,18 @@ fn no_listener_starts_while_nothing_waits_for_another_process() {
     assert_eq!((listening(), server.total_calls(&LISTENING)), (0, 0));
 
     assert!(locks.try_lock_for("busy", LATE).expect("answers").is_none());
-    eventually(LONG, "the listener is connected", || server.listeners().len() == 1);
-    assert!(others.try_lock_for("busy", LATE).expect("answers").is_none());
-    eventually(LONG, "both listeners are connected", || server.listeners().len() == 2);
+    eventually(LONG, "the listener is connected", || {
+        server.listeners().len() == 1
+    });
+    assert!(
+        others
+            .try_lock_for("busy", LATE)
+            .expect("answers")
+            .is_none()
+    );
+    eventually(LONG, "both listeners are connected", || {
+        server.listeners().len() == 2
+    });
     assert_eq!(listening(), 2);
     // The system may still list a thread that was just joined.
     drop(scene.others);
@@ -171,14 +252,22 @@ fn no_listener_starts_while_nothing_waits_for_another_process() {
 #[cfg(target_os = "linux")]
 fn a_hundred_waiters_share_a_listener_and_send_nothing() {
     const WAITERS: u64 = 100;
-    if !is_alone(module_path!(), "a_hundred_waiters_share_a_listener_and_send_nothing") {
+    if !is_alone(
+        module_path!(),
+        "a_hundred_waiters_share_a_listener_and_send_nothing",
+    ) {
         return;
     }
-    let Scene { server, locks, others: _ } = &Scene::new();
+    let Scene {
+        server,
+        locks,
+        others: _,
+    } = &Scene::new();
     (0..WAITERS).for_each(|n| occupy(server, &format!("{n}"), MINUTE));
     thread::scope(|scope| {
-        let waiters: Vec<_> =
-            (0..WAITERS).map(|n| scope.spawn(move || take(locks, &format!("{n}")))).collect();
+        let waiters: Vec<_> = (0..WAITERS)
+            .map(|n| scope.spawn(move || take(locks, &format!("{n}"))))
+            .collect();
         until_tracked(server, WAITERS);
         assert_eq!((listening(), server.listeners().len()), (1, 1));
         // The listener wakes all waiters when it starts to listen. Some of them had registered
@@ -191,8 +280,14 @@ fn a_hundred_waiters_share_a_listener_and_send_nothing() {
         let released = Instant::now();
         (0..WAITERS).for_each(|n| delete(server, &format!("{n}")));
         for waiter in waiters {
-            let took = waiter.join().expect("no panic").saturating_duration_since(released);
-            assert!(took < 2 * SOON, "{took:?}: woken too late: was a wake-up lost?");
+            let took = waiter
+                .join()
+                .expect("no panic")
+                .saturating_duration_since(released);
+            assert!(
+                took < 2 * SOON,
+                "{took:?}: woken too late: was a wake-up lost?"
+            );
         }
     });
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
@@ -200,7 +295,11 @@ fn a_hundred_waiters_share_a_listener_and_send_nothing() {
 
 #[test]
 fn a_waiter_that_panics_with_the_lock_delays_no_other() {
-    let Scene { server, locks, others: _ } = &Scene::new();
+    let Scene {
+        server,
+        locks,
+        others: _,
+    } = &Scene::new();
     for _ in 0..10 {
         let name = &unique_key("a");
         occupy(server, name, MINUTE);
@@ -214,7 +313,10 @@ fn a_waiter_that_panics_with_the_lock_delays_no_other() {
             let deleted = Instant::now();
             delete(server, name);
             assert!(first.join().expect("caught"), "the closure was run");
-            let took = second.join().expect("no panic").saturating_duration_since(deleted);
+            let took = second
+                .join()
+                .expect("no panic")
+                .saturating_duration_since(deleted);
             assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
         });
         assert!(!server.exists(&format!("lock:{name}")));
@@ -240,7 +342,9 @@ fn a_manager_dropped_after_waiting_ends_at_once_and_leaves_nothing() {
         drop(guard);
         throughout(LATE, || ()); // Now nothing is under way that would wake the listener.
         within(SOON / 2, "dropping the manager", || drop(locks));
-        eventually(SOON, "the manager's connections are closed", || scene.server.connections() == before);
+        eventually(SOON, "the manager's connections are closed", || {
+            scene.server.connections() == before
+        });
         assert_eq!(scene.server.query::<i64>(&["DBSIZE"]), 0);
     }
 }
@@ -249,7 +353,10 @@ fn a_manager_dropped_after_waiting_ends_at_once_and_leaves_nothing() {
 fn a_manager_dropped_after_waiting_ends_by_its_deadline_without_redis() {
     for what in ["paused", "gone"] {
         let server = Server::start();
-        let locks = builder(&server.url()).response_timeout(SOON).build().expect("connects");
+        let locks = builder(&server.url())
+            .response_timeout(SOON)
+            .build()
+            .expect("connects");
         occupy(&server, "a", MINUTE);
         assert!(locks.try_lock_for("a", ANSWER).expect("answers").is_none());
         assert_eq!(server.listeners().len(), 1);
@@ -267,13 +374,15 @@ fn a_manager_dropped_after_waiting_ends_by_its_deadline_without_redis() {
 #[test]
 fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
-    rig.proxy.always("SET lock:a", Fault::DelayReply(Duration::from_millis(30)));
+    rig.proxy
+        .always("SET lock:a", Fault::DelayReply(Duration::from_millis(30)));
     let looks = || rig.proxy.commands("SET lock:a");
     // Gives the lock to another holder, and measures how soon the waiter looks.
     let holds = |number: u32| {
         let holder = format!("host-{number}-1-{number:032x}");
         let (before, start) = (looks(), Instant::now());
-        rig.server.query::<()>(&["SET", "lock:a", &holder, "PX", "60000"]);
+        rig.server
+            .query::<()>(&["SET", "lock:a", &holder, "PX", "60000"]);
         eventually(LONG, "the waiter looks", || looks() > before);
         let took = start.elapsed();
         until_tracked(&rig.server, 1);
@@ -288,7 +397,10 @@ fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
         // sleep by half at most. So eight rivals cost it at least half of 8 x 105 ms, or 420 ms. (A
         // sleep is never shorter than requested.)
         let took: Duration = (1..=8).map(holds).sum();
-        assert!(took >= Duration::from_millis(400), "{took:?}: it looks at once");
+        assert!(
+            took >= Duration::from_millis(400),
+            "{took:?}: it looks at once"
+        );
         delete(&rig.server, "a");
         waiter.join().expect("no panic");
         // Tried up to ten times: the machine may be so slow that the manager forgets its rivals.
@@ -320,12 +432,19 @@ fn of_three_waiters_that_take_turns_none_starves() {
         for (locks, turns) in &turns {
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    locks.with_lock("a", || thread::sleep(Duration::from_millis(3))).expect("runs");
+                    locks
+                        .with_lock("a", || thread::sleep(Duration::from_millis(3)))
+                        .expect("runs");
                     turns.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
-        let all = || turns.iter().map(|(_, turns)| turns.load(Ordering::Relaxed)).sum::<u64>();
+        let all = || {
+            turns
+                .iter()
+                .map(|(_, turns)| turns.load(Ordering::Relaxed))
+                .sum::<u64>()
+        };
         eventually(LONG, "they take turns", || all() >= 200);
     });
     let turns = turns.map(|(_, turns)| turns.load(Ordering::Relaxed));

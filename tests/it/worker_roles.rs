@@ -53,13 +53,19 @@ pub(crate) fn run_role(name: &str) {
 fn worker() {
     let lease = Duration::from_millis(role::arg("lease").parse().expect("a number"));
     let builder = LockManager::builder(&role::arg("url")).lease(lease);
-    let locks = builder.reclaim_dead(role::arg("reclaim") == "yes").build().expect("connects");
+    let locks = builder
+        .reclaim_dead(role::arg("reclaim") == "yes")
+        .build()
+        .expect("connects");
     let mut held = None;
     role::report("ready");
     while let Some(line) = role::next_line() {
         let guard: Option<&LockGuard> = held.as_ref();
         let answer = match (line.as_str(), guard) {
-            ("lock", _) => held.insert(locks.lock("a").expect("locks")).token().to_owned(),
+            ("lock", _) => held
+                .insert(locks.lock("a").expect("locks"))
+                .token()
+                .to_owned(),
             ("again", _) => format!("{:?}", locks.lock("a").map(drop)),
             ("valid", Some(guard)) => guard.is_valid().to_string(),
             ("remaining", Some(guard)) => guard.remaining().as_millis().to_string(),
@@ -93,14 +99,26 @@ fn watch(guard: &LockGuard, lease: Duration) -> bool {
 /// `tests/rig/preload/fork.c`).
 fn forker() {
     let locks = LockManager::connect(&role::arg("url")).expect("connects");
-    let hold = || (locks.lock("a").expect("locks"), locks.lock("a").expect("locks again"));
+    let hold = || {
+        (
+            locks.lock("a").expect("locks"),
+            locks.lock("a").expect("locks again"),
+        )
+    };
     let guards = (role::arg("holding") == "yes").then(hold);
     if let Some((guard, _)) = &guards {
         guard.extend_to(Duration::from_secs(20)).expect("extends"); // Opens the keeper's connection.
     }
     let set = (guards.is_some()).then(|| locks.lock_all(["x", "y"]).expect("locks"));
-    let detached = (guards.is_some()).then(|| locks.lock("d").expect("locks").detach().expect("detaches"));
-    let parcel = (guards.is_some()).then(|| locks.lock("p").expect("locks").hand_over().expect("hands over"));
+    let detached =
+        (guards.is_some()).then(|| locks.lock("d").expect("locks").detach().expect("detaches"));
+    let parcel = (guards.is_some()).then(|| {
+        locks
+            .lock("p")
+            .expect("locks")
+            .hand_over()
+            .expect("hands over")
+    });
     drop(locks.lock("warm-up").expect("locks"));
     role::report("forking");
     role::next_line();
@@ -113,7 +131,9 @@ fn forker() {
         }));
         process::exit(i32::from(forked.is_err()));
     }
-    let (_, status) = wait(WaitOptions::empty()).expect("waits").expect("there is a child");
+    let (_, status) = wait(WaitOptions::empty())
+        .expect("waits")
+        .expect("there is a child");
     role::report(format!("the copy: {:?}", status.exit_status()));
     role::next_line();
     if let Some(set) = set {
@@ -124,18 +144,31 @@ fn forker() {
         drop(locks.adopt(&parcel).expect("nobody else has adopted it"));
     }
     if let Some(hold) = detached {
-        assert_eq!(hold.attach().expect("attaches").unlock().expect("unlocks"), Unlocked::Released);
+        assert_eq!(
+            hold.attach().expect("attaches").unlock().expect("unlocks"),
+            Unlocked::Released
+        );
     }
     if let Some((outer, inner)) = guards {
         assert!(outer.is_valid() && inner.is_valid());
         assert_eq!(locks.held().len(), 1);
-        outer.extend_to(Duration::from_millis(300)).expect("extends");
-        eventually(Duration::from_secs(5), "the hold is renewed", || locks.stats().renewed >= 4);
+        outer
+            .extend_to(Duration::from_millis(300))
+            .expect("extends");
+        eventually(Duration::from_secs(5), "the hold is renewed", || {
+            locks.stats().renewed >= 4
+        });
         assert!(outer.is_valid());
-        assert_eq!(outer.unlock().expect("unlocks"), Unlocked::StillHeld { depth: 1 });
+        assert_eq!(
+            outer.unlock().expect("unlocks"),
+            Unlocked::StillHeld { depth: 1 }
+        );
         assert_eq!(inner.unlock().expect("unlocks"), Unlocked::Released);
     }
-    assert_eq!(locks.lock("a").expect("locks").unlock().expect("unlocks"), Unlocked::Released);
+    assert_eq!(
+        locks.lock("a").expect("locks").unlock().expect("unlocks"),
+        Unlocked::Released
+    );
     role::report("fine");
 }
 
@@ -157,7 +190,9 @@ fn forker_in_memory() {
             if process::id() != parent {
                 process::exit(0);
             }
-            let (_, status) = wait(WaitOptions::empty()).expect("waits").expect("there is a child");
+            let (_, status) = wait(WaitOptions::empty())
+                .expect("waits")
+                .expect("there is a child");
             if status.exit_status() != Some(0) {
                 copies_hang = true; // The alarm has ended it.
                 break;
@@ -186,7 +221,9 @@ fn drawer() {
     if copy {
         process::exit(0);
     }
-    let (_, status) = wait(WaitOptions::empty()).expect("waits").expect("there is a child");
+    let (_, status) = wait(WaitOptions::empty())
+        .expect("waits")
+        .expect("there is a child");
     assert_eq!(status.exit_status(), Some(0));
 }
 
@@ -228,8 +265,17 @@ fn forked(
     if let Some((outer, inner)) = &guards {
         assert!(!outer.is_valid() && !inner.is_valid() && !outer.watch().is_valid());
         let watch = outer.watch();
-        let waits = || (watch.remaining(), watch.wait_at_risk(Duration::ZERO), watch.wait_lost(second));
-        assert_eq!(within(second / 2, "a watch of the copy", waits), (Duration::ZERO, None, None));
+        let waits = || {
+            (
+                watch.remaining(),
+                watch.wait_at_risk(Duration::ZERO),
+                watch.wait_lost(second),
+            )
+        };
+        assert_eq!(
+            within(second / 2, "a watch of the copy", waits),
+            (Duration::ZERO, None, None)
+        );
         is_forked(outer.verify().err());
         is_forked(outer.confirm(second).err());
         is_forked(outer.ensure(second).err());

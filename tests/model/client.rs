@@ -1,7 +1,9 @@
 //! A thread that takes the lock: its turn, its attempts, and lost answers.
 
 use crate::model::{Mutation, Protocol};
-use crate::state::{Claim, Command, Hold, How, LEASE, Link, MARGIN, Outcome, Stage, State, Step, Token};
+use crate::state::{
+    Claim, Command, Hold, How, LEASE, Link, MARGIN, Outcome, Stage, State, Step, Token,
+};
 
 impl Protocol {
     /// A fresh token; `None` if the thread has used as many as the model allows.
@@ -12,29 +14,54 @@ impl Protocol {
         }
         state.nonces[thread] += 1;
         let nonce = if self.is(Mutation::NoNonce) { 0 } else { nonce };
-        Some(Token { thread: u8::try_from(thread).expect("few threads"), nonce })
+        Some(Token {
+            thread: u8::try_from(thread).expect("few threads"),
+            nonce,
+        })
     }
 
     /// How long a hold is valid if its answer comes `age` ticks after its send.
     pub(crate) fn validity(&self, age: u8) -> u8 {
-        let age = if self.is(Mutation::CountsFromTheAnswer) { 0 } else { age };
-        let margin = if self.is(Mutation::NoMargin) { 0 } else { MARGIN };
+        let age = if self.is(Mutation::CountsFromTheAnswer) {
+            0
+        } else {
+            age
+        };
+        let margin = if self.is(Mutation::NoMargin) {
+            0
+        } else {
+            MARGIN
+        };
         (LEASE - margin).saturating_sub(age)
     }
 
     pub(crate) fn start(&self, state: &mut State, thread: usize) {
         if let Some(token) = self.fresh_token(state, thread) {
-            let alone = self.peers(thread).all(|peer| state.steps[peer] == Step::Idle);
-            state.steps[thread] = if alone { claiming(token, None) } else { Step::Queued(token) };
+            let alone = self
+                .peers(thread)
+                .all(|peer| state.steps[peer] == Step::Idle);
+            state.steps[thread] = if alone {
+                claiming(token, None)
+            } else {
+                Step::Queued(token)
+            };
         }
     }
 
     /// The thread's turn has come.
     pub(crate) fn take_turn(&self, state: &mut State, thread: usize) {
         match state.steps[thread].clone() {
-            Step::Called(token, Outcome::Taken { age, fence }) if self.validity_of_hand_off(age) > 0 => {
+            Step::Called(token, Outcome::Taken { age, fence })
+                if self.validity_of_hand_off(age) > 0 =>
+            {
                 let valid = self.validity_of_hand_off(age);
-                let hold = Hold { token, valid, fence, how: How::HandedOff, renewal: None };
+                let hold = Hold {
+                    token,
+                    valid,
+                    fence,
+                    how: How::HandedOff,
+                    renewal: None,
+                };
                 self.hold(state, thread, hold);
             }
             Step::Called(token, Outcome::Taken { .. }) => {
@@ -44,19 +71,27 @@ impl Protocol {
             Step::Called(token, Outcome::Spoilt) if !self.is(Mutation::UsesASpoiltToken) => {
                 self.start_over(state, thread, token);
             }
-            Step::Called(token, _) | Step::Queued(token) => state.steps[thread] = claiming(token, None),
+            Step::Called(token, _) | Step::Queued(token) => {
+                state.steps[thread] = claiming(token, None);
+            }
             _ => {}
         }
     }
 
     fn validity_of_hand_off(&self, age: u8) -> u8 {
-        self.validity(if self.is(Mutation::CountsHandOffsFromTheAnswer) { 0 } else { age })
+        self.validity(if self.is(Mutation::CountsHandOffsFromTheAnswer) {
+            0
+        } else {
+            age
+        })
     }
 
     /// Sends one attempt. Forgets earlier calls of the listener, because this attempt is newer.
     pub(crate) fn attempt(&self, state: &mut State, thread: usize) {
         let listener = self.listener(state, thread);
-        let Step::Claiming(claim) = &mut state.steps[thread] else { return };
+        let Step::Claiming(claim) = &mut state.steps[thread] else {
+            return;
+        };
         (claim.sent, claim.listener, claim.called) = (Some(0), listener, false);
         self.send_attempt(claim);
     }
@@ -69,9 +104,15 @@ impl Protocol {
             claim.listener
         };
         let batch = match claim.abandoned.filter(|_| claim.link.is_some()) {
-            Some(abandoned) => vec![Command::Delete(abandoned), Command::Attempt(token, redirect)],
+            Some(abandoned) => vec![
+                Command::Delete(abandoned),
+                Command::Attempt(token, redirect),
+            ],
             None if self.is(Mutation::RegistersAfterTheAttempt) => {
-                vec![Command::Attempt(token, None), Command::Register(token.thread, redirect)]
+                vec![
+                    Command::Attempt(token, None),
+                    Command::Register(token.thread, redirect),
+                ]
             }
             None if self.is(Mutation::RaisesInThePipeline) => {
                 vec![Command::Raise, Command::Attempt(token, redirect)]
@@ -84,7 +125,11 @@ impl Protocol {
     /// The answer to an attempt has come.
     pub(crate) fn receive_attempt(&self, state: &mut State, thread: usize, mut claim: Claim) {
         let Some(sent) = claim.sent else { return };
-        let said = claim.link.as_ref().map(|link| link.said).unwrap_or_default();
+        let said = claim
+            .link
+            .as_ref()
+            .map(|link| link.said)
+            .unwrap_or_default();
         if let Some(next) = self.next_stage(&claim) {
             claim.stage = next;
             let (token, link) = (claim.token, claim.link.get_or_insert_default());
@@ -105,7 +150,13 @@ impl Protocol {
             && self.validity(sent) > 0
         {
             let valid = self.validity(sent);
-            let hold = Hold { token: claim.token, how: How::Asked, valid, fence: said.fence, renewal: None };
+            let hold = Hold {
+                token: claim.token,
+                how: How::Asked,
+                valid,
+                fence: said.fence,
+                renewal: None,
+            };
             self.hold(state, thread, hold);
         } else if said.set || claim.stage == Stage::Set || said.found == Some(claim.token) {
             // The key has this token, but the answer came too late, or does not say when Redis set
@@ -115,8 +166,10 @@ impl Protocol {
             self.send_attempt(&mut claim);
             state.steps[thread] = Step::Claiming(claim);
         } else {
-            let registered = claim.listener.is_some() && claim.listener == self.listener(state, thread);
-            claim.asleep = registered && (!claim.called || self.is(Mutation::ForgetsWhenItFallsAsleep));
+            let registered =
+                claim.listener.is_some() && claim.listener == self.listener(state, thread);
+            claim.asleep =
+                registered && (!claim.called || self.is(Mutation::ForgetsWhenItFallsAsleep));
             (claim.sent, claim.link, claim.listener, claim.called) = (None, None, None, false);
             state.steps[thread] = Step::Claiming(claim);
         }
@@ -134,7 +187,13 @@ impl Protocol {
     }
 
     /// The answer to an attempt does not come.
-    pub(crate) fn lose_attempt(&self, state: &mut State, thread: usize, claim: Claim, link_stands: bool) {
+    pub(crate) fn lose_attempt(
+        &self,
+        state: &mut State,
+        thread: usize,
+        claim: Claim,
+        link_stands: bool,
+    ) {
         self.clean_up_behind(state, thread, claim, link_stands);
     }
 
@@ -160,13 +219,19 @@ impl Protocol {
     /// Goes on with a fresh token, or gives up if there is none.
     fn start_over(&self, state: &mut State, thread: usize, abandoned: Token) {
         let reuses = self.is(Mutation::ReusesItsToken) || self.is(Mutation::TrustsARepeatedClaim);
-        let fresh = if reuses { Some(abandoned) } else { self.fresh_token(state, thread) };
+        let fresh = if reuses {
+            Some(abandoned)
+        } else {
+            self.fresh_token(state, thread)
+        };
         state.steps[thread] = fresh.map_or(Step::Idle, |token| claiming(token, Some(abandoned)));
     }
 
     /// The keeper has an answer to its renewal.
     pub(crate) fn receive_renewal(&self, hold: &mut Hold) {
-        let Some((age, link)) = hold.renewal.take() else { return };
+        let Some((age, link)) = hold.renewal.take() else {
+            return;
+        };
         if !link.said.extended {
             hold.valid = 0;
         } else if hold.valid > 0 && self.is_renewal_acknowledged(&link) {
@@ -181,5 +246,14 @@ impl Protocol {
 
 fn claiming(token: Token, abandoned: Option<Token>) -> Step {
     let (stage, sent, link, listener) = (Stage::Asked, None, None, None);
-    Step::Claiming(Claim { stage, token, abandoned, sent, link, listener, called: false, asleep: false })
+    Step::Claiming(Claim {
+        stage,
+        token,
+        abandoned,
+        sent,
+        link,
+        listener,
+        called: false,
+        asleep: false,
+    })
 }

@@ -18,7 +18,11 @@ impl Protocol {
             return 0;
         }
         // By the next claim, the time is larger than any fence so far.
-        let time = if counter.clock_was_set_back { 1 } else { counter.largest + 1 };
+        let time = if counter.clock_was_set_back {
+            1
+        } else {
+            counter.largest + 1
+        };
         counter.stored = match self.mutation {
             Some(Mutation::CountsWithoutTheClock) => counter.stored + 1,
             Some(Mutation::TrustsTheClockAlone) => time,
@@ -74,7 +78,8 @@ pub(crate) fn actions(state: &State, actions: &mut Vec<Action>) {
         actions.push(Action::SetClockBack);
     }
     if state.budget.reentries > 0 {
-        let holding = |thread: &usize| matches!(&state.steps[*thread], Step::Holding(hold) if hold.valid > 0);
+        let holding =
+            |thread: &usize| matches!(&state.steps[*thread], Step::Holding(hold) if hold.valid > 0);
         actions.extend((0..state.steps.len()).filter(holding).map(Action::Reenter));
     }
 }

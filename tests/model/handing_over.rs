@@ -26,7 +26,10 @@ impl Protocol {
     /// the parcel. (The renewal that comes first only makes the lease longer.)
     pub(crate) fn hand_over(&self, state: &mut State, thread: usize, hold: Hold) {
         state.budget.hand_overs -= 1;
-        state.parcel = Some(Parcel { token: hold.token, adopted: false });
+        state.parcel = Some(Parcel {
+            token: hold.token,
+            adopted: false,
+        });
         if !self.is(Mutation::BelievesBehindTheParcel) {
             state.leave(hold.renewal.map(|(_, link)| link).unwrap_or_default());
             state.steps[thread] = Step::Idle;
@@ -35,10 +38,21 @@ impl Protocol {
 
     /// A thread that has a parcel sends its first try. It need not have the turn of its process.
     pub(crate) fn adopt(&self, state: &mut State, thread: usize) {
-        let Some(Parcel { token: old, .. }) = state.parcel else { return };
+        let Some(Parcel { token: old, .. }) = state.parcel else {
+            return;
+        };
         let fresh = self.fresh_token(state, thread);
-        if let Some(new) = if self.is(Mutation::HandsItsTokenOn) { Some(old) } else { fresh } {
-            state.steps[thread] = Step::Adopting(Adoption { old, new, sent: 0, link: None });
+        if let Some(new) = if self.is(Mutation::HandsItsTokenOn) {
+            Some(old)
+        } else {
+            fresh
+        } {
+            state.steps[thread] = Step::Adopting(Adoption {
+                old,
+                new,
+                sent: 0,
+                link: None,
+            });
             Protocol::adopt_again(state, thread);
         }
     }
@@ -53,34 +67,66 @@ impl Protocol {
 
     /// What Redis does for an adopter: compare and swap. For one whose earlier try was executed, it
     /// extends the lease.
-    pub(crate) fn swap(&self, redis: &mut Redis, old: Token, new: Token, by: Option<usize>) -> Said {
+    pub(crate) fn swap(
+        &self,
+        redis: &mut Redis,
+        old: Token,
+        new: Token,
+        by: Option<usize>,
+    ) -> Said {
         let found = redis.key;
-        let is_old = found.is_some_and(|(token, _)| token == old) || self.is(Mutation::AdoptsWhateverIsThere);
+        let is_old = found.is_some_and(|(token, _)| token == old)
+            || self.is(Mutation::AdoptsWhateverIsThere);
         let is_new = found.is_some_and(|(token, _)| token == new);
-        let mut said = Said { set: is_old || is_new, ..Said::default() };
+        let mut said = Said {
+            set: is_old || is_new,
+            ..Said::default()
+        };
         if is_old || is_new && !self.is(Mutation::LeavesTheLeaseOfARepeat) {
             redis.key = Some((new, crate::state::LEASE));
             redis.changed(by);
         }
         if said.set {
             let numbers = is_old || redis.counter.stored == 0;
-            said.fence = if numbers { self.number(&mut redis.counter) } else { redis.counter.stored };
+            said.fence = if numbers {
+                self.number(&mut redis.counter)
+            } else {
+                redis.counter.stored
+            };
         }
         said
     }
 
     /// The answer to an adoption has come.
     pub(crate) fn receive_adoption(&self, state: &mut State, thread: usize, adoption: &Adoption) {
-        let said = adoption.link.as_ref().map(|link| link.said).unwrap_or_default();
+        let said = adoption
+            .link
+            .as_ref()
+            .map(|link| link.said)
+            .unwrap_or_default();
         let valid = self.validity(adoption.sent);
         self.end_adoption(state, thread);
         if said.set && valid > 0 {
-            if let Some(parcel) = state.parcel.as_mut().filter(|parcel| parcel.token == adoption.old) {
+            if let Some(parcel) = state
+                .parcel
+                .as_mut()
+                .filter(|parcel| parcel.token == adoption.old)
+            {
                 state.adopted_twice |= parcel.adopted;
                 parcel.adopted = true;
             }
             let (token, how) = (adoption.new, How::Adopted);
-            self.hold(state, thread, Hold { token, how, valid, fence: said.fence, renewal: None });
+            self.hold(
+                state,
+                thread,
+                Hold {
+                    token,
+                    how,
+                    valid,
+                    fence: said.fence,
+                    renewal: None,
+                },
+            );
         } else if said.set {
             self.drop_adoption(state, thread, adoption.new);
         }

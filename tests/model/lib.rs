@@ -89,8 +89,8 @@ use std::time::Instant;
 use stateright::{Checker, HasDiscoveries, Model};
 
 use model::{
-    ADOPTED_ONCE, EXCLUSION, FENCED, LOST, Mutation, NO_KEY_LEFT, NOT_ITSELF, PROMPT, Protocol, RELEASED,
-    WOKEN,
+    ADOPTED_ONCE, EXCLUSION, FENCED, LOST, Mutation, NO_KEY_LEFT, NOT_ITSELF, PROMPT, Protocol,
+    RELEASED, WOKEN,
 };
 use state::Budget;
 
@@ -122,42 +122,84 @@ fn two(nonces: u8, losses: u8, renewals: u8, missed: u8) -> Protocol {
 
 /// A process of one thread, and another client.
 fn one(nonces: u8, losses: u8) -> Protocol {
-    Protocol { threads: vec![0, PROMPT], ..two(nonces, losses, 0, 0) }
+    Protocol {
+        threads: vec![0, PROMPT],
+        ..two(nonces, losses, 0, 0)
+    }
 }
 
 /// A process of two threads, and another client.
 fn a_pair(nonces: u8, losses: u8, renewals: u8) -> Protocol {
-    Protocol { threads: vec![0, 0, PROMPT], ..two(nonces, losses, renewals, 0) }
+    Protocol {
+        threads: vec![0, 0, PROMPT],
+        ..two(nonces, losses, renewals, 0)
+    }
 }
 
 /// The same protocol with waiters that sleep. They lose `cuts` of the connections they rely on.
 fn asleep(protocol: Protocol, cuts: u8) -> Protocol {
-    let budget = Budget { cuts, ..protocol.budget };
-    Protocol { sleeps: true, budget, ..protocol }
+    let budget = Budget {
+        cuts,
+        ..protocol.budget
+    };
+    Protocol {
+        sleeps: true,
+        budget,
+        ..protocol
+    }
 }
 
 /// The same protocol with replicas, one of which becomes the master once. `acknowledged` of them
 /// have to acknowledge a lock.
 fn failing_over(protocol: Protocol, replicas: usize, acknowledged: u8) -> Protocol {
-    let budget = Budget { failovers: 1, shortages: 1, ..protocol.budget };
-    Protocol { replicas, acknowledged, budget, ..protocol }
+    let budget = Budget {
+        failovers: 1,
+        shortages: 1,
+        ..protocol.budget
+    };
+    Protocol {
+        replicas,
+        acknowledged,
+        budget,
+        ..protocol
+    }
 }
 
 /// The same protocol with a replica that has to acknowledge a lock, and sometimes does not in time.
 fn short_of_its_replica(protocol: Protocol) -> Protocol {
-    let budget = Budget { shortages: 1, ..protocol.budget };
-    Protocol { replicas: 1, acknowledged: 1, budget, ..protocol }
+    let budget = Budget {
+        shortages: 1,
+        ..protocol.budget
+    };
+    Protocol {
+        replicas: 1,
+        acknowledged: 1,
+        budget,
+        ..protocol
+    }
 }
 
 /// The same protocol with fences. The counter gets lost, or the server's clock is set back.
 fn fenced(protocol: Protocol, lost_counters: u8, steps_back: u8) -> Protocol {
-    let budget = Budget { lost_counters, steps_back, reentries: 1, ..protocol.budget };
-    Protocol { fenced: true, budget, ..protocol }
+    let budget = Budget {
+        lost_counters,
+        steps_back,
+        reentries: 1,
+        ..protocol.budget
+    };
+    Protocol {
+        fenced: true,
+        budget,
+        ..protocol
+    }
 }
 
 /// The same protocol in which a hold is handed over once.
 fn handing_over(protocol: Protocol) -> Protocol {
-    let budget = Budget { hand_overs: 1, ..protocol.budget };
+    let budget = Budget {
+        hand_overs: 1,
+        ..protocol.budget
+    };
     Protocol { budget, ..protocol }
 }
 
@@ -174,17 +216,34 @@ fn check(protocol: &Protocol) {
 }
 
 fn caught(protocol: Protocol, mutation: Mutation, by: &'static str) {
-    violated(Protocol { mutation: Some(mutation), ..protocol }, by);
+    violated(
+        Protocol {
+            mutation: Some(mutation),
+            ..protocol
+        },
+        by,
+    );
 }
 
 /// Shows an order of events in which a property does not hold.
 fn violated(protocol: Protocol, by: &'static str) {
     let start = Instant::now();
-    let what =
-        format!("{:?}, {} of {} replicas", protocol.mutation, protocol.acknowledged, protocol.replicas);
+    let what = format!(
+        "{:?}, {} of {} replicas",
+        protocol.mutation, protocol.acknowledged, protocol.replicas
+    );
     let wanted = HasDiscoveries::AnyOf([by].into());
-    let checker = protocol.checker().threads(2).finish_when(wanted).spawn_bfs().join();
-    println!("{what}: {} states in {:.1?}", checker.unique_state_count(), start.elapsed());
+    let checker = protocol
+        .checker()
+        .threads(2)
+        .finish_when(wanted)
+        .spawn_bfs()
+        .join();
+    println!(
+        "{what}: {} states in {:.1?}",
+        checker.unique_state_count(),
+        start.elapsed()
+    );
     let path = checker.discovery(by).expect("the property does not hold");
     println!("  {:?}", path.into_actions());
 }
@@ -192,8 +251,14 @@ fn violated(protocol: Protocol, by: &'static str) {
 #[test]
 fn the_protocol_keeps_its_properties() {
     check(&two(1, 1, 1, 1));
-    check(&Protocol { threads: vec![0, PROMPT], ..two(2, 1, 1, 1) });
-    check(&Protocol { threads: vec![0, 1, 2], ..two(1, 0, 0, 0) });
+    check(&Protocol {
+        threads: vec![0, PROMPT],
+        ..two(2, 1, 1, 1)
+    });
+    check(&Protocol {
+        threads: vec![0, 1, 2],
+        ..two(1, 0, 0, 0)
+    });
     check(&one(3, 2));
     check(&a_pair(1, 1, 0));
 }
@@ -216,7 +281,14 @@ fn a_failover_that_forgets_breaks_exclusion_unless_all_replicas_acknowledge() {
 
 #[test]
 fn all_replicas_keep_exclusion_through_a_failover() {
-    check(&failing_over(Protocol { threads: vec![0, PROMPT], ..two(1, 0, 1, 0) }, 1, 1));
+    check(&failing_over(
+        Protocol {
+            threads: vec![0, PROMPT],
+            ..two(1, 0, 1, 0)
+        },
+        1,
+        1,
+    ));
     check(&failing_over(one(1, 1), 1, 1));
     check(&failing_over(one(1, 0), 2, 2));
 }
@@ -241,7 +313,10 @@ fn fences_grow_and_holders_are_accepted() {
 fn a_parcel_is_adopted_once_and_sender_and_adopter_never_both_believe() {
     check(&handing_over(two(1, 1, 0, 1)));
     check(&handing_over(one(2, 1)));
-    check(&handing_over(Protocol { threads: vec![0, 1, PROMPT], ..two(1, 1, 0, 0) }));
+    check(&handing_over(Protocol {
+        threads: vec![0, 1, PROMPT],
+        ..two(1, 1, 0, 0)
+    }));
     check(&handing_over(asleep(a_pair(1, 1, 0), 0)));
     check(&fenced(handing_over(one(1, 1)), 1, 0));
 }
@@ -265,10 +340,23 @@ fn the_protocol_keeps_its_properties_within_wider_bounds() {
     check(&asleep(two(2, 1, 0, 0), 0));
     check(&asleep(two(1, 1, 1, 0), 1));
     check(&asleep(a_pair(1, 1, 0), 1));
-    check(&asleep(Protocol { threads: vec![0, 1, 2], ..two(1, 0, 0, 0) }, 1));
+    check(&asleep(
+        Protocol {
+            threads: vec![0, 1, 2],
+            ..two(1, 0, 0, 0)
+        },
+        1,
+    ));
     check(&failing_over(two(1, 0, 0, 0), 1, 1));
     check(&failing_over(two(1, 0, 1, 0), 1, 1));
-    check(&failing_over(Protocol { threads: vec![0, PROMPT], ..two(1, 0, 2, 0) }, 1, 1));
+    check(&failing_over(
+        Protocol {
+            threads: vec![0, PROMPT],
+            ..two(1, 0, 2, 0)
+        },
+        1,
+        1,
+    ));
     check(&failing_over(one(2, 1), 1, 1));
 }
 
@@ -276,8 +364,15 @@ fn the_protocol_keeps_its_properties_within_wider_bounds() {
 #[test]
 #[ignore = "takes a minute: tests/chaos.sh runs it"]
 fn a_renewal_that_counts_unacknowledged_is_caught() {
-    let protocol = Protocol { threads: vec![0, PROMPT], ..two(1, 0, 2, 0) };
-    caught(failing_over(protocol, 1, 1), Mutation::CountsUnacknowledgedRenewals, EXCLUSION);
+    let protocol = Protocol {
+        threads: vec![0, PROMPT],
+        ..two(1, 0, 2, 0)
+    };
+    caught(
+        failing_over(protocol, 1, 1),
+        Mutation::CountsUnacknowledgedRenewals,
+        EXCLUSION,
+    );
 }
 
 macro_rules! mutants {

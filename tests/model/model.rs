@@ -5,7 +5,9 @@ use stateright::{Model, Property};
 use crate::fence;
 use crate::handing_over;
 use crate::replicas::{self, Replica};
-use crate::state::{Budget, Counter, How, Link, Redis, Release, Resource, State, Step, Token, Tracking};
+use crate::state::{
+    Budget, Counter, How, Link, Redis, Release, Resource, State, Step, Token, Tracking,
+};
 use crate::waiting::{self, Event};
 
 /// A part of the protocol that is left out or done wrongly.
@@ -155,7 +157,8 @@ impl Protocol {
             Step::Holding(hold) => hold.valid == 0,
             // A hold that was valid when it was released is not over until Redis has answered.
             Step::Releasing(release) => {
-                release.next_token.is_none() && (release.valid.0 == 0 || self.is(Mutation::PassesByARelease))
+                release.next_token.is_none()
+                    && (release.valid.0 == 0 || self.is(Mutation::PassesByARelease))
             }
         })
     }
@@ -178,7 +181,9 @@ impl Protocol {
             Step::Claiming(claim) if claim.sent.is_none() => {
                 actions.extend([Action::Attempt(thread), Action::GiveUp(thread)]);
             }
-            Step::Claiming(claim) => self.wire(state, At::Own(thread), claim.link.as_ref(), actions),
+            Step::Claiming(claim) => {
+                self.wire(state, At::Own(thread), claim.link.as_ref(), actions);
+            }
             Step::Holding(hold) => {
                 let waiting = self.peers(thread).find_map(|peer| match state.steps[peer] {
                     Step::Queued(next_token) => Some(next_token),
@@ -192,12 +197,22 @@ impl Protocol {
                 if hold.renewal.is_none() && hold.valid > 0 && state.budget.renewals > 0 {
                     actions.push(Action::Renew(thread));
                 }
-                self.wire(state, At::Keeper(thread), hold.renewal.as_ref().map(|(_, link)| link), actions);
+                self.wire(
+                    state,
+                    At::Keeper(thread),
+                    hold.renewal.as_ref().map(|(_, link)| link),
+                    actions,
+                );
             }
             Step::Releasing(Release { link: None, .. }) => {
-                actions.extend([Action::ReleaseAgain(thread), Action::ReleaseUnconfirmed(thread)]);
+                actions.extend([
+                    Action::ReleaseAgain(thread),
+                    Action::ReleaseUnconfirmed(thread),
+                ]);
             }
-            Step::Releasing(release) => self.wire(state, At::Own(thread), release.link.as_ref(), actions),
+            Step::Releasing(release) => {
+                self.wire(state, At::Own(thread), release.link.as_ref(), actions);
+            }
             Step::Adopting(adoption) => {
                 handing_over::actions(adoption, thread, actions);
                 self.wire(state, At::Own(thread), adoption.link.as_ref(), actions);
@@ -265,12 +280,19 @@ impl Protocol {
 
     fn lose(&self, state: &mut State, at: At, link_stands: bool) {
         let (At::Own(thread) | At::Keeper(thread) | At::Stray(thread)) = at;
-        if !state.steps[thread].link().is_some_and(|link| state.is_cut_off(link)) {
+        if !state.steps[thread]
+            .link()
+            .is_some_and(|link| state.is_cut_off(link))
+        {
             state.budget.losses -= 1;
         }
         match &mut state.steps[thread] {
             Step::Holding(hold) => {
-                let link = hold.renewal.take().map(|(_, link)| link).unwrap_or_default();
+                let link = hold
+                    .renewal
+                    .take()
+                    .map(|(_, link)| link)
+                    .unwrap_or_default();
                 state.leave(link);
             }
             Step::Claiming(claim) => {
@@ -295,7 +317,10 @@ impl Protocol {
         let mut next = Vec::new();
         loop {
             next.clear();
-            if state.steps[thread].link().is_some_and(|link| self.is_short(&state.redis, link)) {
+            if state.steps[thread]
+                .link()
+                .is_some_and(|link| self.is_short(&state.redis, link))
+            {
                 replicas::catch_up(state);
             }
             self.actions_of(state, thread, &mut next);
@@ -383,7 +408,11 @@ impl Model for Protocol {
         actions.push(Action::Tick(None));
         if state.budget.missed > 0 {
             let holding = |thread: &usize| state.steps[*thread] != Step::Idle;
-            actions.extend((0..self.threads.len()).filter(holding).map(|thread| Action::Tick(Some(thread))));
+            actions.extend(
+                (0..self.threads.len())
+                    .filter(holding)
+                    .map(|thread| Action::Tick(Some(thread))),
+            );
         }
     }
 
@@ -399,7 +428,10 @@ impl Model for Protocol {
                 state.budget.missed -= u8::from(missed_by.is_some());
                 self.tick(&mut state, missed_by);
             }
-            Action::Replicate(_) | Action::Failover(..) | Action::EndOldMaster | Action::Notice(_) => {
+            Action::Replicate(_)
+            | Action::Failover(..)
+            | Action::EndOldMaster
+            | Action::Notice(_) => {
                 replicas::act(&mut state, action);
             }
             Action::LoseCounter | Action::SetClockBack | Action::Reenter(_) => {
@@ -442,40 +474,75 @@ impl Model for Protocol {
             }),
         ];
         if self.budget.failovers == 0 {
-            properties.push(Property::always(LOST, |_, state: &State| !state.wrongly_lost));
+            properties.push(Property::always(LOST, |_, state: &State| {
+                !state.wrongly_lost
+            }));
             properties.push(Property::always(NO_KEY_LEFT, |_, state: &State| {
-                state.redis.key.is_none_or(|(token, _)| is_known(state, token))
+                state
+                    .redis
+                    .key
+                    .is_none_or(|(token, _)| is_known(state, token))
             }));
         } else {
-            properties.push(Property::sometimes("a hold outlives a failover", |_, state: &State| {
-                holds(state, 0) && state.redis.term > 0 && state.budget.renewals == 0
-            }));
+            properties.push(Property::sometimes(
+                "a hold outlives a failover",
+                |_, state: &State| {
+                    holds(state, 0) && state.redis.term > 0 && state.budget.renewals == 0
+                },
+            ));
         }
         if self.budget.hand_overs > 0 {
-            properties.push(Property::always(ADOPTED_ONCE, |_, state: &State| !state.adopted_twice));
-            properties.push(Property::sometimes("a lock is adopted", |_, state: &State| {
-                came_by_it(state, How::Adopted)
+            properties.push(Property::always(ADOPTED_ONCE, |_, state: &State| {
+                !state.adopted_twice
             }));
+            properties.push(Property::sometimes(
+                "a lock is adopted",
+                |_, state: &State| came_by_it(state, How::Adopted),
+            ));
         }
         if self.fenced {
-            properties.push(Property::always(FENCED, |_, state: &State| fence::is_accepted(state)));
+            properties.push(Property::always(FENCED, |_, state: &State| {
+                fence::is_accepted(state)
+            }));
         }
         if self.sleeps {
-            properties.push(Property::always(WOKEN, |model: &Protocol, state: &State| {
-                (0..state.steps.len()).all(|thread| model.has_something_to_come(state, thread))
-            }));
-            properties.push(Property::sometimes("a waiter sleeps", |_, state: &State| {
-                state.steps.iter().any(|step| matches!(step, Step::Claiming(claim) if claim.asleep))
-            }));
+            properties.push(Property::always(
+                WOKEN,
+                |model: &Protocol, state: &State| {
+                    (0..state.steps.len()).all(|thread| model.has_something_to_come(state, thread))
+                },
+            ));
+            properties.push(Property::sometimes(
+                "a waiter sleeps",
+                |_, state: &State| {
+                    state
+                        .steps
+                        .iter()
+                        .any(|step| matches!(step, Step::Claiming(claim) if claim.asleep))
+                },
+            ));
         }
-        if self.threads.iter().enumerate().any(|(thread, _)| self.peers(thread).next().is_some()) {
-            properties.push(Property::sometimes("a lock is handed off", |_, state: &State| {
-                came_by_it(state, How::HandedOff)
-            }));
+        if self
+            .threads
+            .iter()
+            .enumerate()
+            .any(|(thread, _)| self.peers(thread).next().is_some())
+        {
+            properties.push(Property::sometimes(
+                "a lock is handed off",
+                |_, state: &State| came_by_it(state, How::HandedOff),
+            ));
         }
-        let held = [("the first holds", 0), ("the second holds", 1), ("the third holds", 2)];
-        let conditions: [fn(&Protocol, &State) -> bool; 3] =
-            [|_, state| holds(state, 0), |_, state| holds(state, 1), |_, state| holds(state, 2)];
+        let held = [
+            ("the first holds", 0),
+            ("the second holds", 1),
+            ("the third holds", 2),
+        ];
+        let conditions: [fn(&Protocol, &State) -> bool; 3] = [
+            |_, state| holds(state, 0),
+            |_, state| holds(state, 1),
+            |_, state| holds(state, 2),
+        ];
         for (name, thread) in held.into_iter().take(self.threads.len()) {
             properties.push(Property::sometimes(name, conditions[thread]));
         }
@@ -499,11 +566,16 @@ fn holds(state: &State, thread: usize) -> bool {
 }
 
 fn came_by_it(state: &State, how: How) -> bool {
-    state.steps.iter().any(|step| matches!(step, Step::Holding(hold) if hold.how == how))
+    state
+        .steps
+        .iter()
+        .any(|step| matches!(step, Step::Holding(hold) if hold.how == how))
 }
 
 fn believers(state: &State) -> usize {
-    (0..state.steps.len()).filter(|thread| holds(state, *thread)).count()
+    (0..state.steps.len())
+        .filter(|thread| holds(state, *thread))
+        .count()
 }
 
 /// Whether a thread uses the token, a keeper has it as an orphan, or it was handed over: then the

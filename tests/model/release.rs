@@ -32,7 +32,10 @@ impl Protocol {
         if let Some((_, age)) = release.next_token
             && said.set
         {
-            release.outcome = Outcome::Taken { age, fence: said.fence };
+            release.outcome = Outcome::Taken {
+                age,
+                fence: said.fence,
+            };
         }
         state.wrongly_released |= said.removed && !said.stood && !release.maybe_done;
         let (when_released, now) = release.valid;
@@ -60,7 +63,13 @@ impl Protocol {
     }
 
     /// The release is over, answered or not: the next waiter has the result of the hand-off.
-    pub(crate) fn finish_release(&self, state: &mut State, thread: usize, release: &Release, answered: bool) {
+    pub(crate) fn finish_release(
+        &self,
+        state: &mut State,
+        thread: usize,
+        release: &Release,
+        answered: bool,
+    ) {
         if !answered {
             state.add_orphan(release.token, false);
         }
@@ -73,7 +82,9 @@ impl Protocol {
             // invalidation, and the peer would sleep on.
             self.call(state, self.threads[thread].into());
         }
-        let Some((next_token, _)) = release.next_token else { return };
+        let Some((next_token, _)) = release.next_token else {
+            return;
+        };
         let mut peers = self.peers(thread);
         if let Some(peer) = peers.find(|peer| state.steps[*peer] == Step::Queued(next_token)) {
             state.steps[peer] = Step::Called(next_token, release.outcome);
@@ -81,7 +92,10 @@ impl Protocol {
                 state.add_orphan(next_token, true);
             }
         } else if !self.is(Mutation::KeepsNoOrphans) {
-            state.add_orphan(next_token, !matches!(release.outcome, Outcome::Taken { .. }));
+            state.add_orphan(
+                next_token,
+                !matches!(release.outcome, Outcome::Taken { .. }),
+            );
         }
     }
 }

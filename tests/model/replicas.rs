@@ -26,19 +26,30 @@ pub(crate) struct Replica {
 impl Redis {
     /// The key as the servers have it, or will have it.
     pub(crate) fn copies(&self) -> impl Iterator<Item = Key> {
-        let replicas = self.replicas.iter().flat_map(|it| it.pending.iter().copied().chain([it.key]));
+        let replicas = self
+            .replicas
+            .iter()
+            .flat_map(|it| it.pending.iter().copied().chain([it.key]));
         replicas.chain([self.key]).chain(self.replaced)
     }
 
     /// Executes a command at the server of a link. What is written there goes to its replicas.
-    pub(crate) fn at_its_server<T>(&mut self, link: &mut Link, execute: impl FnOnce(&mut Redis) -> T) -> T {
+    pub(crate) fn at_its_server<T>(
+        &mut self,
+        link: &mut Link,
+        execute: impl FnOnce(&mut Redis) -> T,
+    ) -> T {
         if link.term == Some(self.term) || self.replicas.is_empty() {
             let done = self.replicating(execute);
             link.behind = self.replicas.iter().map(Replica::behind).collect();
             return done;
         }
         // No replica follows the old master. (A link to a master that is dead executes nothing.)
-        let mut old = Redis { key: self.replaced.flatten(), replicas: Vec::new(), ..self.clone() };
+        let mut old = Redis {
+            key: self.replaced.flatten(),
+            replicas: Vec::new(),
+            ..self.clone()
+        };
         let done = execute(&mut old);
         self.replaced = Some(old.key);
         done
@@ -50,7 +61,9 @@ impl Redis {
         let done = execute(self);
         if self.key != before {
             let key = self.key;
-            self.replicas.iter_mut().for_each(|replica| replica.pending.push(key));
+            self.replicas
+                .iter_mut()
+                .for_each(|replica| replica.pending.push(key));
         }
         done
     }
@@ -58,14 +71,19 @@ impl Redis {
     /// How many replicas have all that was written before the last command of a link.
     pub(crate) fn acknowledged(&self, link: &Link) -> u8 {
         let all = link.term == Some(self.term);
-        let count = link.behind.iter().filter(|behind| all && **behind == 0).count();
+        let count = link
+            .behind
+            .iter()
+            .filter(|behind| all && **behind == 0)
+            .count();
         u8::try_from(count).expect("few replicas")
     }
 
     /// A tick passes at the replicas and at an old master.
     pub(crate) fn copies_grow_older(&mut self) {
-        let older =
-            |key: &mut Key| *key = key.and_then(|(token, left)| (left > 1).then(|| (token, left - 1)));
+        let older = |key: &mut Key| {
+            *key = key.and_then(|(token, left)| (left > 1).then(|| (token, left - 1)));
+        };
         for replica in &mut self.replicas {
             replica.pending.iter_mut().for_each(older);
             older(&mut replica.key);
@@ -90,7 +108,10 @@ impl Replica {
 impl State {
     /// All connections with commands or answers under way.
     fn links(&mut self) -> impl Iterator<Item = &mut Link> {
-        self.steps.iter_mut().filter_map(Step::link_mut).chain(&mut self.strays)
+        self.steps
+            .iter_mut()
+            .filter_map(Step::link_mut)
+            .chain(&mut self.strays)
     }
 
     /// Connects the links that the thread has just opened.
@@ -114,7 +135,11 @@ impl Protocol {
 
     /// The commands of a renewal.
     pub(crate) fn with_wait(&self, command: Command) -> Vec<Command> {
-        if self.wants() > 0 { vec![command, Command::Wait] } else { vec![command] }
+        if self.wants() > 0 {
+            vec![command, Command::Wait]
+        } else {
+            vec![command]
+        }
     }
 
     /// Whether the next command of a link asks the master for replicas, and too few have answered.
@@ -141,7 +166,10 @@ pub(crate) fn actions(state: &State, actions: &mut Vec<Action>) {
             actions.push(Action::Replicate(number));
         }
         if state.budget.failovers > 0 {
-            actions.extend([Action::Failover(number, false), Action::Failover(number, true)]);
+            actions.extend([
+                Action::Failover(number, false),
+                Action::Failover(number, true),
+            ]);
         }
     }
     if state.redis.replaced.is_some() {
@@ -157,14 +185,20 @@ pub(crate) fn act(state: &mut State, action: Action) {
             let (term, replica) = (state.redis.term, &mut state.redis.replicas[number]);
             replica.key = replica.pending.remove(0);
             for link in state.links().filter(|link| link.term == Some(term)) {
-                link.behind.get_mut(number).into_iter().for_each(|behind| *behind = behind.saturating_sub(1));
+                link.behind
+                    .get_mut(number)
+                    .into_iter()
+                    .for_each(|behind| *behind = behind.saturating_sub(1));
             }
         }
         Action::Failover(number, goes_on) => {
             state.budget.failovers -= 1;
             let key = state.redis.replicas[number].key;
             let old = std::mem::replace(&mut state.redis.key, key);
-            state.redis.replicas.fill(Replica { key, pending: Vec::new() });
+            state.redis.replicas.fill(Replica {
+                key,
+                pending: Vec::new(),
+            });
             state.redis.term += 1;
             if goes_on {
                 state.redis.replaced = Some(old);

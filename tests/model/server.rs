@@ -1,14 +1,19 @@
 //! Redis: one key, commands as one step each, and time.
 
 use crate::model::{Mutation, Protocol};
-use crate::state::{Command, Connected, LEASE, Link, Orphan, Outcome, Redis, Said, State, Step, Token};
+use crate::state::{
+    Command, Connected, LEASE, Link, Orphan, Outcome, Redis, Said, State, Step, Token,
+};
 
 impl Protocol {
     /// Executes a connection's next command. The process `by` gets no invalidation for the change.
     pub(crate) fn execute(&self, redis: &mut Redis, link: &mut Link, by: Option<usize>) {
         let command = link.commands.remove(0);
         let said = if command == Command::Wait {
-            Said { acknowledged: redis.acknowledged(link), ..Said::default() }
+            Said {
+                acknowledged: redis.acknowledged(link),
+                ..Said::default()
+            }
         } else {
             redis.at_its_server(link, |redis| self.run(redis, command, by))
         };
@@ -72,15 +77,22 @@ impl Protocol {
     /// If the listener with this number is still connected, it gets an invalidation for the next
     /// change.
     fn register(&self, redis: &mut Redis, thread: u8, listener: Option<u8>) {
-        let Some(tracking) = redis.tracking.get_mut(usize::from(self.threads[usize::from(thread)])) else {
+        let Some(tracking) = redis
+            .tracking
+            .get_mut(usize::from(self.threads[usize::from(thread)]))
+        else {
             return;
         };
-        tracking.registered |= tracking.connected == Connected::Yes && listener == Some(tracking.number);
+        tracking.registered |=
+            tracking.connected == Connected::Yes && listener == Some(tracking.number);
     }
 
     /// A tick passes. One thread's clock may miss it.
     pub(crate) fn tick(&self, state: &mut State, missed_by: Option<usize>) {
-        let key = state.redis.key.and_then(|(token, left)| (left > 1).then(|| (token, left - 1)));
+        let key = state
+            .redis
+            .key
+            .and_then(|(token, left)| (left > 1).then(|| (token, left - 1)));
         if state.redis.key.is_some() && key.is_none() {
             state.redis.changed(None);
         }
@@ -113,7 +125,10 @@ impl Protocol {
             Step::Adopting(adoption) => older(&mut adoption.sent),
             Step::Releasing(release) => {
                 release.valid.1 = release.valid.1.saturating_sub(1);
-                release.next_token.iter_mut().for_each(|(_, age)| older(age));
+                release
+                    .next_token
+                    .iter_mut()
+                    .for_each(|(_, age)| older(age));
                 if let Outcome::Taken { age, .. } = &mut release.outcome {
                     older(age);
                 }
@@ -131,7 +146,9 @@ impl Protocol {
         for mut orphan in std::mem::take(&mut state.orphans) {
             if orphan.left > 0 {
                 let delete = Command::Delete(orphan.token);
-                let said = state.redis.replicating(|redis| self.run(redis, delete, None));
+                let said = state
+                    .redis
+                    .replicating(|redis| self.run(redis, delete, None));
                 if said.removed || !orphan.stray || self.is(Mutation::TakesAMissForTheEnd) {
                     continue;
                 }
@@ -146,8 +163,14 @@ impl Protocol {
 
 fn may_come(state: &State, orphan: &Orphan) -> bool {
     let sets = |command: &Command| command.sets(orphan.token);
-    state.redis.copies().any(|key| stands(key.as_ref(), orphan.token))
-        || state.strays.iter().any(|link| link.commands.iter().any(sets))
+    state
+        .redis
+        .copies()
+        .any(|key| stands(key.as_ref(), orphan.token))
+        || state
+            .strays
+            .iter()
+            .any(|link| link.commands.iter().any(sets))
 }
 
 fn stands(key: Option<&(Token, u8)>, token: Token) -> bool {

@@ -87,7 +87,10 @@ impl Link {
     }
 
     pub(crate) fn with(batch: &[Command]) -> Link {
-        Link { commands: batch.to_vec(), ..Link::default() }
+        Link {
+            commands: batch.to_vec(),
+            ..Link::default()
+        }
     }
 }
 
@@ -146,8 +149,13 @@ pub(crate) struct Tracking {
 }
 
 impl Tracking {
-    pub(crate) const NEW: Tracking =
-        Tracking { connected: Connected::Yes, number: 0, registered: false, invalidation: false, cut: false };
+    pub(crate) const NEW: Tracking = Tracking {
+        connected: Connected::Yes,
+        number: 0,
+        registered: false,
+        invalidation: false,
+        cut: false,
+    };
 }
 
 /// The value of the key, and how many ticks of its lease are left.
@@ -279,7 +287,9 @@ impl Step {
             Step::Adopting(adoption) => adoption.old == token || adoption.new == token,
             Step::Releasing(release) => {
                 release.token == token
-                    || release.next_token.is_some_and(|(next_token, _)| next_token == token)
+                    || release
+                        .next_token
+                        .is_some_and(|(next_token, _)| next_token == token)
             }
         }
     }
@@ -355,8 +365,12 @@ impl State {
     /// Keeps only what changes the key: an attempt becomes a `SET`. (A registration for
     /// invalidations is left out, too: it could only lead to one call too many.)
     pub(crate) fn leave(&mut self, mut link: Link) {
-        link.commands
-            .retain(|command| !matches!(command, Command::Register(..) | Command::Wait | Command::Raise));
+        link.commands.retain(|command| {
+            !matches!(
+                command,
+                Command::Register(..) | Command::Wait | Command::Raise
+            )
+        });
         for command in &mut link.commands {
             if let Command::Attempt(token, _) = *command {
                 *command = Command::Set(token);
@@ -365,7 +379,8 @@ impl State {
         if !link.commands.is_empty() {
             (link.old, link.said, link.behind) = (link.commands.len(), Said::default(), Vec::new());
             self.strays.push(link);
-            self.strays.sort_by(|one, other| one.commands.cmp(&other.commands));
+            self.strays
+                .sort_by(|one, other| one.commands.cmp(&other.commands));
         }
     }
 
@@ -386,14 +401,23 @@ impl State {
     }
 
     fn may_matter(&self, token: Token) -> bool {
-        self.redis.copies().any(|key| key.is_some_and(|(found, _)| found == token))
+        self.redis
+            .copies()
+            .any(|key| key.is_some_and(|(found, _)| found == token))
             || self.steps.iter().any(|step| step.uses(token))
-            || self.strays.iter().any(|link| link.commands.iter().any(|command| command.sets(token)))
+            || self
+                .strays
+                .iter()
+                .any(|link| link.commands.iter().any(|command| command.sets(token)))
     }
 
     pub(crate) fn add_orphan(&mut self, token: Token, stray: bool) {
         self.orphans.retain(|orphan| orphan.token != token);
-        self.orphans.push(Orphan { token, left: LEASE, stray });
+        self.orphans.push(Orphan {
+            token,
+            left: LEASE,
+            stray,
+        });
         self.orphans.sort();
     }
 }

@@ -18,7 +18,10 @@ pub(crate) enum Event {
 impl Protocol {
     /// How many processes have a listener.
     pub(crate) fn listeners(&self) -> usize {
-        let processes = self.threads.iter().filter(|process| **process != PROMPT && self.sleeps);
+        let processes = self
+            .threads
+            .iter()
+            .filter(|process| **process != PROMPT && self.sleeps);
         processes.max().map_or(0, |last| usize::from(*last) + 1)
     }
 
@@ -45,7 +48,9 @@ impl Protocol {
 
     /// Whether a thread sleeps although its attempt found its own abandoned token at the key.
     pub(crate) fn waits_for_itself(&self, state: &State, thread: usize) -> bool {
-        let Step::Claiming(claim) = &state.steps[thread] else { return false };
+        let Step::Claiming(claim) = &state.steps[thread] else {
+            return false;
+        };
         let found = state.redis.key.map(|(found, _)| found);
         let tracking = state.redis.tracking.get(usize::from(self.threads[thread]));
         // While the key is tracked, it has not changed since the attempt.
@@ -58,7 +63,10 @@ impl Protocol {
     /// The number of the listener of a thread's process, if the process believes that the listener
     /// is connected.
     pub(crate) fn listener(&self, state: &State, thread: usize) -> Option<u8> {
-        let tracking = state.redis.tracking.get(usize::from(self.threads[thread]))?;
+        let tracking = state
+            .redis
+            .tracking
+            .get(usize::from(self.threads[thread]))?;
         (tracking.connected != Connected::No).then_some(tracking.number)
     }
 
@@ -81,7 +89,9 @@ impl Protocol {
             Event::Invalidation => tracking.invalidation = false,
             Event::Cut => tracking.cut = false,
             Event::Lost => tracking.connected = Connected::No,
-            Event::Back => (tracking.connected, tracking.number) = (Connected::Yes, tracking.number + 1),
+            Event::Back => {
+                (tracking.connected, tracking.number) = (Connected::Yes, tracking.number + 1);
+            }
         }
         let quietly = match event {
             Event::Invalidation => false,
@@ -107,7 +117,12 @@ impl Protocol {
 }
 
 /// What can happen to a listener.
-pub(crate) fn actions(process: usize, tracking: Tracking, may_cut: bool, actions: &mut Vec<Action>) {
+pub(crate) fn actions(
+    process: usize,
+    tracking: Tracking,
+    may_cut: bool,
+    actions: &mut Vec<Action>,
+) {
     if tracking.invalidation {
         actions.push(Action::Listen(process, Event::Invalidation));
     }

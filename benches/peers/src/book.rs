@@ -99,7 +99,10 @@ pub(crate) struct Measured {
 /// All figures.
 pub(crate) type Book = BTreeMap<(Setting, Scenario, Peer), Measured>;
 
-#[allow(clippy::cast_precision_loss, reason = "counts and times far below 2^52")]
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "counts and times far below 2^52"
+)]
 impl Measured {
     pub(crate) fn new() -> Result<Measured> {
         let times = Histogram::new(3)?;
@@ -134,16 +137,26 @@ impl Measured {
         self.gave_up += threads.iter().map(|turns| turns.gave_up).sum::<u64>();
         self.failures += threads.iter().map(|turns| turns.failures).sum::<u64>();
         let turns: u64 = threads.iter().map(|turns| turns.in_time).sum();
-        let shares = || threads.iter().map(|thread| thread.in_time as f64 / turns.max(1) as f64);
+        let shares = || {
+            threads
+                .iter()
+                .map(|thread| thread.in_time as f64 / turns.max(1) as f64)
+        };
         self.smallest += shares().fold(1.0, f64::min);
         self.largest += shares().fold(0.0, f64::max);
         self.rounds += 1;
         self.turns += turns;
-        self.done += threads.iter().map(|thread| thread.in_time.max(thread.cycles.len() as u64)).sum::<u64>();
+        self.done += threads
+            .iter()
+            .map(|thread| thread.in_time.max(thread.cycles.len() as u64))
+            .sum::<u64>();
         self.seconds += time.as_secs_f64();
         self.clients += tallies.iter().map(|tally| tally.cpu).sum::<u64>();
         self.server += server;
-        threads.iter().flat_map(|turns| timed(turns)).try_for_each(|time| Ok(self.times.record(*time)?))
+        threads
+            .iter()
+            .flat_map(|turns| timed(turns))
+            .try_for_each(|time| Ok(self.times.record(*time)?))
     }
 
     /// Adds hand-offs, and the processor time of both workers and of the server.
@@ -152,7 +165,9 @@ impl Measured {
         self.done += times.len() as u64;
         self.clients += clients;
         self.server += server;
-        times.iter().try_for_each(|time| Ok(self.times.record(*time)?))
+        times
+            .iter()
+            .try_for_each(|time| Ok(self.times.record(*time)?))
     }
 
     pub(crate) fn is_empty(&self) -> bool {

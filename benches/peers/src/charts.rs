@@ -75,7 +75,10 @@ const CHARTS: &[Chart] = &[
         title: "Processor time of a turn, 8 threads on one key",
         axis: "processor time, less is better",
         scenario: Scenario::EightThreads,
-        marks: &[("server", Measured::server_cpu), ("clients", Measured::client_cpu)],
+        marks: &[
+            ("server", Measured::server_cpu),
+            ("clients", Measured::client_cpu),
+        ],
         write: time,
     },
 ];
@@ -87,9 +90,15 @@ type Rows = Vec<(Peer, Vec<f64>)>;
 pub(crate) fn write(out: &Path, settings: &[Setting], book: &Book) -> Result<()> {
     for chart in CHARTS {
         let panel = |setting: &Setting| (setting.title(), chart.rows(*setting, book));
-        let panels: Vec<_> = settings.iter().map(panel).filter(|(_, rows)| !rows.is_empty()).collect();
+        let panels: Vec<_> = settings
+            .iter()
+            .map(panel)
+            .filter(|(_, rows)| !rows.is_empty())
+            .collect();
         if !panels.is_empty() {
-            chart.draw(&out.join(chart.file), &panels).map_err(|why| anyhow!("{}: {why}", chart.file))?;
+            chart
+                .draw(&out.join(chart.file), &panels)
+                .map_err(|why| anyhow!("{}: {why}", chart.file))?;
         }
     }
     Ok(())
@@ -99,20 +108,30 @@ type Drawn<'a, T> = Result<T, DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBac
 
 impl Chart {
     fn rows(&self, setting: Setting, book: &Book) -> Rows {
-        let here = book.iter().filter(|((s, c, _), _)| (*s, *c) == (setting, self.scenario));
+        let here = book
+            .iter()
+            .filter(|((s, c, _), _)| (*s, *c) == (setting, self.scenario));
         let figures = |of: &Measured| self.marks.iter().map(|(_, figure)| figure(of)).collect();
         let measured = here.filter(|(_, measured)| !measured.is_empty());
-        measured.map(|((.., peer), measured)| (*peer, figures(measured))).collect()
+        measured
+            .map(|((.., peer), measured)| (*peer, figures(measured)))
+            .collect()
     }
 
     fn draw<'a>(&self, file: &'a Path, panels: &[(&str, Rows)]) -> Drawn<'a, ()> {
         // One more row, because plotters leaves half a row free at each end.
-        let height = |rows: &Rows| u32::try_from(rows.len() + 1).unwrap_or(0) * ROW + CAPTION + AXIS;
+        let height =
+            |rows: &Rows| u32::try_from(rows.len() + 1).unwrap_or(0) * ROW + CAPTION + AXIS;
         let total = HEAD + FOOT + panels.iter().map(|(_, rows)| height(rows)).sum::<u32>();
         let area = SVGBackend::new(file, (WIDTH, total)).into_drawing_area();
         area.fill(&WHITE)?;
         self.head(&area)?;
-        let figures = || panels.iter().flat_map(|(_, rows)| rows).flat_map(|(_, figures)| figures);
+        let figures = || {
+            panels
+                .iter()
+                .flat_map(|(_, rows)| rows)
+                .flat_map(|(_, figures)| figures)
+        };
         let low = figures().copied().fold(f64::INFINITY, f64::min);
         let high = figures().copied().fold(0.0, f64::max);
         // Room for the labels, left of the lowest mark and right of the highest.
@@ -131,11 +150,17 @@ impl Chart {
     /// Title and legend.
     fn head<'a>(&self, area: &DrawingArea<SVGBackend<'a>, Shift>) -> Drawn<'a, ()> {
         area.draw_text(self.title, &font(20, INK), (14, 8))?;
-        let legend = if self.marks.len() < 2 { &[] } else { self.marks };
+        let legend = if self.marks.len() < 2 {
+            &[]
+        } else {
+            self.marks
+        };
         for (number, (name, _)) in legend.iter().enumerate() {
             let x = 180 + 100 * i32::try_from(number).unwrap_or(0);
             area.draw(
-                &(EmptyElement::at((x, 44)) + mark(number, INK) + Text::new(*name, (10, -7), font(13, INK))),
+                &(EmptyElement::at((x, 44))
+                    + mark(number, INK)
+                    + Text::new(*name, (10, -7), font(13, INK))),
             )?;
         }
         Ok(())
@@ -166,7 +191,9 @@ impl Chart {
             .x_label_formatter(&|value| (self.write)(*value))
             .y_labels(rows.len())
             .y_label_formatter(&|place| match place {
-                SegmentValue::CenterOf(place) => row(*place).map_or("", |row| rows[row].0.title()).to_owned(),
+                SegmentValue::CenterOf(place) => {
+                    row(*place).map_or("", |row| rows[row].0.title()).to_owned()
+                }
                 _ => String::new(),
             })
             .label_style(font(13, INK))
@@ -176,7 +203,11 @@ impl Chart {
             let highest = figures.iter().copied().fold(0.0, f64::max);
             chart.draw_series(figures.iter().enumerate().map(|(which, figure)| {
                 #[allow(clippy::float_cmp, reason = "it is one of them")]
-                let (x, side) = if *figure == highest { (9, HPos::Left) } else { (-9, HPos::Right) };
+                let (x, side) = if *figure == highest {
+                    (9, HPos::Left)
+                } else {
+                    (-9, HPos::Right)
+                };
                 let style = font(12, color).pos(Pos::new(side, VPos::Center));
                 EmptyElement::at((*figure, SegmentValue::CenterOf(place)))
                     + mark(which, color)
@@ -189,7 +220,11 @@ impl Chart {
 
 /// A dot or a ring, so that marks can be distinguished without colours.
 fn mark(number: usize, color: RGBColor) -> Circle<(i32, i32), i32> {
-    let style = if number == 0 { color.filled() } else { color.stroke_width(2) };
+    let style = if number == 0 {
+        color.filled()
+    } else {
+        color.stroke_width(2)
+    };
     Circle::new((0, 0), 5, style)
 }
 

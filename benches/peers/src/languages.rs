@@ -21,14 +21,25 @@ impl Program {
     /// Builds the program of a language, below `benches/peers/target`.
     pub(crate) fn build(language: Language) -> Result<Program> {
         let command = match language {
-            Language::Rust => return Ok(Program { command: own()?, versions: String::new() }),
+            Language::Rust => {
+                return Ok(Program {
+                    command: own()?,
+                    versions: String::new(),
+                });
+            }
             Language::Go => go()?,
             Language::Java => java()?,
             Language::Python => python()?,
         };
-        let program = Program { command, versions: String::new() };
+        let program = Program {
+            command,
+            versions: String::new(),
+        };
         let versions = run(&mut program.with("versions"))?.trim().to_owned();
-        Ok(Program { versions, ..program })
+        Ok(Program {
+            versions,
+            ..program
+        })
     }
 
     /// A worker, which is ready to be started.
@@ -53,27 +64,50 @@ fn own() -> Result<Vec<PathBuf>> {
 fn go() -> Result<Vec<PathBuf>> {
     let program = here("target/go/peers");
     let mut build = limited("go");
-    build.args(["build", "-buildvcs=false", "-o"]).arg(&program).current_dir(here("go"));
+    build
+        .args(["build", "-buildvcs=false", "-o"])
+        .arg(&program)
+        .current_dir(here("go"));
     run(&mut build)?;
     Ok(vec![program])
 }
 
 fn java() -> Result<Vec<PathBuf>> {
     let maven = |more: &[&str]| {
-        run(limited("mvn").args(["--quiet", "--batch-mode", "package"]).args(more).current_dir(here("java")))
+        run(limited("mvn")
+            .args(["--quiet", "--batch-mode", "package"])
+            .args(more)
+            .current_dir(here("java")))
     };
     // After the first build, no network is needed.
     maven(&["--offline"]).or_else(|_| maven(&[]))?;
-    let path = [here("target/java/classes"), here("target/java/dependency/*")];
+    let path = [
+        here("target/java/classes"),
+        here("target/java/dependency/*"),
+    ];
     let path = std::env::join_paths(path)?;
-    Ok(vec!["java".into(), "-cp".into(), path.into(), "Peers".into()])
+    Ok(vec![
+        "java".into(),
+        "-cp".into(),
+        path.into(),
+        "Peers".into(),
+    ])
 }
 
 fn python() -> Result<Vec<PathBuf>> {
     let folder = here("target/python");
     run(limited("python3").args(["-m", "venv"]).arg(&folder))?;
     let program = folder.join("bin/python");
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "1", "-r"];
+    let pip = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--retries",
+        "1",
+        "-r",
+    ];
     run(limited(&program).args(pip).arg(here("requirements.txt")))?;
     Ok(vec![program, here("peers.py")])
 }
@@ -93,10 +127,17 @@ fn limited(program: impl AsRef<OsStr>) -> Command {
 /// Runs a program to its end, and returns its output. If it fails, the error is the first line that
 /// it printed.
 fn run(command: &mut Command) -> Result<String> {
-    let output = command.stdin(Stdio::null()).output().context("cannot start it")?;
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start it")?;
     if !output.status.success() {
-        let words = [&output.stderr, &output.stdout].map(|said| String::from_utf8_lossy(said).into_owned());
-        let why = words.iter().flat_map(|said| said.lines()).find(|line| !line.trim().is_empty());
+        let words =
+            [&output.stderr, &output.stdout].map(|said| String::from_utf8_lossy(said).into_owned());
+        let why = words
+            .iter()
+            .flat_map(|said| said.lines())
+            .find(|line| !line.trim().is_empty());
         bail!("{}", why.unwrap_or("it failed").trim());
     }
     Ok(String::from_utf8(output.stdout)?)

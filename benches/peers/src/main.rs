@@ -86,12 +86,24 @@ fn main() -> Result<()> {
 /// Runs the whole plan, and writes the report.
 fn measure(options: &Options) -> Result<()> {
     let began = Instant::now();
-    let plan = if options.quick { Plan::quick() } else { Plan::full() };
+    let plan = if options.quick {
+        Plan::quick()
+    } else {
+        Plan::full()
+    };
     let beside = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let out = options.out.clone().unwrap_or_else(|| beside.join("../../docs/benchmarks"));
+    let out = options
+        .out
+        .clone()
+        .unwrap_or_else(|| beside.join("../../docs/benchmarks"));
     std::fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
-    let wanted = |peer: &Peer| !peer.is_lock() || options.peers.is_empty() || options.peers.contains(peer);
-    let mut peers: Vec<Peer> = Peer::value_variants().iter().copied().filter(wanted).collect();
+    let wanted =
+        |peer: &Peer| !peer.is_lock() || options.peers.is_empty() || options.peers.contains(peer);
+    let mut peers: Vec<Peer> = Peer::value_variants()
+        .iter()
+        .copied()
+        .filter(wanted)
+        .collect();
     let all = Setting::value_variants();
     let settings: Vec<Setting> = all
         .iter()
@@ -105,7 +117,13 @@ fn measure(options: &Options) -> Result<()> {
     let mut book = Book::new();
     for &setting in &settings {
         let _surroundings = setting.enter()?;
-        let mut run = Run { plan: &plan, setting, stage: Stage::set(&programs), book: &mut book, began };
+        let mut run = Run {
+            plan: &plan,
+            setting,
+            stage: Stage::set(&programs),
+            book: &mut book,
+            began,
+        };
         for round in 0..plan.rounds {
             // No peer shall always run after the same other peer.
             peers.rotate_left(round);
@@ -113,8 +131,15 @@ fn measure(options: &Options) -> Result<()> {
         }
     }
     let minutes = began.elapsed().as_secs_f64() / 60.0;
-    let rounds = if plan.rounds == 1 { "one round".to_owned() } else { format!("{} rounds", plan.rounds) };
-    let about = format!("{}: {rounds} in each setting, {minutes:.1} minutes in all", plan.name);
+    let rounds = if plan.rounds == 1 {
+        "one round".to_owned()
+    } else {
+        format!("{} rounds", plan.rounds)
+    };
+    let about = format!(
+        "{}: {rounds} in each setting, {minutes:.1} minutes in all",
+        plan.name
+    );
     let mut conditions = report::conditions(&redis, about);
     conditions.extend(versions);
     report::write(&out, &conditions, &book)?;

@@ -4,7 +4,9 @@
 pub(crate) fn time(nanoseconds: f64) -> String {
     let units = [(1e9, "s"), (1e6, "ms"), (1e3, "µs")];
     // A figure that would be rounded up to 1000 gets the next larger unit.
-    let unit = units.into_iter().find(|(size, _)| nanoseconds >= size * 0.9995);
+    let unit = units
+        .into_iter()
+        .find(|(size, _)| nanoseconds >= size * 0.9995);
     let (size, name) = unit.unwrap_or((1.0, "ns"));
     format!("{} {name}", three_digits(nanoseconds / size))
 }
@@ -31,6 +33,9 @@ mod tests {
     #[test]
     fn times_are_written_to_three_digits() {
         let written = [95.4, 999.6, 1234.0, 12_340_000.0, 2e9].map(time);
-        assert_eq!(written, ["95.4 ns", "1.00 µs", "1.23 µs", "12.3 ms", "2.00 s"]);
+        assert_eq!(
+            written,
+            ["95.4 ns", "1.00 µs", "1.23 µs", "12.3 ms", "2.00 s"]
+        );
     }
 }

@@ -49,7 +49,9 @@ impl Peer {
 
     /// The name on a command line.
     pub(crate) fn argument(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+        self.to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default()
     }
 
     pub(crate) fn language(self) -> Language {

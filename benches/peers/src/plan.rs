@@ -55,6 +55,10 @@ impl Plan {
     }
 
     pub(crate) fn warm_up(&self, peer: Peer) -> Duration {
-        if peer.language() == Language::Java { self.warm_up_java } else { self.warm_up }
+        if peer.language() == Language::Java {
+            self.warm_up_java
+        } else {
+            self.warm_up
+        }
     }
 }

@@ -25,7 +25,9 @@ const SERVER: Column = ("CPU a turn, server", |of, _| time(of.server_cpu()));
 
 const ALONE: &[Column] = &[
     P50,
-    ("x floor", |of, floor| floor.map_or("-".to_owned(), |floor| three_digits(of.p50() / floor.p50()))),
+    ("x floor", |of, floor| {
+        floor.map_or("-".to_owned(), |floor| three_digits(of.p50() / floor.p50()))
+    }),
     P99,
     LONGEST,
     CLIENTS,
@@ -51,7 +53,11 @@ const HAND_OFF: &[Column] = &[
     LONGEST,
     ("hand-offs", |of, _| of.turns.to_string()),
     ("commands/s of a waiter", |of, _| {
-        if of.waited > 0.0 { format!("{:.1}", of.commands_per_second()) } else { "-".to_owned() }
+        if of.waited > 0.0 {
+            format!("{:.1}", of.commands_per_second())
+        } else {
+            "-".to_owned()
+        }
     }),
     ("CPU a hand-off, clients", |of, _| or_none(of.client_cpu())),
     ("CPU a hand-off, server", |of, _| or_none(of.server_cpu())),
@@ -84,7 +90,10 @@ pub(crate) fn write(out: &Path, conditions: &[(&str, String)], book: &Book) -> R
 /// The columns of a scenario's tables, and a text above them.
 fn of(scenario: Scenario) -> (&'static [Column], &'static str) {
     match scenario {
-        Scenario::Alone => (ALONE, "One thread locks and unlocks a lock that nobody else wants."),
+        Scenario::Alone => (
+            ALONE,
+            "One thread locks and unlocks a lock that nobody else wants.",
+        ),
         Scenario::Reentry => (
             REENTRY,
             "Lock and unlock of a lock that the thread has already; each time is the mean of 100. The other \
@@ -95,21 +104,50 @@ fn of(scenario: Scenario) -> (&'static [Column], &'static str) {
             "From just before the unlock in one process to the return of the lock call in another; and the \
              commands that Redis executes for one waiter. *PING* is a round trip after the same idle time.",
         ),
-        _ => (TURNS, "Nothing is done under the lock. A wait is the time of a lock call."),
+        _ => (
+            TURNS,
+            "Nothing is done under the lock. A wait is the time of a lock call.",
+        ),
     }
 }
 
 fn table(text: &mut String, columns: &[Column], setting: Setting, scenario: Scenario, book: &Book) {
     let heads = columns.iter().map(|(head, _)| *head);
     row(text, [""].into_iter().chain(heads).chain(["trouble"]));
-    row(text, ["---"].into_iter().chain(columns.iter().map(|_| "---:")).chain(["---"]));
-    let floor = book.get(&(setting, scenario, Peer::Floor)).filter(|floor| !floor.is_empty());
-    for ((.., peer), measured) in book.iter().filter(|((s, c, _), _)| (*s, *c) == (setting, scenario)) {
-        let name = if *peer == Peer::Relatch { "**relatch**" } else { peer.title() };
-        let write =
-            |(_, write): &Column| if measured.is_empty() { "-".to_owned() } else { write(measured, floor) };
+    row(
+        text,
+        ["---"]
+            .into_iter()
+            .chain(columns.iter().map(|_| "---:"))
+            .chain(["---"]),
+    );
+    let floor = book
+        .get(&(setting, scenario, Peer::Floor))
+        .filter(|floor| !floor.is_empty());
+    for ((.., peer), measured) in book
+        .iter()
+        .filter(|((s, c, _), _)| (*s, *c) == (setting, scenario))
+    {
+        let name = if *peer == Peer::Relatch {
+            "**relatch**"
+        } else {
+            peer.title()
+        };
+        let write = |(_, write): &Column| {
+            if measured.is_empty() {
+                "-".to_owned()
+            } else {
+                write(measured, floor)
+            }
+        };
         let cells = columns.iter().map(write);
-        row(text, [name.to_owned()].into_iter().chain(cells).chain([trouble(measured)]));
+        row(
+            text,
+            [name.to_owned()]
+                .into_iter()
+                .chain(cells)
+                .chain([trouble(measured)]),
+        );
     }
 }
 
@@ -125,11 +163,21 @@ fn or_none(cpu: f64) -> String {
 
 /// What went wrong, in words. Most peers have `none`.
 fn trouble(of: &Measured) -> String {
-    let kinds =
-        [(of.gave_up, "x out of retries"), (of.failures, "x failed"), (of.overlaps, "x held by two at once")];
-    let words: Vec<String> =
-        kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
-    if words.is_empty() { "none".to_owned() } else { words.join(", ") }
+    let kinds = [
+        (of.gave_up, "x out of retries"),
+        (of.failures, "x failed"),
+        (of.overlaps, "x held by two at once"),
+    ];
+    let words: Vec<String> = kinds
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{count} {what}"))
+        .collect();
+    if words.is_empty() {
+        "none".to_owned()
+    } else {
+        words.join(", ")
+    }
 }
 
 /// The machine and the versions. `run` describes the run.
@@ -140,7 +188,10 @@ pub(crate) fn conditions(redis: &str, run: String) -> Vec<(&'static str, String)
         ("date", machine::today()),
         ("commit", machine::commit()),
         ("machine", machine::describe()),
-        ("Redis", format!("{redis}, on the same machine, without persistence")),
+        (
+            "Redis",
+            format!("{redis}, on the same machine, without persistence"),
+        ),
         ("rustc", machine::rustc()),
         ("crates", crates.join(", ")),
         ("run", run),

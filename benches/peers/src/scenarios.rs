@@ -31,12 +31,20 @@ pub(crate) struct Run<'a> {
 impl Run<'_> {
     /// Measures all peers once. If a scenario fails, notes the failure and goes on.
     pub(crate) fn round(&mut self, peers: &[Peer], number: usize) -> Result<()> {
-        let about = format!("{}, round {}/{}", self.setting.title(), number + 1, self.plan.rounds);
+        let about = format!(
+            "{}, round {}/{}",
+            self.setting.title(),
+            number + 1,
+            self.plan.rounds
+        );
         let began = self.began;
         let say = |what: &str| eprintln!("{:>5} s  {about}: {what}", began.elapsed().as_secs());
         say("lock and unlock, alone: all peers in turns");
         self.alone(peers)?;
-        for peer in peers.iter().filter(|peer| Scenario::HandOff.includes(**peer)) {
+        for peer in peers
+            .iter()
+            .filter(|peer| Scenario::HandOff.includes(**peer))
+        {
             say(peer.title());
             let mut workers = Vec::new();
             for scenario in SCENARIOS {
@@ -67,7 +75,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn scenario(&mut self, scenario: Scenario, peer: Peer, workers: &mut Vec<Worker>) -> Result<()> {
+    fn scenario(
+        &mut self,
+        scenario: Scenario,
+        peer: Peer,
+        workers: &mut Vec<Worker>,
+    ) -> Result<()> {
         if scenario == Scenario::HandOff && peer == Peer::Ping {
             return self.pings();
         }
@@ -79,9 +92,13 @@ impl Run<'_> {
         match (scenario, workers) {
             (Scenario::HandOff, [holder, waiter]) => self.hand_offs(peer, holder, waiter),
             (Scenario::Reentry, workers) => {
-                self.turns(scenario, peer, workers, ("reentry", threads), |turns| &turns.cycles)
+                self.turns(scenario, peer, workers, ("reentry", threads), |turns| {
+                    &turns.cycles
+                })
             }
-            (_, workers) => self.turns(scenario, peer, workers, ("turns", threads), |turns| &turns.waits),
+            (_, workers) => self.turns(scenario, peer, workers, ("turns", threads), |turns| {
+                &turns.waits
+            }),
         }
     }
 
@@ -92,7 +109,12 @@ impl Run<'_> {
         let mut workers = Vec::new();
         for peer in peers {
             let started = self.stage.workers(*peer, 1).and_then(|mut workers| {
-                together(&mut self.stage, &mut workers, ("turns", 1), plan.warm_up(*peer))?;
+                together(
+                    &mut self.stage,
+                    &mut workers,
+                    ("turns", 1),
+                    plan.warm_up(*peer),
+                )?;
                 Ok(workers)
             });
             match started {
@@ -130,7 +152,8 @@ impl Run<'_> {
         together(&mut self.stage, workers, work, self.plan.warm_up(peer))?;
         let (tallies, server) = together(&mut self.stage, workers, work, self.plan.turns)?;
         let time = self.plan.turns;
-        self.measured(scenario, peer)?.add(&tallies, time, server, timed)
+        self.measured(scenario, peer)?
+            .add(&tallies, time, server, timed)
     }
 
     /// Times hand-offs, again and again: from just before the unlock in one process to the return
@@ -181,7 +204,8 @@ impl Run<'_> {
             self.stage.ping()?;
             times.push(u64::try_from(began.elapsed().as_nanos())?);
         }
-        self.measured(Scenario::HandOff, Peer::Ping)?.add_hand_offs(&times, 0, 0)
+        self.measured(Scenario::HandOff, Peer::Ping)?
+            .add_hand_offs(&times, 0, 0)
     }
 }
 
@@ -194,12 +218,21 @@ fn together(
     time: Duration,
 ) -> Result<(Vec<Tally>, u64)> {
     let line = format!("{work} {} {threads} {}", stage.key(), time.as_secs_f64());
-    workers.iter_mut().try_for_each(|worker| worker.tell(&line))?;
-    workers.iter_mut().try_for_each(|worker| worker.hear("ready").map(drop))?;
+    workers
+        .iter_mut()
+        .try_for_each(|worker| worker.tell(&line))?;
+    workers
+        .iter_mut()
+        .try_for_each(|worker| worker.hear("ready").map(drop))?;
     let before = stage.cpu()?;
-    workers.iter_mut().try_for_each(|worker| worker.tell("go"))?;
+    workers
+        .iter_mut()
+        .try_for_each(|worker| worker.tell("go"))?;
     let tally = |worker: &mut Worker| Ok(serde_json::from_str(&worker.hear("")?)?);
-    let tallies = workers.iter_mut().map(tally).collect::<Result<Vec<Tally>>>()?;
+    let tallies = workers
+        .iter_mut()
+        .map(tally)
+        .collect::<Result<Vec<Tally>>>()?;
     Ok((tallies, stage.cpu()? - before))
 }
 

@@ -42,9 +42,14 @@ impl Setting {
     pub(crate) fn enter(self) -> Result<Surroundings> {
         let before = sched_getaffinity(None)?;
         let over = Arc::new(AtomicBool::new(false));
-        let surroundings = Surroundings { before, over: Arc::clone(&over) };
+        let surroundings = Surroundings {
+            before,
+            over: Arc::clone(&over),
+        };
         if self == Setting::OneCore {
-            let first = (0..CpuSet::MAX_CPU).find(|core| before.is_set(*core)).context("no core")?;
+            let first = (0..CpuSet::MAX_CPU)
+                .find(|core| before.is_set(*core))
+                .context("no core")?;
             let mut one = CpuSet::new();
             one.set(first);
             sched_setaffinity(None, &one)?;

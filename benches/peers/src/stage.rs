@@ -33,7 +33,11 @@ pub(crate) struct Stage<'a> {
 impl Stage<'_> {
     /// Starts a server.
     pub(crate) fn set(programs: &BTreeMap<Language, Program>) -> Stage<'_> {
-        Stage { programs, server: Server::without_files(), keys: 0 }
+        Stage {
+            programs,
+            server: Server::without_files(),
+            keys: 0,
+        }
     }
 
     /// The version of the server.
@@ -51,7 +55,9 @@ impl Stage<'_> {
     pub(crate) fn cpu(&self) -> Result<u64> {
         let user: f64 = self.info("cpu", "used_cpu_user")?.parse()?;
         let system: f64 = self.info("cpu", "used_cpu_sys")?.parse()?;
-        Ok(u64::try_from(Duration::try_from_secs_f64(user + system)?.as_nanos())?)
+        Ok(u64::try_from(
+            Duration::try_from_secs_f64(user + system)?.as_nanos(),
+        )?)
     }
 
     /// One round trip.
@@ -61,8 +67,13 @@ impl Stage<'_> {
 
     fn info(&self, section: &str, name: &str) -> Result<String> {
         let text: String = self.server.query(&["INFO", section]);
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        Ok(value.with_context(|| format!("INFO has no {name}"))?.trim().to_owned())
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        Ok(value
+            .with_context(|| format!("INFO has no {name}"))?
+            .trim()
+            .to_owned())
     }
 
     pub(crate) fn key(&mut self) -> String {
@@ -72,10 +83,15 @@ impl Stage<'_> {
 
     /// Starts processes that work for a peer, and waits until all are ready.
     pub(crate) fn workers(&self, peer: Peer, count: usize) -> Result<Vec<Worker>> {
-        let program = self.programs.get(&peer.language()).context("there is no program for it")?;
+        let program = self
+            .programs
+            .get(&peer.language())
+            .context("there is no program for it")?;
         let start = |_| Worker::start(program.worker(&self.server.bare_url(), peer));
         let mut workers = (0..count).map(start).collect::<Result<Vec<_>>>()?;
-        workers.iter_mut().try_for_each(|worker| worker.hear_within("ready", START).map(drop))?;
+        workers
+            .iter_mut()
+            .try_for_each(|worker| worker.hear_within("ready", START).map(drop))?;
         Ok(workers)
     }
 }
@@ -89,12 +105,23 @@ pub(crate) struct Worker {
 
 impl Worker {
     fn start(mut command: Command) -> Result<Worker> {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
         let input = child.stdin.take().context("a pipe")?;
         let said = BufReader::new(child.stdout.take().context("a pipe")?);
         let (lines, heard) = channel();
-        thread::spawn(move || said.lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
-        Ok(Worker { child, input, lines: heard })
+        thread::spawn(move || {
+            said.lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| lines.send(line))
+        });
+        Ok(Worker {
+            child,
+            input,
+            lines: heard,
+        })
     }
 
     pub(crate) fn tell(&mut self, line: &str) -> Result<()> {
@@ -107,8 +134,13 @@ impl Worker {
     }
 
     fn hear_within(&mut self, word: &str, limit: Duration) -> Result<String> {
-        let line = self.lines.recv_timeout(limit).with_context(|| format!("no `{word}` from a worker"))?;
-        let rest = line.strip_prefix(word).with_context(|| format!("a worker said: {line}"))?;
+        let line = self
+            .lines
+            .recv_timeout(limit)
+            .with_context(|| format!("no `{word}` from a worker"))?;
+        let rest = line
+            .strip_prefix(word)
+            .with_context(|| format!("a worker said: {line}"))?;
         Ok(rest.trim_start().to_owned())
     }
 

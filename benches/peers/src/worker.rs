@@ -53,17 +53,28 @@ fn turns(lock: &dyn Lock, key: &str, threads: usize, time: Duration) -> Result<(
             take_turns(lock, key, time, room, &mut turns);
             turns
         };
-        let running: Vec<_> = (0..threads).map(|number| scope.spawn(move || each(number))).collect();
+        let running: Vec<_> = (0..threads)
+            .map(|number| scope.spawn(move || each(number)))
+            .collect();
         ready.wait();
         let told = say("ready").and_then(|()| hear());
         let before = cpu();
         go.wait();
-        let turns = running.into_iter().map(|thread| thread.join().ok().context("a thread panicked"));
+        let turns = running
+            .into_iter()
+            .map(|thread| thread.join().ok().context("a thread panicked"));
         let threads = turns.collect::<Result<Vec<_>>>()?;
         told?;
-        anyhow::Ok(Tally { threads, overlaps: 0, cpu: cpu() - before })
+        anyhow::Ok(Tally {
+            threads,
+            overlaps: 0,
+            cpu: cpu() - before,
+        })
     })?;
-    report(&Tally { overlaps: room.overlaps.into_inner(), ..tally })
+    report(&Tally {
+        overlaps: room.overlaps.into_inner(),
+        ..tally
+    })
 }
 
 /// Counts how often two threads are inside at the same time.
@@ -126,7 +137,11 @@ fn again(lock: &dyn Lock, key: &str, time: Duration) -> Result<()> {
         turns.cycles.push(nanoseconds(began.elapsed() / BATCH));
         turns.in_time += u64::from(BATCH);
     }
-    report(&Tally { threads: vec![turns], overlaps: 0, cpu: cpu() - before })
+    report(&Tally {
+        threads: vec![turns],
+        overlaps: 0,
+        cpu: cpu() - before,
+    })
 }
 
 fn take(lock: &dyn Lock, key: &str) -> Result<()> {
@@ -169,7 +184,8 @@ fn cpu() -> u64 {
 
 fn clock(id: ClockId) -> u64 {
     let time = clock_gettime(id);
-    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
+        + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
 
 fn time(seconds: &str) -> Result<Duration> {

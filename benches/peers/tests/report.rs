@@ -6,7 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const SETTINGS: [&str; 3] = ["free", "on one core", "beside two busy loops"];
-const CHARTS: [&str; 5] = ["cycle.svg", "throughput.svg", "waits.svg", "hand-off.svg", "cpu.svg"];
+const CHARTS: [&str; 5] = [
+    "cycle.svg",
+    "throughput.svg",
+    "waits.svg",
+    "hand-off.svg",
+    "cpu.svg",
+];
 
 /// Runs the program with the output folder `out`, and returns the report.
 fn report(out: &Path, arguments: &[&str], path: Option<&Path>) -> String {
@@ -21,14 +27,23 @@ fn report(out: &Path, arguments: &[&str], path: Option<&Path>) -> String {
 
 /// The row of a lock in the table under a heading.
 fn row<'a>(report: &'a str, heading: &str, lock: &str) -> Option<&'a str> {
-    let table = report.split_once(&format!("### {heading}\n\n"))?.1.split("\n\n").next()?;
-    table.lines().find(|line| line.starts_with(&format!("| {lock} |")))
+    let table = report
+        .split_once(&format!("### {heading}\n\n"))?
+        .1
+        .split("\n\n")
+        .next()?;
+    table
+        .lines()
+        .find(|line| line.starts_with(&format!("| {lock} |")))
 }
 
 fn program(name: &str) -> PathBuf {
     let folders = std::env::var_os("PATH").expect("a PATH");
     let places = std::env::split_paths(&folders).map(|folder| folder.join(name));
-    places.into_iter().find(|place| place.exists()).unwrap_or_else(|| panic!("{name} is not installed"))
+    places
+        .into_iter()
+        .find(|place| place.exists())
+        .unwrap_or_else(|| panic!("{name} is not installed"))
 }
 
 /// Each table appears three times. If a tool is missing, the report has a line about it, and is
@@ -41,21 +56,34 @@ fn relatch_is_measured_in_all_settings_on_a_machine_without_go_and_maven() {
     for tool in ["redis-server", "timeout"] {
         symlink(program(tool), tools.join(tool)).unwrap();
     }
-    let report = report(folder.path(), &["--peers", "relatch,redsync,redisson"], Some(&tools));
-    for scenario in
-        ["Lock and unlock, alone", "One key, 8 threads of one process", "Hand-off between processes"]
-    {
+    let report = report(
+        folder.path(),
+        &["--peers", "relatch,redsync,redisson"],
+        Some(&tools),
+    );
+    for scenario in [
+        "Lock and unlock, alone",
+        "One key, 8 threads of one process",
+        "Hand-off between processes",
+    ] {
         for setting in SETTINGS {
             let row = row(&report, &format!("{scenario}: {setting}"), "**relatch**").unwrap();
             assert!(row.ends_with("| none |"), "{scenario}, {setting}: {row}");
         }
     }
     for lock in ["redsync", "Redisson"] {
-        let line = report.lines().find(|line| line.starts_with(&format!("| left out | {lock} (")));
+        let line = report
+            .lines()
+            .find(|line| line.starts_with(&format!("| left out | {lock} (")));
         assert!(line.is_some(), "{report}");
     }
     for chart in CHARTS {
-        assert!(fs::read_to_string(folder.path().join(chart)).unwrap().ends_with("</svg>\n"), "{chart}");
+        assert!(
+            fs::read_to_string(folder.path().join(chart))
+                .unwrap()
+                .ends_with("</svg>\n"),
+            "{chart}"
+        );
     }
 }
 
@@ -65,19 +93,36 @@ fn relatch_is_measured_in_all_settings_on_a_machine_without_go_and_maven() {
 #[ignore = "downloads and builds for minutes: tests/chaos.sh runs it"]
 fn workers_in_other_languages_speak_the_protocol() {
     let folder = tempfile::tempdir().unwrap();
-    let peers =
-        ["--settings", "free", "--peers", "redsync,redisson,redisson-fair,redis-py,python-redis-lock"];
+    let peers = [
+        "--settings",
+        "free",
+        "--peers",
+        "redsync,redisson,redisson-fair,redis-py,python-redis-lock",
+    ];
     let report = report(folder.path(), &peers, None);
-    for lock in ["redsync", "Redisson", "Redisson, fair lock", "redis-py Lock", "python-redis-lock"] {
-        if let Some(line) =
-            report.lines().find(|line| line.starts_with("| left out |") && line.contains(lock))
+    for lock in [
+        "redsync",
+        "Redisson",
+        "Redisson, fair lock",
+        "redis-py Lock",
+        "python-redis-lock",
+    ] {
+        if let Some(line) = report
+            .lines()
+            .find(|line| line.starts_with("| left out |") && line.contains(lock))
         {
             println!("{line}");
             continue;
         }
-        for scenario in ["One key, 4 processes of one thread", "Hand-off between processes"] {
+        for scenario in [
+            "One key, 4 processes of one thread",
+            "Hand-off between processes",
+        ] {
             let row = row(&report, &format!("{scenario}: free"), lock).unwrap();
-            assert!(!row.contains("failed") && !row.contains("at once"), "{scenario}: {row}");
+            assert!(
+                !row.contains("failed") && !row.contains("at once"),
+                "{scenario}: {row}"
+            );
         }
     }
 }

@@ -38,6 +38,8 @@ impl Redis {
 
     pub(super) fn token(&self) -> Option<String> {
         let key = self.key.lock();
-        key.as_ref().filter(|(_, until)| Moment::now() < *until).map(|(token, _)| token.clone())
+        key.as_ref()
+            .filter(|(_, until)| Moment::now() < *until)
+            .map(|(token, _)| token.clone())
     }
 }

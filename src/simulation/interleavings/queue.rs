@@ -9,13 +9,13 @@ use crate::base::sync::thread::{self, JoinHandle};
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
-use crate::base::holder::Holder;
 use crate::base::options::Lease;
-use crate::base::scheduler::{advance, below, in_many_orders, one_in, step};
+use crate::base::owner::holder::Holder;
+use crate::base::sync::scheduler::{advance, below, in_many_orders, one_in, step};
 use crate::hold::{Hold, tests::sample_by};
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::shared::Keeper;
-use crate::release::give_back;
+use crate::session::release::give_back;
 use crate::simulation::interleavings::expiring_key::Redis;
 use crate::store::{Compared, Failure};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
@@ -79,8 +79,17 @@ struct Front {
 
 impl Scene {
     fn new(lease: Duration) -> Arc<Scene> {
-        let (keeper, redis, log) = (keeper_without_redis(), Redis::default(), parking_lot::Mutex::default());
-        Arc::new(Scene { keeper, redis, lease, log })
+        let (keeper, redis, log) = (
+            keeper_without_redis(),
+            Redis::default(),
+            parking_lot::Mutex::default(),
+        );
+        Arc::new(Scene {
+            keeper,
+            redis,
+            lease,
+            log,
+        })
     }
 
     /// Waits for the turn, takes the lock, holds it for a while, and releases it. False if there
@@ -88,9 +97,17 @@ impl Scene {
     fn visit(&self, me: u64, deadline: Moment) -> bool {
         let claim = || {
             self.log.lock().arrived.push(me);
-            Claim { token: me.to_string(), lease: Lease::new(self.lease), counter: None }
+            Claim {
+                token: me.to_string(),
+                lease: Lease::new(self.lease),
+                counter: None,
+            }
         };
-        let Joined { turn, start, waited } = match self.keeper.queues.join(
+        let Joined {
+            turn,
+            start,
+            waited,
+        } = match self.keeper.queues.join(
             &"key".into(),
             &until(deadline),
             |_, _| Ok(()),
@@ -114,7 +131,13 @@ impl Scene {
         let hold = Arc::new(sample_by(&token, self.lease));
         let until = hold.valid_until();
         turn.holds(&hold);
-        if let Some(front) = self.log.lock().front.as_mut().filter(|front| front.who == me) {
+        if let Some(front) = self
+            .log
+            .lock()
+            .front
+            .as_mut()
+            .filter(|front| front.who == me)
+        {
             front.hold = Some((Arc::clone(&hold), until));
         }
         self.keeper.enter(&hold).expect("no thread is started");
@@ -134,9 +157,16 @@ impl Scene {
 
     /// A turn starts, and no other thread has it.
     fn begin(&self, me: u64, waited: bool, handed: HandoffOutcome) {
-        let before = self.log.lock().front.replace(Front { who: me, hold: None, handing_off: false });
+        let before = self.log.lock().front.replace(Front {
+            who: me,
+            hold: None,
+            handing_off: false,
+        });
         if let Some(before) = before {
-            assert!(!before.handing_off, "the turn was taken while it was handed off");
+            assert!(
+                !before.handing_off,
+                "the turn was taken while it was handed off"
+            );
             let (hold, until) = before.hold.expect("two threads have the turn");
             // During a release, `is_over` is false even if the lease ran out before the release
             // began.
@@ -166,8 +196,15 @@ impl Scene {
         let mut tries = 0;
         while !self.redis.claim(&token, self.lease) {
             tries += 1;
-            assert!(tries < 5_000, "a token that no thread uses keeps the lock busy");
-            assert_ne!(self.redis.token().as_ref(), Some(&token), "another thread has sent this token");
+            assert!(
+                tries < 5_000,
+                "a token that no thread uses keeps the lock busy"
+            );
+            assert_ne!(
+                self.redis.token().as_ref(),
+                Some(&token),
+                "another thread has sent this token"
+            );
             advance(millis(1)); // A key expires, or is deleted late.
             self.clean_up();
             thread::yield_now();
@@ -186,20 +223,40 @@ impl Scene {
 
     /// Releases the lock.
     fn leave(&self, me: u64, turn: Turn, hold: &Hold) {
-        let local_handoff = if one_in(4) { Duration::ZERO } else { Duration::from_micros(below(200)) };
+        let local_handoff = if one_in(4) {
+            Duration::ZERO
+        } else {
+            Duration::from_micros(below(200))
+        };
         let handing = |is_handing| {
-            if let Some(front) = self.log.lock().front.as_mut().filter(|front| front.who == me) {
+            if let Some(front) = self
+                .log
+                .lock()
+                .front
+                .as_mut()
+                .filter(|front| front.who == me)
+            {
                 front.handing_off = is_handing;
             }
         };
         let (handoff, deadline) = (Some(local_handoff), Moment::now().after(ANSWER));
-        let released = give_back(&self.keeper, hold, turn, handoff, deadline, |claim, handed, _| {
-            assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
-            handing(claim.is_some());
-            let compared = self.ask(hold, claim, handed);
-            handing(false);
-            compared
-        });
+        let released = give_back(
+            &self.keeper,
+            hold,
+            turn,
+            handoff,
+            deadline,
+            |claim, handed, _| {
+                assert!(
+                    !hold.is_valid(Moment::now()),
+                    "it is trusted while its release is under way"
+                );
+                handing(claim.is_some());
+                let compared = self.ask(hold, claim, handed);
+                handing(false);
+                compared
+            },
+        );
         let is_lost = matches!(released, Err(Error::Lost { .. }));
         assert_eq!(hold.lost().is_some(), is_lost, "{released:?}");
         assert!(hold.is_over(Moment::now()), "{released:?}");
@@ -218,7 +275,10 @@ impl Scene {
         let sent = Moment::now();
         let answer = (!one_in(4)).then(|| {
             let compared = self.redis.remove(&hold.token);
-            (compared, claim.is_some_and(|claim| !one_in(4) && self.redis.claim(&claim.token, self.lease)))
+            (
+                compared,
+                claim.is_some_and(|claim| !one_in(4) && self.redis.claim(&claim.token, self.lease)),
+            )
         });
         advance(micros_below(3_000));
         step();
@@ -232,7 +292,11 @@ impl Scene {
                 }
             }
             (Some(_), Some((_, true))) => {
-                *handed = HandoffOutcome::Taken { sent, answered: Moment::now(), fence: None }
+                *handed = HandoffOutcome::Taken {
+                    sent,
+                    answered: Moment::now(),
+                    fence: None,
+                }
             }
             _ => {}
         }
@@ -241,7 +305,10 @@ impl Scene {
             assert!(!log.sent_for.contains(&next), "its claim was sent twice");
             log.sent_for.push(next);
         }
-        let lost = || Failure::Unanswered { link_stands: false, cause: "no answer".into() };
+        let lost = || Failure::Unanswered {
+            link_stands: false,
+            cause: "no answer".into(),
+        };
         answer.map(|(compared, _)| compared).ok_or_else(lost)
     }
 
@@ -262,7 +329,9 @@ impl Scene {
         let log = &mut *self.log.lock();
         let mut arrived = log.arrived.iter();
         assert!(
-            log.served.iter().all(|one| arrived.any(|other| one == other)),
+            log.served
+                .iter()
+                .all(|one| arrived.any(|other| one == other)),
             "{:?} came, and {:?} had the turn",
             log.arrived,
             log.served
@@ -272,7 +341,10 @@ impl Scene {
             "another thread learned what came of a claim"
         );
         let learned = |one: &u64| log.handed.contains(one) || log.gone.contains(one);
-        assert!(log.sent_for.iter().all(learned), "a claim was sent, and its thread did not learn it");
+        assert!(
+            log.sent_for.iter().all(learned),
+            "a claim was sent, and its thread did not learn it"
+        );
         assert_eq!(
             self.keeper.counters.read().lost,
             log.losses,
@@ -335,7 +407,9 @@ fn a_hold_that_is_over_is_passed_over_and_its_late_end_ends_no_other_turn() {
     in_many_orders(1_000, Duration::from_secs(2), || {
         let scene = Scene::new(SHORT);
         let patient = |n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER)));
-        let hasty = spawn(&scene, |scene| _ = scene.visit(1, Moment::now().after(micros_below(20_000))));
+        let hasty = spawn(&scene, |scene| {
+            _ = scene.visit(1, Moment::now().after(micros_below(20_000)));
+        });
         let threads = [patient(0), hasty, patient(2), patient(3)];
         join(threads);
         scene.end();
@@ -351,7 +425,8 @@ fn the_first_waiter_is_woken_when_the_hold_in_front_is_lost() {
         let turn = scene.free_turn();
         let hold = Arc::new(sample_by("deleted", LONG));
         turn.holds(&hold);
-        let waiters = [1, 2].map(|n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER))));
+        let waiters =
+            [1, 2].map(|n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER))));
         step();
         hold.lose(LostCause::Deleted);
         scene.keeper.report_loss(&hold);
@@ -371,7 +446,11 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
         let turn = scene.free_turn();
         let other = spawn(&scene, |scene| assert!(scene.visit(1, Moment::NEVER)));
         let itself = spawn(&scene, |scene| {
-            let claim = || Claim { token: String::new(), lease: Lease::new(LONG), counter: None };
+            let claim = || Claim {
+                token: String::new(),
+                lease: Lease::new(LONG),
+                counter: None,
+            };
             let joined = scene.keeper.queues.join(
                 &"key".into(),
                 &until(Moment::NEVER),

@@ -12,13 +12,13 @@ use crate::base::sync::thread;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::Lease;
-use crate::base::scheduler::{advance, below, in_many_orders, in_orders, one_in};
+use crate::base::sync::scheduler::{advance, below, in_many_orders, in_orders, one_in};
 use crate::hold::{Hold, tests::sample};
 use crate::keeping::connection::{ExtendAnswers, Extended, KeeperCommands, Removed};
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::renewal::{on_renewal, round};
 use crate::keeping::shared::Keeper;
-use crate::release::give_back;
+use crate::session::release::give_back;
 use crate::simulation::interleavings::wakeups::{Redis, a_change};
 use crate::store::{Compared, Extension, Failure, Node};
 
@@ -52,14 +52,26 @@ impl KeeperCommands for &Scene {
         Some(&self.node)
     }
 
-    fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, _: Moment) -> Extended {
+    fn extend_all(
+        &mut self,
+        leases: &[Extension<'_>],
+        listener: Option<u64>,
+        _: Moment,
+    ) -> Extended {
         let sent = Moment::now();
         let (compared, tracking) = self.redis.extend(leases[0].token, listener);
         on_the_way();
         if self.silent {
-            return Err(Failure::Unanswered { link_stands: true, cause: "no answer".into() });
+            return Err(Failure::Unanswered {
+                link_stands: true,
+                cause: "no answer".into(),
+            });
         }
-        Ok(ExtendAnswers { sent, answers: vec![Ok(compared)], tracking })
+        Ok(ExtendAnswers {
+            sent,
+            answers: vec![Ok(compared)],
+            tracking,
+        })
     }
 
     fn extend_elsewhere(&mut self, _: &Extension<'_>, _: Moment) -> Result<Compared, Failure> {
@@ -67,7 +79,10 @@ impl KeeperCommands for &Scene {
     }
 
     fn remove_all(&mut self, removals: &[(&str, &str)], _: Moment) -> Removed {
-        Ok(removals.iter().map(|(_, token)| Ok(self.redis.remove(Some(token)))).collect())
+        Ok(removals
+            .iter()
+            .map(|(_, token)| Ok(self.redis.remove(Some(token))))
+            .collect())
     }
 }
 
@@ -78,7 +93,15 @@ impl Scene {
         keeper.enter(&hold).expect("no thread is started");
         redis.claim(&hold.token, None);
         let node = keeper.store.node_of("").expect("there is one node");
-        Arc::new(Scene { began, hold, keeper, node, redis, silent, log: parking_lot::Mutex::default() })
+        Arc::new(Scene {
+            began,
+            hold,
+            keeper,
+            node,
+            redis,
+            silent,
+            log: parking_lot::Mutex::default(),
+        })
     }
 
     /// Runs the keeper's rounds until the hold is lost or the test stops the keeper.
@@ -94,7 +117,10 @@ impl Scene {
                 // If the release has found the loss, the hold is not in the table any more.
                 let work = shared.work.lock();
                 let found = work.leases.has(&self.hold).then(Moment::now);
-                assert!(found.is_none() || work.leases.next() == Moment::NEVER, "a lost hold is due again");
+                assert!(
+                    found.is_none() || work.leases.next() == Moment::NEVER,
+                    "a lost hold is due again"
+                );
                 drop(work);
                 self.log.lock().lost = found;
                 return;
@@ -112,17 +138,32 @@ impl Scene {
 
     fn end(&self, touches: u64, found: Option<&Error>) {
         let (log, hold) = (self.log.lock(), &self.hold);
-        assert_eq!(hold.valid_until(), Moment::PAST, "a hold that is over is valid again");
+        assert_eq!(
+            hold.valid_until(),
+            Moment::PAST,
+            "a hold that is over is valid again"
+        );
         if log.released {
-            assert!(!log.deleted && log.lost.is_none() && hold.lost().is_none(), "reported as a loss");
+            assert!(
+                !log.deleted && log.lost.is_none() && hold.lost().is_none(),
+                "reported as a loss"
+            );
             assert!(hold.is_over(Moment::now()), "it was released");
         } else {
             assert!(hold.lost().is_some());
         }
         let lost = self.keeper.counters.read().lost;
-        assert_eq!(lost, u64::from(!log.released), "each loss is reported once, and no release as a loss");
+        assert_eq!(
+            lost,
+            u64::from(!log.released),
+            "each loss is reported once, and no release as a loss"
+        );
         if let Some(Error::Lost { cause, .. }) = found {
-            assert_eq!(hold.lost(), Some(*cause), "one cause was returned, and another written down");
+            assert_eq!(
+                hold.lost(),
+                Some(*cause),
+                "one cause was returned, and another written down"
+            );
         }
         if let (Some(heard), Some(lost)) = (log.heard, log.lost) {
             assert!(
@@ -145,7 +186,10 @@ impl Scene {
         }
         let lost = self.hold.lose(LostCause::Taken);
         on_the_way();
-        assert!(!self.hold.is_valid(Moment::now()), "a lost hold is valid again");
+        assert!(
+            !self.hold.is_valid(Moment::now()),
+            "a lost hold is valid again"
+        );
         lost
     }
 
@@ -153,13 +197,26 @@ impl Scene {
         let hold = &self.hold;
         let turn = self.keeper.queues.free_turn(hold.key.name());
         let deadline = Moment::now().after(LEASE);
-        let released = give_back(&self.keeper, hold, turn, Some(Duration::ZERO), deadline, |_, _, _| {
-            assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
-            let compared = self.redis.remove(Some(&hold.token));
-            on_the_way();
-            assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
-            Ok(compared)
-        });
+        let released = give_back(
+            &self.keeper,
+            hold,
+            turn,
+            Some(Duration::ZERO),
+            deadline,
+            |_, _, _| {
+                assert!(
+                    !hold.is_valid(Moment::now()),
+                    "it is trusted while its release is under way"
+                );
+                let compared = self.redis.remove(Some(&hold.token));
+                on_the_way();
+                assert!(
+                    !hold.is_valid(Moment::now()),
+                    "it is trusted while its release is under way"
+                );
+                Ok(compared)
+            },
+        );
         assert!(!hold.is_valid(Moment::now()));
         self.log.lock().released = released.is_ok();
         on_the_way();
@@ -187,7 +244,11 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
             thread::spawn(move || part(&scene))
         };
         let keeper = spawn(Scene::keep);
-        let listener = spawn(|scene| scene.redis.listen(&scene.keeper.listeners.only(), || scene.heard()));
+        let listener = spawn(|scene| {
+            scene
+                .redis
+                .listen(&scene.keeper.listeners.only(), || scene.heard());
+        });
         let touches = below(4);
         for _ in 0..touches {
             on_the_way();
@@ -239,7 +300,10 @@ fn a_hold_whose_renewals_are_not_answered_is_lost_at_its_end_and_reported_once()
         on_the_way();
         scene.keeper.listeners.only().dispatch(a_change());
         keeper.join().expect("the thread does not panic");
-        assert!(Moment::now() >= scene.began.after(LEASE * 9 / 10), "too early");
+        assert!(
+            Moment::now() >= scene.began.after(LEASE * 9 / 10),
+            "too early"
+        );
         scene.end(2, None);
         assert_eq!(scene.hold.lost(), Some(LostCause::Expired));
     });

@@ -10,18 +10,18 @@ use crate::base::sync::thread;
 use crate::acquire::{AcquireContext, Answer, Ask, Attempt, Taken, ask_until_taken};
 use crate::base::clock::Moment;
 use crate::base::error::Error;
-use crate::base::holder::Holder;
 use crate::base::key::Key;
 use crate::base::options::Lease;
 use crate::base::owner::Owner;
-use crate::base::scheduler::{in_many_orders, one_in, step};
+use crate::base::owner::holder::Holder;
+use crate::base::sync::scheduler::{in_many_orders, one_in, step};
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::AcquiredAt;
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::shared::Keeper;
 use crate::store::{Compared, Heard, Tracking};
-use crate::waiting::listener::Listener;
 use crate::waiting::patience::tests::until;
+use crate::wakeups::listener::Listener;
 
 pub(crate) const KEY: &str = "lock:a";
 
@@ -57,14 +57,21 @@ struct State {
 impl State {
     /// The key changes. True if Redis sends the listener an invalidation.
     fn invalidate(&mut self) -> bool {
-        let is_sent = self.tracked_for.take().is_some_and(|client| self.client == Some(client));
+        let is_sent = self
+            .tracked_for
+            .take()
+            .is_some_and(|client| self.client == Some(client));
         self.unread += u32::from(is_sent);
         is_sent
     }
 
     fn track(&mut self, client: Option<u64>) -> Tracking {
         self.tracked_for = client.or(self.tracked_for);
-        if client.is_some() { Tracking::On { link: 1 } } else { Tracking::Off }
+        if client.is_some() {
+            Tracking::On { link: 1 }
+        } else {
+            Tracking::Off
+        }
     }
 }
 
@@ -73,7 +80,11 @@ impl Redis {
     /// an invalidation will come.
     pub(crate) fn claim(&self, token: &str, listener: Option<u64>) -> (bool, Tracking) {
         let mut state = self.state.lock();
-        assert_ne!(state.token.as_deref(), Some(token), "two attempts claimed with the same token");
+        assert_ne!(
+            state.token.as_deref(),
+            Some(token),
+            "two attempts claimed with the same token"
+        );
         if state.token.is_none() {
             state.token = Some(token.to_owned());
             return (true, Tracking::Off);
@@ -177,7 +188,11 @@ impl Redis {
 /// What the listener hears when the key changes: a change of the key or, after a `FLUSHALL`, of all
 /// keys.
 pub(crate) fn a_change() -> Heard {
-    if one_in(8) { Heard::Everything } else { Heard::Keys(vec![KEY.into()]) }
+    if one_in(8) {
+        Heard::Everything
+    } else {
+        Heard::Keys(vec![KEY.into()])
+    }
 }
 
 /// The listener, a thread that waits for the key, and others that have the lock meanwhile.
@@ -188,7 +203,10 @@ struct Scene {
 
 impl Scene {
     fn new() -> Scene {
-        Scene { keeper: keeper_without_redis(), redis: Redis::default() }
+        Scene {
+            keeper: keeper_without_redis(),
+            redis: Redis::default(),
+        }
     }
 
     /// Waits for the lock. True if the thread has it in the end.
@@ -209,7 +227,9 @@ impl Scene {
             poll_every: POLL,
         };
         let joined = keeper.queues.join_free(key.name());
-        match ask_until_taken(&context, &until(deadline), &joined, false, |ask| self.attempt(ask)) {
+        match ask_until_taken(&context, &until(deadline), &joined, false, |ask| {
+            self.attempt(ask)
+        }) {
             Ok(_) => true,
             Err(Error::Timeout { .. }) => false,
             Err(other) => panic!("{other}, and Redis answers"),
@@ -223,14 +243,25 @@ impl Scene {
         let client = if looks { listener.client_id() } else { None };
         let (is_taken, tracking) = self.redis.claim(OURS, client);
         let answer = if is_taken {
-            let at = AcquiredAt { sent: since, answered: Moment::now() };
-            Answer::Taken(Taken { token: OURS.to_owned(), fence: None, at })
+            let at = AcquiredAt {
+                sent: since,
+                answered: Moment::now(),
+            };
+            Answer::Taken(Taken {
+                token: OURS.to_owned(),
+                fence: None,
+                at,
+            })
         } else {
             let holder = looks.then(|| Holder::new(THEIRS.as_bytes(), Some(LEASE)));
             let tracked = client.is_some_and(|client| listener.will_wake(KEY, client, tracking));
             Answer::Busy { holder, tracked }
         };
-        Attempt { since, answer: Ok(answer), has_given_up: false }
+        Attempt {
+            since,
+            answer: Ok(answer),
+            has_given_up: false,
+        }
     }
 
     /// The holder releases the lock. Other processes then try three times to take the lock. If they
@@ -263,12 +294,20 @@ fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience:
         let has_it = scene.wait(deadline);
         assert!(has_it || patience.is_some());
         if has_it {
-            assert_eq!(scene.redis.remove(Some(OURS)), Compared::Done, "the key did not hold the token");
+            assert_eq!(
+                scene.redis.remove(Some(OURS)),
+                Compared::Done,
+                "the key did not hold the token"
+            );
         }
         others.join().expect("the thread does not panic");
         scene.redis.end();
         listener.join().expect("the thread does not panic");
-        assert_eq!(scene.redis.state.lock().token, None, "a token was left behind");
+        assert_eq!(
+            scene.redis.state.lock().token,
+            None,
+            "a token was left behind"
+        );
         assert!(scene.keeper.listeners.wakeups.is_empty());
     });
 }
@@ -282,5 +321,9 @@ fn a_wake_up_that_comes_between_the_look_and_the_sleep_is_not_lost() {
 
 #[test]
 fn a_waiter_that_is_woken_as_its_time_ends_has_the_lock_or_leaves_nothing() {
-    one_waits_while_others_come_and_go(1_500, Duration::from_millis(10), Some(Duration::from_millis(5)));
+    one_waits_while_others_come_and_go(
+        1_500,
+        Duration::from_millis(10),
+        Some(Duration::from_millis(5)),
+    );
 }

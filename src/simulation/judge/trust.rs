@@ -2,7 +2,7 @@
 
 use super::{Hold, JUDGE, Who, held_by, hold, was_removed};
 use crate::HeldLock;
-use crate::base::scheduler::{as_process, fail, has_failed};
+use crate::base::sync::scheduler::{as_process, fail, has_failed};
 use crate::simulation::ledger;
 use crate::simulation::scene::name;
 
@@ -16,7 +16,11 @@ pub(in crate::simulation) fn is_nowhere(number: usize, since: u64) -> bool {
 
 /// The manager does not trust its own hold whose key it has deleted.
 pub(in crate::simulation) fn has_deleted(who: Who, token: &str) {
-    blame_trusted(who, |hold| hold.token == token, "its key was deleted by its manager");
+    blame_trusted(
+        who,
+        |hold| hold.token == token,
+        "its key was deleted by its manager",
+    );
 }
 
 /// The manager trusts no hold any more, after its shutdown.
@@ -34,10 +38,20 @@ pub(in crate::simulation) fn has_run_out(key: usize, token: &str) {
                 && !judge.dead.contains(&hold.who.process)
                 && !judge.is_removed(key, hold.began)
         };
-        judge.holds.iter().filter(is_it).cloned().collect::<Vec<_>>()
+        judge
+            .holds
+            .iter()
+            .filter(is_it)
+            .cloned()
+            .collect::<Vec<_>>()
     });
-    if open.iter().any(|hold| as_process(hold.who.process, || hold.watch.seems_valid())) {
-        has_failed(format!("{token} is trusted, and the lease of key {key} has run out"));
+    if open
+        .iter()
+        .any(|hold| as_process(hold.who.process, || hold.watch.seems_valid()))
+    {
+        has_failed(format!(
+            "{token} is trusted, and the lease of key {key} has run out"
+        ));
     }
 }
 
@@ -48,9 +62,16 @@ fn blame_trusted(who: Who, counts: impl Fn(&Hold) -> bool, why: &str) {
                 && hold.ended.is_none()
                 && counts(hold)
         };
-        judge.holds.iter().filter(is_it).cloned().collect::<Vec<_>>()
+        judge
+            .holds
+            .iter()
+            .filter(is_it)
+            .cloned()
+            .collect::<Vec<_>>()
     });
-    let trusted = open.iter().find(|hold| as_process(who.process, || hold.watch.is_valid()));
+    let trusted = open
+        .iter()
+        .find(|hold| as_process(who.process, || hold.watch.is_valid()));
     if let Some(hold) = trusted {
         fail(format!("{} is trusted, and {why}", hold.token));
     }

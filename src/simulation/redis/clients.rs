@@ -36,12 +36,15 @@ impl State {
 
     pub(super) fn connection(&mut self) -> &mut Connection {
         let client = self.current.expect("a command has a client");
-        self.clients.get_mut(&client).expect("a client has a connection")
+        self.clients
+            .get_mut(&client)
+            .expect("a client has a connection")
     }
 
     /// The number of the current client that `CLIENT ID` tells.
     fn id(&self) -> i64 {
-        self.current.map_or(0, |client| (client % RUN).cast_signed())
+        self.current
+            .map_or(0, |client| (client % RUN).cast_signed())
     }
 
     /// The client with the number that `CLIENT ID` told, if it is still there.
@@ -57,7 +60,10 @@ impl State {
         }
         let said = args.get(1);
         if self.script.is_none() && !self.connection().channels.is_empty() {
-            return Ok(Reply::Array(vec![bulk("pong"), bulk(said.copied().unwrap_or_default())]));
+            return Ok(Reply::Array(vec![
+                bulk("pong"),
+                bulk(said.copied().unwrap_or_default()),
+            ]));
         }
         Ok(said.map_or(Reply::Status("PONG"), bulk))
     }
@@ -86,9 +92,13 @@ impl State {
 
     fn log_in(&mut self, user: &[u8], password: &[u8]) -> Answer {
         let is_right = if user == b"default" {
-            self.settings.password.as_ref().is_none_or(|right| right.as_bytes() == password)
+            self.settings
+                .password
+                .as_ref()
+                .is_none_or(|right| right.as_bytes() == password)
         } else {
-            let is_right = |it: &User| it.name.as_bytes() == user && it.password.as_bytes() == password;
+            let is_right =
+                |it: &User| it.name.as_bytes() == user && it.password.as_bytes() == password;
             self.settings.users.iter().any(is_right)
         };
         if !is_right {
@@ -112,7 +122,9 @@ impl State {
         }
         if let Some(option) = args.get(2) {
             let option = String::from_utf8_lossy(option);
-            return Err(error(&format!("ERR Syntax error in HELLO option '{option}'")));
+            return Err(error(&format!(
+                "ERR Syntax error in HELLO option '{option}'"
+            )));
         }
         if !self.is_in() {
             return Err(error(
@@ -126,7 +138,11 @@ impl State {
             (Some(_), _) => "cluster",
             (None, Some(_)) => "sentinel",
         };
-        let role = if self.replication.is_replica { "replica" } else { "master" };
+        let role = if self.replication.is_replica {
+            "replica"
+        } else {
+            "master"
+        };
         let fields = [
             ("server", bulk("redis")),
             ("version", bulk(self.settings.version)),
@@ -136,8 +152,14 @@ impl State {
             ("role", bulk(role)),
             ("modules", Reply::Array(Vec::new())),
         ];
-        let fields = fields.into_iter().filter(|(name, _)| self.sentinel.is_none() || *name != "role");
-        Ok(Reply::Array(fields.flat_map(|(name, value)| [bulk(name), value]).collect()))
+        let fields = fields
+            .into_iter()
+            .filter(|(name, _)| self.sentinel.is_none() || *name != "role");
+        Ok(Reply::Array(
+            fields
+                .flat_map(|(name, value)| [bulk(name), value])
+                .collect(),
+        ))
     }
 
     pub(super) fn client_id(&mut self, _: &[&[u8]]) -> Answer {
@@ -146,7 +168,9 @@ impl State {
 
     pub(super) fn client_setname(&mut self, args: &[&[u8]]) -> Answer {
         if args[2].iter().any(|byte| !(b'!'..=b'~').contains(byte)) {
-            return Err(error("ERR Client names cannot contain spaces, newlines or special characters."));
+            return Err(error(
+                "ERR Client names cannot contain spaces, newlines or special characters.",
+            ));
         }
         Ok(OK)
     }
@@ -159,13 +183,15 @@ impl State {
                 noloop = true;
             } else if let (true, Some(id)) = (is(option, "REDIRECT"), options.next()) {
                 if redirect.is_some() {
-                    return Err(error("ERR A client can only redirect to a single other client"));
+                    return Err(error(
+                        "ERR A client can only redirect to a single other client",
+                    ));
                 }
                 let id = integer(id).ok_or_else(|| error(NO_INTEGER))?;
                 let client = self.client_of(id);
-                redirect = Some(
-                    client.ok_or_else(|| error("ERR The client ID you want redirect to does not exist"))?,
-                );
+                redirect = Some(client.ok_or_else(|| {
+                    error("ERR The client ID you want redirect to does not exist")
+                })?);
             } else {
                 return Err(error(SYNTAX));
             }
@@ -188,11 +214,18 @@ impl State {
 
     /// `SUBSCRIBE` for one channel.
     pub(super) fn subscribe(&mut self, args: &[&[u8]]) -> Answer {
-        assert!(args.len() == 2, "the simulated server subscribes to one channel at a time");
+        assert!(
+            args.len() == 2,
+            "the simulated server subscribes to one channel at a time"
+        );
         let channels = &mut self.connection().channels;
         if !channels.iter().any(|it| it == args[1]) {
             channels.push(args[1].to_vec());
         }
-        Ok(Reply::Array(vec![bulk("subscribe"), bulk(args[1]), Reply::Int(count(channels.len()))]))
+        Ok(Reply::Array(vec![
+            bulk("subscribe"),
+            bulk(args[1]),
+            Reply::Int(count(channels.len())),
+        ]))
     }
 }

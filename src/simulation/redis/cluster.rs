@@ -53,15 +53,19 @@ pub(crate) fn slot(key: &[u8]) -> u16 {
         (end > 0).then(|| &rest[..end])
     });
     let crc = tag.unwrap_or(key).iter().fold(0_u16, |crc, byte| {
-        (0..8)
-            .fold(crc ^ u16::from(*byte) << 8, |crc, _| (crc << 1) ^ if crc >> 15 == 1 { 0x1021 } else { 0 })
+        (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| {
+            (crc << 1) ^ if crc >> 15 == 1 { 0x1021 } else { 0 }
+        })
     });
     crc % 16384
 }
 
 impl View {
     pub(crate) fn owner(&self, slot: u16) -> Option<usize> {
-        let range = self.slots.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
+        let range = self
+            .slots
+            .iter()
+            .find(|(first, last, _)| (*first..=*last).contains(&slot));
         range.map(|(.., owner)| *owner)
     }
 
@@ -77,13 +81,19 @@ impl View {
             return Some(error("CLUSTERDOWN Hash slot not served"));
         };
         if keys.iter().any(|key| self::slot(key) != slot) {
-            return Some(error("CROSSSLOT Keys in request don't hash to the same slot"));
+            return Some(error(
+                "CROSSSLOT Keys in request don't hash to the same slot",
+            ));
         }
         if self.is_down {
             return Some(error("CLUSTERDOWN The cluster is down"));
         }
         let missing = keys.iter().filter(|key| !has(key)).count();
-        let try_again = || Some(error("TRYAGAIN Multiple keys request during rehashing of slot"));
+        let try_again = || {
+            Some(error(
+                "TRYAGAIN Multiple keys request during rehashing of slot",
+            ))
+        };
         if owner == self.me
             && missing > 0
             && let Some(target) = self.migrating.get(&slot)
@@ -96,7 +106,11 @@ impl View {
         }
         if asking && self.importing.contains_key(&slot) {
             let several = keys.iter().any(|key| key != &keys[0]);
-            return if several && missing > 0 { try_again() } else { None };
+            return if several && missing > 0 {
+                try_again()
+            } else {
+                None
+            };
         }
         (owner != self.me).then(|| self.redirect("MOVED", slot, owner))
     }
@@ -108,27 +122,49 @@ impl State {
         self.cluster.as_ref()?;
         let asking = self.connection().asking;
         let db = &self.dbs[0];
-        self.cluster.as_ref()?.refuses(keys, |key| db.contains_key(key), asking)
+        self.cluster
+            .as_ref()?
+            .refuses(keys, |key| db.contains_key(key), asking)
     }
 
     /// Lists a command that shows which way its client has taken.
-    pub(super) fn note(&mut self, client: Client, args: &[&[u8]], asking: bool, reply: Option<&Reply>) {
+    pub(super) fn note(
+        &mut self,
+        client: Client,
+        args: &[&[u8]],
+        asking: bool,
+        reply: Option<&Reply>,
+    ) {
         if self.cluster.is_none() && !self.settings.replicates {
             return;
         }
-        let Some(command) = table::find(args, false).ok().filter(|_| reply.is_some()) else { return };
+        let Some(command) = table::find(args, false).ok().filter(|_| reply.is_some()) else {
+            return;
+        };
         let key = command.keys(args).first().map(|key| key.to_vec());
         if key.is_some() || matches!(command.name, "hello" | "cluster|slots") {
             let code = match reply {
-                Some(Reply::Error(text)) => {
-                    String::from_utf8_lossy(text).split(' ').next().map(str::to_owned)
-                }
+                Some(Reply::Error(text)) => String::from_utf8_lossy(text)
+                    .split(' ')
+                    .next()
+                    .map(str::to_owned),
                 _ => None,
             };
             let (command, code) = (command.name, code.unwrap_or_default());
-            let migrating = self.cluster.as_ref().zip(key.as_deref()).filter(|_| code == "ASK");
+            let migrating = self
+                .cluster
+                .as_ref()
+                .zip(key.as_deref())
+                .filter(|_| code == "ASK");
             let to = migrating.and_then(|(view, key)| view.migrating.get(&slot(key)).copied());
-            self.heard.push(Heard { client, command, key, asking, code, to });
+            self.heard.push(Heard {
+                client,
+                command,
+                key,
+                asking,
+                code,
+                to,
+            });
         }
     }
 
@@ -146,12 +182,25 @@ impl State {
         let view = self.view()?;
         let member = |it: &Member| {
             let port = Reply::Int(it.port.into());
-            Reply::Array(vec![bulk(&it.host), port, bulk(&it.id), Reply::Array(Vec::new())])
+            Reply::Array(vec![
+                bulk(&it.host),
+                port,
+                bulk(&it.id),
+                Reply::Array(Vec::new()),
+            ])
         };
         let range = |&(first, last, owner): &(u16, u16, usize)| {
-            let mut parts =
-                vec![Reply::Int(first.into()), Reply::Int(last.into()), member(&view.nodes[owner])];
-            parts.extend(view.nodes.iter().filter(|it| it.master == Some(owner)).map(member));
+            let mut parts = vec![
+                Reply::Int(first.into()),
+                Reply::Int(last.into()),
+                member(&view.nodes[owner]),
+            ];
+            parts.extend(
+                view.nodes
+                    .iter()
+                    .filter(|it| it.master == Some(owner))
+                    .map(member),
+            );
             Reply::Array(parts)
         };
         Ok(Reply::Array(view.slots.iter().map(range).collect()))

@@ -25,19 +25,31 @@ const SEQUENCES: u64 = 700;
 const LONGEST_STEP: Duration = Duration::from_millis(400);
 
 const SCRIPTS: [&str; 9] = [
-    include_str!("../../store/adopt.lua"),
-    include_str!("../../store/claim.lua"),
-    include_str!("../../store/claim_fenced.lua"),
-    include_str!("../../store/force.lua"),
-    include_str!("../../store/keep.lua"),
-    include_str!("../../store/look.lua"),
-    include_str!("../../store/release.lua"),
-    include_str!("../../store/renew.lua"),
+    include_str!("../../client/commands/lua/adopt.lua"),
+    include_str!("../../client/commands/lua/claim.lua"),
+    include_str!("../../client/commands/lua/claim_fenced.lua"),
+    include_str!("../../client/commands/lua/force.lua"),
+    include_str!("../../client/commands/lua/keep.lua"),
+    include_str!("../../client/commands/lua/look.lua"),
+    include_str!("../../client/commands/lua/release.lua"),
+    include_str!("../../client/commands/lua/renew.lua"),
     "return {redis.call('PTTL', KEYS[1]), 1.9, true, false, 'x', redis.pcall('GET', KEYS[1]), nil, 1}",
 ];
 
-const ODD_WORDS: [&str; 12] =
-    ["", "x", "-1", "0", "01", "+1", "9223372036854775807", "99999999999999999999", "1.5", "NX", "px", "ON"];
+const ODD_WORDS: [&str; 12] = [
+    "",
+    "x",
+    "-1",
+    "0",
+    "01",
+    "+1",
+    "9223372036854775807",
+    "99999999999999999999",
+    "1.5",
+    "NX",
+    "px",
+    "ON",
+];
 
 /// A connection to the real server, and the one to the simulated server that does the same.
 struct Both {
@@ -69,7 +81,9 @@ struct Comparison {
 }
 
 fn micros(span: Duration) -> i64 {
-    span.as_micros().try_into().expect("the real server and this test work")
+    span.as_micros()
+        .try_into()
+        .expect("the real server and this test work")
 }
 
 fn now() -> u64 {
@@ -84,9 +98,20 @@ fn now() -> u64 {
 impl Comparison {
     fn new(server: Server, keys: &'static [&'static str]) -> Comparison {
         let (name, password) = ("worker".to_owned(), "secret".to_owned());
-        let user = User { name, password, forbidden: vec!["pttl".to_owned()], prefix: "a".to_owned() };
+        let user = User {
+            name,
+            password,
+            forbidden: vec!["pttl".to_owned()],
+            prefix: "a".to_owned(),
+        };
         let (users, timeout_delay) = (vec![user], 0);
-        let settings = Settings { users, epoch: 0, replicates: true, timeout_delay, ..Settings::default() };
+        let settings = Settings {
+            users,
+            epoch: 0,
+            replicates: true,
+            timeout_delay,
+            ..Settings::default()
+        };
         let (redis, mut replica) = (Redis::new(settings.clone()), Redis::new(settings));
         replica.demote(now());
         let random = StdRng::seed_from_u64(0);
@@ -109,15 +134,26 @@ impl Comparison {
 
     /// One connection more to each server, with the same number.
     fn connect(&mut self) -> Both {
-        let real = TcpStream::connect(self.server.address()).expect("the real server and this test work");
-        real.set_nodelay(true).expect("the real server and this test work");
-        real.set_read_timeout(Some(Duration::from_secs(5))).expect("the real server and this test work");
-        let mut both =
-            Both { real, received: Vec::new(), simulated: 0, expected: Vec::new(), is_closed: false };
+        let real =
+            TcpStream::connect(self.server.address()).expect("the real server and this test work");
+        real.set_nodelay(true)
+            .expect("the real server and this test work");
+        real.set_read_timeout(Some(Duration::from_secs(5)))
+            .expect("the real server and this test work");
+        let mut both = Both {
+            real,
+            received: Vec::new(),
+            simulated: 0,
+            expected: Vec::new(),
+            is_closed: false,
+        };
         if self.redis.state.settings.password.is_none() {
-            both.real.write_all(&command(&[b"CLIENT", b"ID"])).expect("the real server and this test work");
+            both.real
+                .write_all(&command(&[b"CLIENT", b"ID"]))
+                .expect("the real server and this test work");
             let id = both.frame().expect("the real server and this test work");
-            let id = std::str::from_utf8(&id[1..id.len() - 2]).expect("the real server and this test work");
+            let id = std::str::from_utf8(&id[1..id.len() - 2])
+                .expect("the real server and this test work");
             self.redis.state.next_client = id.parse().expect("the real server and this test work");
         }
         both.simulated = self.redis.connect(now());
@@ -139,11 +175,15 @@ impl Comparison {
         while !rest.is_empty() {
             let chunk = self.random.random_range(1..=rest.len());
             let (chunk, left) = rest.split_at(if rest.len() < 200 { rest.len() } else { chunk });
-            self.redis.receive(self.connections[at].simulated, chunk, now());
+            self.redis
+                .receive(self.connections[at].simulated, chunk, now());
             rest = left;
         }
         self.replicate();
-        self.connections[at].real.write_all(bytes).expect("the real server and this test work");
+        self.connections[at]
+            .real
+            .write_all(bytes)
+            .expect("the real server and this test work");
         self.compare();
         self.tolerance = self.tolerance.max(micros(self.began.elapsed()) + 2000);
     }
@@ -178,7 +218,9 @@ impl Comparison {
                 let left = expected.split_off(length);
                 let answered = both.frame();
                 let tolerance = self.tolerance + micros(self.began.elapsed());
-                let agree = answered.as_ref().is_some_and(|it| agree(it, &expected, tolerance));
+                let agree = answered
+                    .as_ref()
+                    .is_some_and(|it| agree(it, &expected, tolerance));
                 assert!(
                     agree || self.began.elapsed() > LONGEST_STEP,
                     "connection {at}: the real server said {}, the simulated one {}\n{}",
@@ -201,7 +243,10 @@ impl Comparison {
             self.step(at, &command(&[b"PING"]));
         }
         self.replicate();
-        assert_eq!(self.redis.state.dbs, self.replica.state.dbs, "the replica has the same keys");
+        assert_eq!(
+            self.redis.state.dbs, self.replica.state.dbs,
+            "the replica has the same keys"
+        );
     }
 }
 
@@ -254,13 +299,20 @@ fn frame_length(bytes: &[u8]) -> Option<usize> {
 fn agree(one: &[u8], other: &[u8], tolerance: i64) -> bool {
     let (one, other) = (numbers(one), numbers(other));
     one.len() == other.len()
-        && one.iter().zip(&other).all(|(one, other)| match (one, other) {
-            (Ok(one), Ok(other)) => {
-                let within = if *one > 1_000_000_000_000_000 { tolerance } else { 1 + tolerance / 1000 };
-                one == other || *one > 9_999 && (one - other).abs() <= within
-            }
-            (one, other) => one == other,
-        })
+        && one
+            .iter()
+            .zip(&other)
+            .all(|(one, other)| match (one, other) {
+                (Ok(one), Ok(other)) => {
+                    let within = if *one > 1_000_000_000_000_000 {
+                        tolerance
+                    } else {
+                        1 + tolerance / 1000
+                    };
+                    one == other || *one > 9_999 && (one - other).abs() <= within
+                }
+                (one, other) => one == other,
+            })
 }
 
 /// The text, cut into numbers and what is between them.
@@ -280,8 +332,11 @@ fn a_real_server_answers_the_same() {
         return;
     }
     let server = Server::with(&["--cluster-enabled", "no"]);
-    let mut comparison = Comparison::new(server, &["a", "a", "b", "a", "fence", "list", "{a}:fence"]);
-    comparison.direct(&["ACL", "SETUSER", "worker", "on", ">secret", "~a*", "&*", "+@all", "-pttl"]);
+    let mut comparison =
+        Comparison::new(server, &["a", "a", "b", "a", "fence", "list", "{a}:fence"]);
+    comparison.direct(&[
+        "ACL", "SETUSER", "worker", "on", ">secret", "~a*", "&*", "+@all", "-pttl",
+    ]);
     for seed in 0..SEQUENCES {
         if seed % 8 == 0 {
             comparison.connect_anew();
@@ -304,7 +359,9 @@ fn a_real_node_of_a_cluster_answers_the_same() {
     let keys = &["b", "c", "{b}:2", "a", "{b}:fence", "{a}:fence", "b"];
     let mut comparison = Comparison::new(server, keys);
     comparison.redis.set_view(view);
-    comparison.direct(&["ACL", "SETUSER", "worker", "on", ">secret", "~a*", "&*", "+@all", "-pttl"]);
+    comparison.direct(&[
+        "ACL", "SETUSER", "worker", "on", ">secret", "~a*", "&*", "+@all", "-pttl",
+    ]);
     for seed in 0..SEQUENCES / 4 {
         if seed % 8 == 0 {
             comparison.connect_anew();
@@ -313,8 +370,16 @@ fn a_real_node_of_a_cluster_answers_the_same() {
         // A slot of nobody.
         if seed == SEQUENCES / 8 {
             comparison.direct(&["CLUSTER", "DELSLOTS", &slot(b"c").to_string()]);
-            let slots = &mut comparison.redis.view().expect("the real server and this test work").slots;
-            *slots = vec![(0, slot(b"c") - 1, 0), (slot(b"c") + 1, 8191, 0), (8192, 16383, 1)];
+            let slots = &mut comparison
+                .redis
+                .view()
+                .expect("the real server and this test work")
+                .slots;
+            *slots = vec![
+                (0, slot(b"c") - 1, 0),
+                (slot(b"c") + 1, 8191, 0),
+                (8192, 16383, 1),
+            ];
         }
     }
 }

@@ -10,11 +10,16 @@ impl Redis {
     /// The entry of a key that has not expired.
     pub(crate) fn get(&self, key: &[u8]) -> Option<&Entry> {
         let now = self.state.unix_millis();
-        self.state.dbs[0].get(key).filter(|entry| entry.expires.is_none_or(|expires| now <= expires))
+        self.state.dbs[0]
+            .get(key)
+            .filter(|entry| entry.expires.is_none_or(|expires| now <= expires))
     }
 
     pub(crate) fn keys(&self) -> impl Iterator<Item = &[u8]> {
-        self.state.dbs[0].keys().map(Vec::as_slice).filter(|key| self.get(key).is_some())
+        self.state.dbs[0]
+            .keys()
+            .map(Vec::as_slice)
+            .filter(|key| self.get(key).is_some())
     }
 
     /// When the key runs out, in the simulation's time.
@@ -61,14 +66,40 @@ impl Redis {
     pub(crate) fn restart(&mut self, keeps_data: bool, now: u64) {
         self.kill_clients(now);
         let old = mem::take(&mut self.state);
-        let dbs = if keeps_data { old.dbs } else { Default::default() };
+        let dbs = if keeps_data {
+            old.dbs
+        } else {
+            Default::default()
+        };
         let replication = old.replication.restarted(keeps_data);
         let next_client = (old.next_client / RUN + 1) * RUN + 1;
-        let State { settings, now, clock_step, output, cluster, sentinel, .. } = old;
+        let State {
+            settings,
+            now,
+            clock_step,
+            output,
+            cluster,
+            sentinel,
+            ..
+        } = old;
         // The first look at the keys finds out when the next one expires.
         let soonest = if keeps_data { i64::MIN } else { i64::MAX };
-        let kept = State { settings, now, clock_step, cluster, sentinel, output, ..State::default() };
-        self.state = State { dbs, soonest, next_client, replication, ..kept };
+        let kept = State {
+            settings,
+            now,
+            clock_step,
+            cluster,
+            sentinel,
+            output,
+            ..State::default()
+        };
+        self.state = State {
+            dbs,
+            soonest,
+            next_client,
+            replication,
+            ..kept
+        };
     }
 
     /// Ends all connections.

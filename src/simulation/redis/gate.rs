@@ -10,7 +10,8 @@ const READ_ONLY: &str = "READONLY You can't write against a read only replica.";
 pub(super) const NO_MASTER: &str =
     "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.";
 const LOADING: &str = "LOADING Redis is loading the dataset in memory";
-const STUCK: &str = "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.";
+const STUCK: &str =
+    "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.";
 
 const SUBSCRIBED: &str = "(P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET";
 
@@ -72,7 +73,11 @@ impl State {
         if let Some(redirection) = self.redirection(command.keys(args)) {
             return Some(redirection);
         }
-        let (writes, is_replica, now) = (command.is(table::WRITE), self.replication.is_replica, self.now);
+        let (writes, is_replica, now) = (
+            command.is(table::WRITE),
+            self.replication.is_replica,
+            self.now,
+        );
         let is_subscriber = !self.connection().channels.is_empty();
         let faults = &self.faults;
         Some(error(match () {
@@ -104,8 +109,11 @@ impl State {
     }
 
     fn postpones(&self, command: &Command) -> bool {
-        let pauses = |only_writes: bool| !only_writes || command.is(table::WRITE | table::MAY_WRITE);
-        self.faults.pause.is_some_and(|pause| self.now < pause.until && pauses(pause.only_writes))
+        let pauses =
+            |only_writes: bool| !only_writes || command.is(table::WRITE | table::MAY_WRITE);
+        self.faults
+            .pause
+            .is_some_and(|pause| self.now < pause.until && pauses(pause.only_writes))
     }
 
     /// Executes a command of a script.
@@ -117,7 +125,9 @@ impl State {
             _ if !command.takes(args.len()) => {
                 error("ERR Wrong number of args calling Redis command from script")
             }
-            _ if command.is(table::NO_SCRIPT) => error("ERR This Redis command is not allowed from script"),
+            _ if command.is(table::NO_SCRIPT) => {
+                error("ERR This Redis command is not allowed from script")
+            }
             Some(Lack::Command) => {
                 error("ERR The user executing the script can't run this command or subcommand")
             }

@@ -34,7 +34,9 @@ impl State {
                 _ => return Err(error(SYNTAX)),
             }
         }
-        let lives = lives.map(|time| integer(time).ok_or_else(|| error(NO_INTEGER))).transpose()?;
+        let lives = lives
+            .map(|time| integer(time).ok_or_else(|| error(NO_INTEGER)))
+            .transpose()?;
         let expires = lives.map(|millis| {
             let millis = Some(millis).filter(|millis| *millis > 0);
             let expires = millis.and_then(|millis| millis.checked_add(self.unix_millis()));
@@ -44,7 +46,13 @@ impl State {
         if nx && self.live(args[1]).is_some() {
             return Ok(Reply::Nil);
         }
-        self.put(args[1], Entry { value: Value::String(args[2].to_vec()), expires });
+        self.put(
+            args[1],
+            Entry {
+                value: Value::String(args[2].to_vec()),
+                expires,
+            },
+        );
         Ok(OK)
     }
 
@@ -61,16 +69,20 @@ impl State {
 
     pub(super) fn pttl(&mut self, args: &[&[u8]]) -> Answer {
         let now = self.unix_millis();
-        Ok(Reply::Int(match self.live(args[1]).map(|entry| entry.expires) {
-            None => -2,
-            Some(None) => -1,
-            Some(Some(expires)) => (expires - now).max(0),
-        }))
+        Ok(Reply::Int(
+            match self.live(args[1]).map(|entry| entry.expires) {
+                None => -2,
+                Some(None) => -1,
+                Some(Some(expires)) => (expires - now).max(0),
+            },
+        ))
     }
 
     pub(super) fn pexpire(&mut self, args: &[&[u8]]) -> Answer {
         let now = self.unix_millis();
-        let when = integer(args[2]).ok_or_else(|| error(NO_INTEGER))?.checked_add(now);
+        let when = integer(args[2])
+            .ok_or_else(|| error(NO_INTEGER))?
+            .checked_add(now);
         let when = when.ok_or_else(|| error("ERR invalid expire time in 'pexpire' command"))?;
         if self.live(args[1]).is_none() {
             return Ok(Reply::Int(0));
@@ -86,6 +98,8 @@ impl State {
     pub(super) fn time(&mut self, _: &[&[u8]]) -> Answer {
         let micros = self.unix_micros();
         let parts = [micros / 1_000_000, micros % 1_000_000];
-        Ok(Reply::Array(parts.map(|part| bulk(part.to_string())).to_vec()))
+        Ok(Reply::Array(
+            parts.map(|part| bulk(part.to_string())).to_vec(),
+        ))
     }
 }

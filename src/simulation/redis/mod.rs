@@ -127,7 +127,14 @@ pub(crate) struct Redis {
 
 impl Redis {
     pub(crate) fn new(settings: Settings) -> Redis {
-        Redis { state: State { settings, soonest: i64::MAX, next_client: 1, ..State::default() } }
+        Redis {
+            state: State {
+                settings,
+                soonest: i64::MAX,
+                next_client: 1,
+                ..State::default()
+            },
+        }
     }
 
     pub(crate) fn connect(&mut self, now: u64) -> Client {
@@ -136,7 +143,13 @@ impl Redis {
         let client = state.next_client;
         state.next_client += 1;
         let is_in = state.settings.password.is_none();
-        state.clients.insert(client, Connection { is_in, ..Connection::default() });
+        state.clients.insert(
+            client,
+            Connection {
+                is_in,
+                ..Connection::default()
+            },
+        );
         client
     }
 
@@ -159,7 +172,11 @@ impl Redis {
     pub(crate) fn advance(&mut self, now: u64) {
         let state = &mut self.state;
         state.now = state.now.max(now);
-        if state.faults.pause.is_some_and(|pause| pause.until <= state.now) {
+        if state
+            .faults
+            .pause
+            .is_some_and(|pause| pause.until <= state.now)
+        {
             state.faults.pause = None;
             for client in mem::take(&mut state.postponed) {
                 self.unblock(client);
@@ -172,7 +189,12 @@ impl Redis {
     /// When [`advance`](Self::advance) may have something to do.
     pub(crate) fn next_due(&self) -> Option<u64> {
         let pause = self.state.faults.pause.map(|pause| pause.until);
-        self.state.next_expiry().into_iter().chain(pause).chain(self.state.next_timeout()).min()
+        self.state
+            .next_expiry()
+            .into_iter()
+            .chain(pause)
+            .chain(self.state.next_timeout())
+            .min()
     }
 
     /// What clients get, in the order in which it was written.
@@ -195,14 +217,18 @@ impl Redis {
 
     /// Executes the commands that a client has sent, unless the client is blocked.
     fn execute(&mut self, client: Client) {
-        let Some(connection) = self.state.clients.get_mut(&client) else { return };
+        let Some(connection) = self.state.clients.get_mut(&client) else {
+            return;
+        };
         if connection.is_blocked {
             return;
         }
         let input = mem::take(&mut connection.input);
         let (mut at, mut args) = (0, Vec::new());
         while self.state.is_ready(client) {
-            let Some(length) = resp::parse(&input[at..], &mut args) else { break };
+            let Some(length) = resp::parse(&input[at..], &mut args) else {
+                break;
+            };
             if self.state.serve(client, &args) {
                 at += length;
             }
@@ -216,7 +242,9 @@ impl Redis {
 
 impl State {
     fn is_ready(&self, client: Client) -> bool {
-        self.clients.get(&client).is_some_and(|connection| !connection.is_blocked)
+        self.clients
+            .get(&client)
+            .is_some_and(|connection| !connection.is_blocked)
     }
 
     /// Executes one command and writes its reply. False if the command has to wait for the end of a

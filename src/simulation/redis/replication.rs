@@ -36,8 +36,14 @@ pub(super) struct Replication {
 impl Replication {
     /// The same after a restart.
     pub(super) fn restarted(self, keeps_data: bool) -> Replication {
-        let Replication { is_replica, offset, .. } = self;
-        Replication { is_replica, offset: if keeps_data { offset } else { 0 }, ..Replication::default() }
+        let Replication {
+            is_replica, offset, ..
+        } = self;
+        Replication {
+            is_replica,
+            offset: if keeps_data { offset } else { 0 },
+            ..Replication::default()
+        }
     }
 }
 
@@ -93,7 +99,12 @@ impl Redis {
     /// A replica, which the caller numbers, has all writes up to this one.
     pub(crate) fn acknowledge(&mut self, replica: u64, offset: u64, now: u64) {
         self.advance(now);
-        let known = self.state.replication.acknowledged.entry(replica).or_default();
+        let known = self
+            .state
+            .replication
+            .acknowledged
+            .entry(replica)
+            .or_default();
         *known = offset.max(*known);
         self.answer_waits();
     }
@@ -105,7 +116,10 @@ impl Redis {
 
     pub(crate) fn snapshot(&mut self) -> Snapshot {
         self.state.commit();
-        Snapshot { offset: self.offset(), dbs: self.state.dbs.clone() }
+        Snapshot {
+            offset: self.offset(),
+            dbs: self.state.dbs.clone(),
+        }
     }
 
     /// A replica throws its data away for those of a master.
@@ -122,7 +136,11 @@ impl Redis {
         self.advance(now);
         self.state.commit();
         let (offset, waits) = (self.offset(), mem::take(&mut self.state.replication.waits));
-        self.state.replication = Replication { is_replica: true, offset, ..Replication::default() };
+        self.state.replication = Replication {
+            is_replica: true,
+            offset,
+            ..Replication::default()
+        };
         for client in waits.into_keys() {
             self.state.reply(client, &error(DEMOTED));
             self.state.end(client);
@@ -142,9 +160,17 @@ impl Redis {
     /// Answers those `WAIT`s that are over, and goes on with their clients.
     pub(super) fn answer_waits(&mut self) {
         let state = &self.state;
-        let is_over = |wait: &Wait| wait.until <= state.now || wait.wanted <= state.count(wait.offset);
-        let over = state.replication.waits.iter().filter(|(_, wait)| is_over(wait));
-        for (client, wait) in over.map(|(client, wait)| (*client, *wait)).collect::<Vec<_>>() {
+        let is_over =
+            |wait: &Wait| wait.until <= state.now || wait.wanted <= state.count(wait.offset);
+        let over = state
+            .replication
+            .waits
+            .iter()
+            .filter(|(_, wait)| is_over(wait));
+        for (client, wait) in over
+            .map(|(client, wait)| (*client, *wait))
+            .collect::<Vec<_>>()
+        {
             self.state.replication.waits.remove(&client);
             let reply = Reply::Int(self.state.count(wait.offset));
             self.state.reply(client, &reply);
@@ -169,7 +195,10 @@ impl State {
         }
         replication.offset += 1;
         let changes = mem::take(&mut replication.changes);
-        replication.writes.push(Write { offset: replication.offset, changes });
+        replication.writes.push(Write {
+            offset: replication.offset,
+            changes,
+        });
     }
 
     pub(super) fn wait(&mut self, args: &[&[u8]]) -> Answer {
@@ -177,28 +206,52 @@ impl State {
             return Err(error(ON_REPLICA));
         }
         let wanted = integer(args[1]).ok_or_else(|| error(NO_INTEGER))?;
-        let timeout =
-            integer(args[2]).ok_or_else(|| error("ERR timeout is not an integer or out of range"))?;
+        let timeout = integer(args[2])
+            .ok_or_else(|| error("ERR timeout is not an integer or out of range"))?;
         let timeout = u64::try_from(timeout).map_err(|_| error("ERR timeout is negative"))?;
         let offset = self.connection().written;
         if wanted <= self.count(offset) {
             return Ok(Reply::Int(self.count(offset)));
         }
-        let due = timeout.saturating_mul(1_000_000).saturating_add(self.settings.timeout_delay);
-        let until = if timeout == 0 { u64::MAX } else { self.now.saturating_add(due) };
+        let due = timeout
+            .saturating_mul(1_000_000)
+            .saturating_add(self.settings.timeout_delay);
+        let until = if timeout == 0 {
+            u64::MAX
+        } else {
+            self.now.saturating_add(due)
+        };
         let client = self.current.expect("a command has a client");
-        self.replication.waits.insert(client, Wait { wanted, offset, until });
+        self.replication.waits.insert(
+            client,
+            Wait {
+                wanted,
+                offset,
+                until,
+            },
+        );
         self.connection().is_blocked = true;
         Ok(Reply::Later)
     }
 
     /// How many replicas have this write.
     fn count(&self, offset: u64) -> i64 {
-        count(self.replication.acknowledged.values().filter(|it| offset <= **it).count())
+        count(
+            self.replication
+                .acknowledged
+                .values()
+                .filter(|it| offset <= **it)
+                .count(),
+        )
     }
 
     /// When the next `WAIT` has waited for long enough.
     pub(super) fn next_timeout(&self) -> Option<u64> {
-        self.replication.waits.values().map(|wait| wait.until).filter(|until| *until != u64::MAX).min()
+        self.replication
+            .waits
+            .values()
+            .map(|wait| wait.until)
+            .filter(|until| *until != u64::MAX)
+            .min()
     }
 }

@@ -38,7 +38,9 @@ impl Reply {
                 let start = out.len();
                 line(out, b'-', text);
                 let end = out.len() - 2;
-                let breaks = out[start..end].iter_mut().filter(|byte| matches!(byte, b'\r' | b'\n'));
+                let breaks = out[start..end]
+                    .iter_mut()
+                    .filter(|byte| matches!(byte, b'\r' | b'\n'));
                 breaks.for_each(|byte| *byte = b' ');
             }
             Reply::Array(parts) => {
@@ -95,9 +97,14 @@ pub(super) fn parse<'a>(input: &'a [u8], args: &mut Vec<&'a [u8]>) -> Option<usi
 /// The number in a line that begins with `kind`, and the length of the line.
 fn header(input: &[u8], kind: u8) -> Option<(usize, usize)> {
     let end = input.iter().position(|byte| *byte == b'\n')?;
-    let number = input.strip_prefix(&[kind]).and_then(|_| integer(&input[1..end - 1]));
+    let number = input
+        .strip_prefix(&[kind])
+        .and_then(|_| integer(&input[1..end - 1]));
     let number = number.and_then(|number| usize::try_from(number).ok());
-    Some((number.unwrap_or_else(|| panic!("no command: {:?}", &input[..end])), end + 1))
+    Some((
+        number.unwrap_or_else(|| panic!("no command: {:?}", &input[..end])),
+        end + 1,
+    ))
 }
 
 /// An integer as Redis reads it: in the only way in which it is written.

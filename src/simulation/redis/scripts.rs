@@ -42,14 +42,26 @@ thread_local! {
 
 impl Engine {
     fn new() -> mlua::Result<Engine> {
-        let lua = Lua::new_with(StdLib::STRING | StdLib::TABLE | StdLib::MATH, LuaOptions::default())?;
+        let lua = Lua::new_with(
+            StdLib::STRING | StdLib::TABLE | StdLib::MATH,
+            LuaOptions::default(),
+        )?;
         let redis = lua.create_table()?;
-        redis.set("call", lua.create_function(|lua, words| call(lua, &words, true))?)?;
-        redis.set("pcall", lua.create_function(|lua, words| call(lua, &words, false))?)?;
+        redis.set(
+            "call",
+            lua.create_function(|lua, words| call(lua, &words, true))?,
+        )?;
+        redis.set(
+            "pcall",
+            lua.create_function(|lua, words| call(lua, &words, false))?,
+        )?;
         redis.set("error_reply", lua.create_function(error_reply)?)?;
         redis.set("replicate_commands", lua.create_function(|_, ()| Ok(true))?)?;
         lua.globals().set("redis", redis)?;
-        Ok(Engine { lua, compiled: RefCell::default() })
+        Ok(Engine {
+            lua,
+            compiled: RefCell::default(),
+        })
     }
 
     /// The script with this hash and this text, or what is wrong with it.
@@ -59,12 +71,14 @@ impl Engine {
         }
         let script = self.lua.load(text).set_name("@user_script").into_function();
         let script = script.map_err(|failure| match failure {
-            mlua::Error::SyntaxError { message, .. } => {
-                error(&format!("ERR Error compiling script (new function): {message}"))
-            }
+            mlua::Error::SyntaxError { message, .. } => error(&format!(
+                "ERR Error compiling script (new function): {message}"
+            )),
             other => panic!("{other}"),
         })?;
-        self.compiled.borrow_mut().insert(hash.to_vec(), script.clone());
+        self.compiled
+            .borrow_mut()
+            .insert(hash.to_vec(), script.clone());
         Ok(script)
     }
 
@@ -96,9 +110,18 @@ fn call(lua: &Lua, args: &Variadic<Value>, raises: bool) -> mlua::Result<Value> 
     };
     match reply {
         Reply::Error(text) if raises => {
-            #[expect(clippy::redundant_closure_for_method_calls, reason = "the method is not general enough")]
-            let line = lua.inspect_stack(1, |debug| debug.current_line()).flatten().unwrap_or_default();
-            Err(mlua::Error::RuntimeError(ended(&String::from_utf8_lossy(&text), &line.to_string())))
+            #[expect(
+                clippy::redundant_closure_for_method_calls,
+                reason = "the method is not general enough"
+            )]
+            let line = lua
+                .inspect_stack(1, |debug| debug.current_line())
+                .flatten()
+                .unwrap_or_default();
+            Err(mlua::Error::RuntimeError(ended(
+                &String::from_utf8_lossy(&text),
+                &line.to_string(),
+            )))
         }
         reply => to_lua(lua, reply),
     }
@@ -194,7 +217,10 @@ fn failed(failure: &mlua::Error) -> Reply {
         // Of Lua itself, with the line in front and the stack behind.
         mlua::Error::RuntimeError(message) => {
             let text = message.lines().next().unwrap_or_default();
-            error(&ended(&format!("ERR {text}"), text.split(':').nth(1).unwrap_or_default()))
+            error(&ended(
+                &format!("ERR {text}"),
+                text.split(':').nth(1).unwrap_or_default(),
+            ))
         }
         other => panic!("{other}"),
     }
@@ -203,7 +229,10 @@ fn failed(failure: &mlua::Error) -> Reply {
 impl State {
     pub(super) fn eval(&mut self, args: &[&[u8]]) -> Answer {
         let (keys, rest) = split(args)?;
-        let hash = redis::Script::new(&String::from_utf8_lossy(args[1])).get_hash().as_bytes().to_vec();
+        let hash = redis::Script::new(&String::from_utf8_lossy(args[1]))
+            .get_hash()
+            .as_bytes()
+            .to_vec();
         let script = ENGINE.with(|engine| engine.compile(&hash, args[1]))?;
         if !self.scripts.contains_key(&hash) {
             self.scripts.insert(hash.clone(), args[1].into());
@@ -222,13 +251,24 @@ impl State {
         self.run_script(&script, hash, keys, rest)
     }
 
-    fn run_script(&mut self, script: &Function, hash: Vec<u8>, keys: &[&[u8]], args: &[&[u8]]) -> Answer {
+    fn run_script(
+        &mut self,
+        script: &Function,
+        hash: Vec<u8>,
+        keys: &[&[u8]],
+        args: &[&[u8]],
+    ) -> Answer {
         if self.replication.is_replica && self.faults.master_is_down {
             return Err(error(NO_MASTER));
         }
         let out_of_memory = self.faults.out_of_memory;
         let keys_of = keys.iter().map(|key| key.to_vec()).collect();
-        self.script = Some(Running { hash, keys: keys_of, has_written: false, out_of_memory });
+        self.script = Some(Running {
+            hash,
+            keys: keys_of,
+            has_written: false,
+            out_of_memory,
+        });
         SERVER.set(mem::take(self));
         let result = ENGINE.with(|engine| engine.run(script, keys, args));
         let result = result.map_err(|failure| failed(&failure));
@@ -244,9 +284,12 @@ type Words<'a> = &'a [&'a [u8]];
 /// The keys and the arguments of a script.
 fn split<'a>(args: &'a [&'a [u8]]) -> Result<(Words<'a>, Words<'a>), Reply> {
     let count = integer(args[2]).ok_or_else(|| error(NO_INTEGER))?;
-    let count = usize::try_from(count).map_err(|_| error("ERR Number of keys can't be negative"))?;
+    let count =
+        usize::try_from(count).map_err(|_| error("ERR Number of keys can't be negative"))?;
     if count > args.len() - 3 {
-        return Err(error("ERR Number of keys can't be greater than number of args"));
+        return Err(error(
+            "ERR Number of keys can't be greater than number of args",
+        ));
     }
     Ok(args[3..].split_at(count))
 }

@@ -25,8 +25,13 @@ impl Redis {
 
     /// Another server is the master now. Subscribers are told.
     pub(crate) fn switch_master(&mut self, to: (String, u16), epoch: u64, now: u64) {
-        let Some(watched) = &mut self.state.sentinel else { return };
-        let payload = format!("{} {} {} {} {}", watched.name, watched.master.0, watched.master.1, to.0, to.1);
+        let Some(watched) = &mut self.state.sentinel else {
+            return;
+        };
+        let payload = format!(
+            "{} {} {} {} {}",
+            watched.name, watched.master.0, watched.master.1, to.0, to.1
+        );
         (watched.master, watched.epoch) = (to, epoch);
         self.publish("+switch-master", &payload, now);
     }
@@ -42,17 +47,28 @@ impl Redis {
 fn fields(address: &(String, u16), more: &[(&str, String)]) -> Reply {
     let address = [("ip", address.0.clone()), ("port", address.1.to_string())];
     let fields = address.iter().chain(more);
-    Reply::Array(fields.flat_map(|(name, value)| [bulk(name), bulk(value)]).collect())
+    Reply::Array(
+        fields
+            .flat_map(|(name, value)| [bulk(name), bulk(value)])
+            .collect(),
+    )
 }
 
 impl State {
     fn watched(&self, name: &[u8]) -> Result<&Watched, Reply> {
-        let watched = self.sentinel.as_ref().filter(|it| it.name.as_bytes() == name);
+        let watched = self
+            .sentinel
+            .as_ref()
+            .filter(|it| it.name.as_bytes() == name);
         watched.ok_or_else(|| error("ERR No such master with that name"))
     }
 
     pub(super) fn sentinel_address(&mut self, args: &[&[u8]]) -> Answer {
-        let Ok(Watched { master: (host, port), .. }) = self.watched(args[2]) else {
+        let Ok(Watched {
+            master: (host, port),
+            ..
+        }) = self.watched(args[2])
+        else {
             return Ok(Reply::NilArray);
         };
         Ok(Reply::Array(vec![bulk(host), bulk(port.to_string())]))
@@ -60,11 +76,19 @@ impl State {
 
     pub(super) fn sentinel_others(&mut self, args: &[&[u8]]) -> Answer {
         let others = self.watched(args[2])?.others.iter();
-        Ok(Reply::Array(others.map(|other| fields(other, &[])).collect()))
+        Ok(Reply::Array(
+            others.map(|other| fields(other, &[])).collect(),
+        ))
     }
 
     pub(super) fn sentinel_master(&mut self, args: &[&[u8]]) -> Answer {
-        let Watched { name, master, epoch, replicas, .. } = self.watched(args[2])?;
+        let Watched {
+            name,
+            master,
+            epoch,
+            replicas,
+            ..
+        } = self.watched(args[2])?;
         let more = [
             ("name", name.clone()),
             ("config-epoch", epoch.to_string()),

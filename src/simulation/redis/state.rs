@@ -106,14 +106,22 @@ impl State {
     /// When a key is gone that expires in this millisecond, in the simulation's time.
     pub(super) fn gone_at(&self, expires: i64) -> u64 {
         let nanos = expires.saturating_add(1).saturating_mul(1_000_000);
-        u64::try_from(nanos.saturating_sub(self.settings.epoch + self.clock_step)).unwrap_or_default()
+        u64::try_from(nanos.saturating_sub(self.settings.epoch + self.clock_step))
+            .unwrap_or_default()
     }
 
     /// When the next key is removed that nobody asks for, or a little earlier.
     pub(super) fn next_expiry(&self) -> Option<u64> {
-        let is_on = !self.replication.is_replica && self.soonest != i64::MAX && self.faults.pause.is_none();
-        let due = is_on.then(|| self.gone_at(self.soonest).saturating_add(self.settings.expiry_delay));
-        due.map(|due| due.max(self.faults.stuck_until).max(self.faults.loading_until))
+        let is_on =
+            !self.replication.is_replica && self.soonest != i64::MAX && self.faults.pause.is_none();
+        let due = is_on.then(|| {
+            self.gone_at(self.soonest)
+                .saturating_add(self.settings.expiry_delay)
+        });
+        due.map(|due| {
+            due.max(self.faults.stuck_until)
+                .max(self.faults.loading_until)
+        })
     }
 
     /// Removes the keys that expired long enough ago.
@@ -121,7 +129,8 @@ impl State {
         if self.next_expiry().is_none_or(|due| self.now < due) {
             return;
         }
-        let latest = self.unix_millis() - i64::try_from(self.settings.expiry_delay / 1_000_000).unwrap_or(0);
+        let latest =
+            self.unix_millis() - i64::try_from(self.settings.expiry_delay / 1_000_000).unwrap_or(0);
         let mut soonest = i64::MAX;
         for db in 0..DATABASES {
             let mut gone = Vec::new();
@@ -146,7 +155,11 @@ impl State {
     /// The entry of a key that has not expired. On a master, one that has is removed.
     pub(super) fn live(&mut self, key: &[u8]) -> Option<&mut Entry> {
         let now = self.unix_millis();
-        if self.dbs[self.db].get(key)?.expires.is_some_and(|expires| expires < now) {
+        if self.dbs[self.db]
+            .get(key)?
+            .expires
+            .is_some_and(|expires| expires < now)
+        {
             if !self.replication.is_replica && self.faults.pause.is_none() {
                 self.remove(key);
             }
@@ -197,7 +210,11 @@ impl State {
     /// Notes a change for the replicas.
     fn log(&mut self, key: Option<Vec<u8>>, entry: Option<Entry>) {
         if self.settings.replicates && !self.replication.is_replica {
-            self.replication.changes.push(Change { db: self.db, key, entry });
+            self.replication.changes.push(Change {
+                db: self.db,
+                key,
+                entry,
+            });
         }
     }
 }
@@ -245,7 +262,10 @@ impl State {
     pub(super) fn publish(&mut self, channel: &[u8], payload: &[u8]) {
         let mut message = Vec::new();
         write_bulk(&mut message, payload);
-        let clients = self.clients.iter().filter(|(_, it)| it.channels.iter().any(|it| it == channel));
+        let clients = self
+            .clients
+            .iter()
+            .filter(|(_, it)| it.channels.iter().any(|it| it == channel));
         let clients: Vec<_> = clients.map(|(client, _)| *client).collect();
         for client in clients {
             self.write(client, |out| write_message(out, channel, &message));

@@ -64,22 +64,76 @@ static COMMANDS: &[Command] = &[
     command("pexpire", 3, WRITES, Keys::First, State::pexpire),
     command("del", -2, WRITES, Keys::All, State::del),
     command("time", 1, ALWAYS, Keys::None, State::time),
-    command("ping", -1, SERVER | PUB_SUB | SENTINEL, Keys::None, State::ping),
+    command(
+        "ping",
+        -1,
+        SERVER | PUB_SUB | SENTINEL,
+        Keys::None,
+        State::ping,
+    ),
     command("eval", -3, SCRIPT, Keys::Counted, State::eval),
     command("wait", 3, SERVER | NO_SCRIPT, Keys::None, State::wait),
     command("asking", 1, SERVER, Keys::None, State::asking),
     command("auth", -2, LOGIN, Keys::None, State::auth),
     command("hello", -1, LOGIN, Keys::None, State::hello),
     command("select", 2, ALWAYS, Keys::None, State::select),
-    command("subscribe", -2, CLIENT | PUB_SUB, Keys::None, State::subscribe),
-    command("client|tracking", -3, CLIENT, Keys::None, State::client_tracking),
+    command(
+        "subscribe",
+        -2,
+        CLIENT | PUB_SUB,
+        Keys::None,
+        State::subscribe,
+    ),
+    command(
+        "client|tracking",
+        -3,
+        CLIENT,
+        Keys::None,
+        State::client_tracking,
+    ),
     command("client|id", 2, CLIENT, Keys::None, State::client_id),
-    command("client|setname", 3, CLIENT, Keys::None, State::client_setname),
-    command("cluster|slots", 2, SERVER | STALE, Keys::None, State::cluster_slots),
-    command("cluster|info", 2, SERVER | STALE, Keys::None, State::cluster_info),
-    command("sentinel|get-master-addr-by-name", 3, SENTINEL, Keys::None, State::sentinel_address),
-    command("sentinel|sentinels", 3, SENTINEL, Keys::None, State::sentinel_others),
-    command("sentinel|master", 3, SENTINEL, Keys::None, State::sentinel_master),
+    command(
+        "client|setname",
+        3,
+        CLIENT,
+        Keys::None,
+        State::client_setname,
+    ),
+    command(
+        "cluster|slots",
+        2,
+        SERVER | STALE,
+        Keys::None,
+        State::cluster_slots,
+    ),
+    command(
+        "cluster|info",
+        2,
+        SERVER | STALE,
+        Keys::None,
+        State::cluster_info,
+    ),
+    command(
+        "sentinel|get-master-addr-by-name",
+        3,
+        SENTINEL,
+        Keys::None,
+        State::sentinel_address,
+    ),
+    command(
+        "sentinel|sentinels",
+        3,
+        SENTINEL,
+        Keys::None,
+        State::sentinel_others,
+    ),
+    command(
+        "sentinel|master",
+        3,
+        SENTINEL,
+        Keys::None,
+        State::sentinel_master,
+    ),
 ];
 
 const fn command(
@@ -89,7 +143,13 @@ const fn command(
     keys: Keys,
     run: fn(&mut State, &[&[u8]]) -> Answer,
 ) -> Command {
-    Command { name, arity, flags, keys, run }
+    Command {
+        name,
+        arity,
+        flags,
+        keys,
+        run,
+    }
 }
 
 impl Command {
@@ -99,12 +159,19 @@ impl Command {
 
     pub(super) fn takes(&self, words: usize) -> bool {
         let least = self.arity.unsigned_abs();
-        if self.arity < 0 { words >= least } else { words == least }
+        if self.arity < 0 {
+            words >= least
+        } else {
+            words == least
+        }
     }
 
     /// The error for a command that has too few words, or too many.
     pub(super) fn wrong_number(&self) -> Reply {
-        error(&format!("ERR wrong number of arguments for '{}' command", self.name))
+        error(&format!(
+            "ERR wrong number of arguments for '{}' command",
+            self.name
+        ))
     }
 
     /// The keys among the words of this command.
@@ -114,8 +181,9 @@ impl Command {
             Keys::First => args.get(1..2),
             Keys::All => args.get(1..),
             Keys::Counted => {
-                let count =
-                    args.get(2).and_then(|count| std::str::from_utf8(count).ok()?.parse::<u16>().ok());
+                let count = args
+                    .get(2)
+                    .and_then(|count| std::str::from_utf8(count).ok()?.parse::<u16>().ok());
                 count.and_then(|count| args.get(3..3 + usize::from(count)))
             }
         };
@@ -131,16 +199,23 @@ pub(super) fn find(args: &[&[u8]], at_sentinel: bool) -> Result<&'static Command
         Some((name, sub)) => is(args[0], name) && args.get(1).is_some_and(|word| is(word, sub)),
         None => is(args[0], it.name),
     };
-    known.find(|it| is_of(it)).ok_or_else(|| unknown(args, at_sentinel))
+    known
+        .find(|it| is_of(it))
+        .ok_or_else(|| unknown(args, at_sentinel))
 }
 
 fn unknown(args: &[&[u8]], at_sentinel: bool) -> Reply {
-    let text = |word: &[u8], room: usize| String::from_utf8_lossy(&word[..word.len().min(room)]).into_owned();
+    let text = |word: &[u8], room: usize| {
+        String::from_utf8_lossy(&word[..word.len().min(room)]).into_owned()
+    };
     let name = text(args[0], 128);
     let other = if at_sentinel { "sentinel" } else { "cluster" };
     if is(args[0], "client") || is(args[0], other) {
         let Some(sub) = args.get(1) else {
-            return error(&format!("ERR wrong number of arguments for '{}' command", name.to_lowercase()));
+            return error(&format!(
+                "ERR wrong number of arguments for '{}' command",
+                name.to_lowercase()
+            ));
         };
         let (sub, name) = (text(sub, 128), name.to_uppercase());
         return error(&format!("ERR unknown subcommand '{sub}'. Try {name} HELP."));
@@ -151,7 +226,9 @@ fn unknown(args: &[&[u8]], at_sentinel: bool) -> Reply {
             shown = format!("{shown}'{}' ", text(arg, 128 - shown.len()));
         }
     }
-    error(&format!("ERR unknown command '{name}', with args beginning with: {shown}"))
+    error(&format!(
+        "ERR unknown command '{name}', with args beginning with: {shown}"
+    ))
 }
 
 /// True if this word means that option.

@@ -28,7 +28,11 @@ impl State {
     /// Notes that the current client has read these keys, if it is tracked.
     pub(super) fn remember<K: AsRef<[u8]>>(&mut self, keys: &[K]) {
         let Some(client) = self.current else { return };
-        if self.clients.get(&client).is_none_or(|it| it.tracking.is_none()) {
+        if self
+            .clients
+            .get(&client)
+            .is_none_or(|it| it.tracking.is_none())
+        {
             return;
         }
         for key in keys {
@@ -43,9 +47,13 @@ impl State {
     /// Tells those who have read the key that it has changed. Each of them has to read it again to
     /// be told once more.
     pub(super) fn invalidate(&mut self, key: &[u8]) {
-        let Some(readers) = self.readers.remove(key) else { return };
+        let Some(readers) = self.readers.remove(key) else {
+            return;
+        };
         for reader in readers {
-            let Some(tracking) = self.clients.get(&reader).and_then(|it| it.tracking) else { continue };
+            let Some(tracking) = self.clients.get(&reader).and_then(|it| it.tracking) else {
+                continue;
+            };
             if self.current == Some(reader) {
                 if !tracking.noloop {
                     self.own_invalidations.push(Some(key.to_vec()));
@@ -59,7 +67,10 @@ impl State {
     /// Tells all tracked clients that any key may have changed, whether they have read one or not.
     pub(super) fn invalidate_all(&mut self) {
         self.readers.clear();
-        let tracked = self.clients.iter().filter_map(|(client, it)| Some((*client, it.tracking?)));
+        let tracked = self
+            .clients
+            .iter()
+            .filter_map(|(client, it)| Some((*client, it.tracking?)));
         for (client, tracking) in tracked.collect::<Vec<_>>() {
             if self.current == Some(client) {
                 self.own_invalidations.push(None);
@@ -84,8 +95,14 @@ impl State {
 
     /// Sends an invalidation, if its receiver is there and has subscribed to anything.
     fn tell(&mut self, tracking: Tracking, key: Option<&[u8]>) {
-        let Some(target) = tracking.redirect else { return };
-        if self.clients.get(&target).is_none_or(|it| it.channels.is_empty()) {
+        let Some(target) = tracking.redirect else {
+            return;
+        };
+        if self
+            .clients
+            .get(&target)
+            .is_none_or(|it| it.channels.is_empty())
+        {
             return;
         }
         self.write(target, |out| match key {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::base::scheduler::{now, one_in, open_connections, per_thread, process, thread};
+use crate::base::sync::scheduler::{now, one_in, open_connections, per_thread, process, thread};
 use crate::simulation::redis::{Entry, Value};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
 use crate::{Error, LockGuard, Stop, Unlocked};
@@ -40,7 +40,10 @@ fn the_value_of_another_program_may_have_any_length() {
             world.servers.nodes[0].borrow_mut().act(|redis, now| {
                 redis.advance(now);
                 let value = Value::String(vec![b'x'; 1 << 20]);
-                let entry = Entry { value, expires: Some(redis.clock() + millis) };
+                let entry = Entry {
+                    value,
+                    expires: Some(redis.clock() + millis),
+                };
                 redis.set(b"lock:a", entry, now);
             });
         };
@@ -49,7 +52,13 @@ fn the_value_of_another_program_may_have_any_length() {
         assert!(locks.named("a").holder().expect("Redis works").is_some());
         drop(locks.lock("a").expect("it expires"));
         set(60_000);
-        assert!(locks.named("a").force_unlock().expect("Redis works").is_some());
+        assert!(
+            locks
+                .named("a")
+                .force_unlock()
+                .expect("Redis works")
+                .is_some()
+        );
         assert!(!world.exists("a"));
     });
 }
@@ -63,7 +72,10 @@ fn a_single_try_for_what_this_thread_holds_by_another_manager_is_busy() {
         let taken = other.try_lock("a");
         assert!(matches!(taken, Ok(None)), "{taken:?}");
         let taken = other.try_lock_for("a", SECOND);
-        assert!(matches!(taken, Err(Error::WouldDeadlock { .. })), "{taken:?}");
+        assert!(
+            matches!(taken, Err(Error::WouldDeadlock { .. })),
+            "{taken:?}"
+        );
         drop(guard);
     });
 }
@@ -81,14 +93,23 @@ fn a_stop_ends_all_waits_at_once() {
                     thread::sleep(some(5 * QUICK));
                     drop(guard);
                 }
-                assert!(since(*told.lock()) < 10 * QUICK, "stopped for {:?}", since(*told.lock()));
+                assert!(
+                    since(*told.lock()) < 10 * QUICK,
+                    "stopped for {:?}",
+                    since(*told.lock())
+                );
             });
             thread::sleep(SECOND / 2 + some(SECOND));
             *stopped.lock() = now();
             stop.stop();
             waits.join().expect("no panic");
         };
-        let begin = |_| thread::Builder::new().process(process(0)).spawn(lives).expect("a thread");
+        let begin = |_| {
+            thread::Builder::new()
+                .process(process(0))
+                .spawn(lives)
+                .expect("a thread")
+        };
         let threads: Vec<_> = (0..6).map(begin).collect();
         for thread in threads {
             thread.join().expect("no panic");
@@ -105,7 +126,10 @@ fn a_lock_that_is_force_unlocked_at_the_moment_of_its_taking_is_not_trusted() {
         let theirs = locks.named("a");
         let removes = thread::spawn(move || {
             thread::sleep(some(QUICK / 4));
-            theirs.force_unlock().expect("Redis works").map(|holder| holder.raw().to_owned())
+            theirs
+                .force_unlock()
+                .expect("Redis works")
+                .map(|holder| holder.raw().to_owned())
         });
         let taken = locks.lock("a");
         let removed = removes.join().expect("no panic");
@@ -146,7 +170,11 @@ fn a_wake_up_that_is_on_its_way_ends_no_connection() {
         let (holder, waiter) = (locks(|builder| builder), locks(|builder| builder));
         let is_over = Arc::new(Mutex::new(false));
         let run = |name: String, is_holder: bool| {
-            let locks = if is_holder { holder.clone() } else { waiter.clone() };
+            let locks = if is_holder {
+                holder.clone()
+            } else {
+                waiter.clone()
+            };
             let is_over = Arc::clone(&is_over);
             thread::spawn(move || {
                 while !*is_over.lock() {
@@ -159,8 +187,9 @@ fn a_wake_up_that_is_on_its_way_ends_no_connection() {
                 }
             })
         };
-        let threads: Vec<_> =
-            (0..8).map(|number: u32| run((number / 2).to_string(), number.is_multiple_of(2))).collect();
+        let threads: Vec<_> = (0..8)
+            .map(|number: u32| run((number / 2).to_string(), number.is_multiple_of(2)))
+            .collect();
         thread::sleep(10 * SECOND);
         *is_over.lock() = true;
         for thread in threads {
@@ -176,7 +205,11 @@ fn a_wake_up_that_is_on_its_way_ends_no_connection() {
 fn unlock_now_gives_a_kept_lock_back_at_once() {
     in_scenes(20, |world| {
         let locks = locks(|builder| builder);
-        let guard = locks.named("a").keep_at_least(SECOND).lock().expect("locks");
+        let guard = locks
+            .named("a")
+            .keep_at_least(SECOND)
+            .lock()
+            .expect("locks");
         assert_eq!(guard.unlock_now().expect("unlocks"), Unlocked::Released);
         assert!(!world.exists("a"));
     });
@@ -188,7 +221,13 @@ fn a_lock_is_kept_for_as_long_as_a_reentry_wants() {
     in_scenes(20, |world| {
         let locks = locks(|builder| builder);
         let outer = locks.lock("a").expect("locks");
-        drop(locks.named("a").keep_at_least(SECOND).lock().expect("reenters"));
+        drop(
+            locks
+                .named("a")
+                .keep_at_least(SECOND)
+                .lock()
+                .expect("reenters"),
+        );
         let kept = outer.unlock();
         assert!(matches!(kept, Ok(Unlocked::Kept { .. })), "{kept:?}");
         thread::sleep(995 * QUICK);
@@ -215,7 +254,12 @@ fn force_unlock_if_deletes_what_was_seen_and_nothing_else() {
 fn wait_at_risk_heeds_a_lease_that_is_made_shorter() {
     in_scenes(50, |_| {
         let locks = locks(|builder| builder);
-        let guard = locks.named("a").lease(60 * SECOND).max_hold(60 * SECOND).lock().expect("locks");
+        let guard = locks
+            .named("a")
+            .lease(60 * SECOND)
+            .max_hold(60 * SECOND)
+            .lock()
+            .expect("locks");
         let watch = guard.watch();
         let told = Arc::new(Mutex::new(None));
         let waits = thread::spawn({
@@ -228,15 +272,25 @@ fn wait_at_risk_heeds_a_lease_that_is_made_shorter() {
         waits.join().expect("no panic");
         let (left, at) = told.lock().take().expect("it has returned");
         assert!(left.is_some_and(|left| left <= SECOND), "{left:?}");
-        assert!(at - shortened < 1_000_000, "told after {:?}", since(shortened));
+        assert!(
+            at - shortened < 1_000_000,
+            "told after {:?}",
+            since(shortened)
+        );
     });
 }
 
 #[test]
 fn a_thread_has_locks_of_one_name_by_managers_with_different_prefixes() {
     in_scenes(20, |world| {
-        let (one, other) = (locks(|builder| builder), locks(|builder| builder.prefix("other:")));
-        let (first, second) = (one.lock("a").expect("locks"), other.lock("a").expect("locks"));
+        let (one, other) = (
+            locks(|builder| builder),
+            locks(|builder| builder.prefix("other:")),
+        );
+        let (first, second) = (
+            one.lock("a").expect("locks"),
+            other.lock("a").expect("locks"),
+        );
         let (last, manager) = if one_in(2) {
             drop(first);
             assert!(!world.exists("a") && one.assert_held("a").is_err());

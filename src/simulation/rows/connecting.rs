@@ -1,7 +1,9 @@
 //! What a server, or what stands in front of it, says though no client asked, and names with several
 //! addresses.
 
-use crate::base::scheduler::{add_address, later, now, one_in, open_connections, send, thread};
+use crate::base::sync::scheduler::{
+    add_address, later, now, one_in, open_connections, send, thread,
+};
 use crate::simulation::engine::address;
 use crate::simulation::redis::{Redis, Settings};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
@@ -23,7 +25,11 @@ fn the_next_address_is_tried_if_the_first_one_accepts_and_does_not_answer() {
         let locks = locks(|builder| builder.connect_timeout(SECOND));
         let asked = now();
         let guard = locks.lock("a").expect("locks");
-        let most = if is_silent { SECOND / 2 + 2 * QUICK } else { 2 * QUICK };
+        let most = if is_silent {
+            SECOND / 2 + 2 * QUICK
+        } else {
+            2 * QUICK
+        };
         assert!(since(asked) < most, "took {:?}", since(asked));
         assert!(world.exists("a"));
         // The other one is remembered.
@@ -55,7 +61,10 @@ fn what_nobody_asked_for_gives_no_lock_away() {
             thread::sleep(QUICK);
             says(b"+OK\r\n");
             thread::sleep(QUICK);
-            assert!(mine.try_lock("a").expect("Redis works").is_none(), "two have it");
+            assert!(
+                mine.try_lock("a").expect("Redis works").is_none(),
+                "two have it"
+            );
         }
         assert!(guard.is_valid());
     });
@@ -65,7 +74,10 @@ fn what_nobody_asked_for_gives_no_lock_away() {
 #[test]
 fn what_comes_while_a_script_is_under_way_gives_no_lock_away_and_renews_none() {
     in_scenes(100, |world| {
-        let (other, mine) = (locks(|builder| builder), locks(|builder| builder.fenced(true)));
+        let (other, mine) = (
+            locks(|builder| builder),
+            locks(|builder| builder.fenced(true)),
+        );
         let guard = other.lock("a").expect("locks");
         for _ in 0..5 {
             later(some(QUICK / 4), || says(b"+OK\r\n"));

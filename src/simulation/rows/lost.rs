@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::base::scheduler::{change_link, later, now, one_in, reset_all, thread};
+use crate::base::sync::scheduler::{change_link, later, now, one_in, reset_all, thread};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes, locks, since, some};
 use crate::{Error, LostCause, Unlocked};
 
@@ -71,20 +71,35 @@ fn a_renewal_that_failed_is_tried_again_before_the_hold_ends() {
 fn a_hold_that_has_ended_stays_so_when_its_renewal_is_answered() {
     in_scenes(300, |world| {
         let locks = locks(|builder| builder);
-        let _long = locks.named("b").lease(SECOND * 6 / 5).lock().expect("locks");
+        let _long = locks
+            .named("b")
+            .lease(SECOND * 6 / 5)
+            .lock()
+            .expect("locks");
         let short = locks.named("a").lease(SECOND / 2).lock().expect("locks");
         thread::sleep(some(2 * SECOND));
         let until = now() + 600_000_000;
-        change_link(world.servers.address(0), |link| link.silent_until = [0, until]);
+        change_link(world.servers.address(0), |link| {
+            link.silent_until = [0, until];
+        });
         let mut has_ended = false;
         for _ in 0..100 {
             thread::sleep(10 * QUICK);
             assert!(!(has_ended && short.is_valid()), "it is trusted again");
             has_ended |= !short.is_valid();
         }
-        assert!(has_ended, "it has not ended in a silence that is longer than its lease");
+        assert!(
+            has_ended,
+            "it has not ended in a silence that is longer than its lease"
+        );
         if let Err(error) = short.unlock() {
-            let is_over = matches!(error, Error::Lost { cause: LostCause::Expired, .. });
+            let is_over = matches!(
+                error,
+                Error::Lost {
+                    cause: LostCause::Expired,
+                    ..
+                }
+            );
             assert!(is_over, "{error:?}");
         }
     });
@@ -99,7 +114,14 @@ fn a_key_that_is_deleted_while_it_is_renewed_is_told_in_time() {
         thread::sleep(SECOND + some(3 * QUICK));
         world.delete("a");
         let deleted = now();
-        assert_eq!(guard.watch().wait_lost(60 * SECOND), Some(LostCause::Deleted));
-        assert!(since(deleted) < 50 * QUICK, "told after {:?}", since(deleted));
+        assert_eq!(
+            guard.watch().wait_lost(60 * SECOND),
+            Some(LostCause::Deleted)
+        );
+        assert!(
+            since(deleted) < 50 * QUICK,
+            "told after {:?}",
+            since(deleted)
+        );
     });
 }

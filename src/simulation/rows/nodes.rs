@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::base::scheduler::{below, change_link, now, one_in, reset_all, thread};
+use crate::base::sync::scheduler::{below, change_link, now, one_in, reset_all, thread};
 use crate::simulation::cluster::move_slot;
 use crate::simulation::engine::{Copies, Engine, address};
 use crate::simulation::redis::{Redis, Settings, slot};
@@ -20,7 +20,9 @@ const CLUSTER: Engine = Engine::Cluster(Copies::NONE);
 const SENTINELS: Engine = Engine::Sentinel(Copies::ONE);
 
 fn locks(engine: Engine, change: impl FnOnce(Builder) -> Builder) -> LockManager {
-    change(engine.builder()).build_unchecked().expect("options that can work")
+    change(engine.builder())
+        .build_unchecked()
+        .expect("options that can work")
 }
 
 /// Nothing comes from there for `span`.
@@ -31,7 +33,11 @@ fn silence(address: SocketAddr, span: Duration) {
 
 impl World {
     fn node_has(&self, node: usize, key: &str) -> bool {
-        self.servers.nodes[node].borrow().redis.get(format!("lock:{key}").as_bytes()).is_some()
+        self.servers.nodes[node]
+            .borrow()
+            .redis
+            .get(format!("lock:{key}").as_bytes())
+            .is_some()
     }
 
     /// Whether any node has it.
@@ -48,7 +54,8 @@ fn a_hold_whose_slot_moves_is_kept() {
         let guard = locks.lock(name(0)).expect("locks");
         thread::sleep(some(SECOND));
         move_slot(&world.servers, 0);
-        let end = now() + 3_000_000_000 + u64::try_from(some(SECOND).as_nanos()).expect("a short time");
+        let end =
+            now() + 3_000_000_000 + u64::try_from(some(SECOND).as_nanos()).expect("a short time");
         while now() < end {
             thread::sleep(some(SECOND / 10));
             assert!(guard.is_valid() && world.has(&name(0)));
@@ -62,7 +69,10 @@ fn a_hold_whose_slot_moves_is_kept() {
 #[test]
 fn a_waiter_behind_a_slot_that_has_moved_is_woken_by_the_release() {
     in_scenes_with(CLUSTER, 60, |world| {
-        let (holder, waiter) = (locks(CLUSTER, |builder| builder), locks(CLUSTER, |builder| builder));
+        let (holder, waiter) = (
+            locks(CLUSTER, |builder| builder),
+            locks(CLUSTER, |builder| builder),
+        );
         let guard = holder.lock(name(0)).expect("locks");
         let waits = thread::spawn(move || {
             drop(waiter.lock(name(0)).expect("locks"));
@@ -74,7 +84,11 @@ fn a_waiter_behind_a_slot_that_has_moved_is_woken_by_the_release() {
         let released = now();
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         let woken = waits.join().expect("no panic");
-        assert!(woken < released + 5_000_000, "woken {:?} after the release", since(released));
+        assert!(
+            woken < released + 5_000_000,
+            "woken {:?} after the release",
+            since(released)
+        );
         assert!(!world.has(&name(0)));
     });
 }
@@ -104,19 +118,48 @@ fn a_redirected_renewal_keeps_no_other_from_teaching_the_script() {
     in_scenes_with(CLUSTER, 60, |world| {
         let locks = locks(CLUSTER, |builder| builder.lease(SECOND / 2));
         let source = world.servers.shard_of_key(0);
-        let same: Vec<_> = (0..40).filter(|key| world.servers.shard_of_key(*key) == source).take(3).collect();
-        let held: Vec<_> = same.iter().map(|key| locks.lock(name(*key)).expect("locks")).collect();
+        let same: Vec<_> = (0..40)
+            .filter(|key| world.servers.shard_of_key(*key) == source)
+            .take(3)
+            .collect();
+        let held: Vec<_> = same
+            .iter()
+            .map(|key| locks.lock(name(*key)).expect("locks"))
+            .collect();
         thread::sleep(some(SECOND));
         let moves = same[usize::try_from(below(3)).expect("small")];
         let (slot, target) = (slot(&path(moves)), (source + 1) % 3);
         let nodes = &world.servers.nodes;
-        nodes[source].borrow_mut().redis.view().expect("a node").migrating.insert(slot, target);
-        nodes[target].borrow_mut().redis.view().expect("a node").importing.insert(slot, source);
-        let entry = nodes[source].borrow().redis.get(&path(moves)).cloned().expect("it is held");
-        nodes[target].borrow_mut().act(|redis, now| redis.set(&path(moves), entry, now));
-        nodes[source].borrow_mut().act(|redis, now| redis.delete(&path(moves), now));
+        nodes[source]
+            .borrow_mut()
+            .redis
+            .view()
+            .expect("a node")
+            .migrating
+            .insert(slot, target);
+        nodes[target]
+            .borrow_mut()
+            .redis
+            .view()
+            .expect("a node")
+            .importing
+            .insert(slot, source);
+        let entry = nodes[source]
+            .borrow()
+            .redis
+            .get(&path(moves))
+            .cloned()
+            .expect("it is held");
+        nodes[target]
+            .borrow_mut()
+            .act(|redis, now| redis.set(&path(moves), entry, now));
+        nodes[source]
+            .borrow_mut()
+            .act(|redis, now| redis.delete(&path(moves), now));
         for _ in 0..100 {
-            nodes[source].borrow_mut().act(|redis, _| redis.script_flush());
+            nodes[source]
+                .borrow_mut()
+                .act(|redis, _| redis.script_flush());
             thread::sleep(some(20 * QUICK));
             assert!(held.iter().all(LockGuard::is_valid));
         }
@@ -131,7 +174,11 @@ fn a_cluster_that_was_silent_at_first_is_found() {
         let locks = locks(CLUSTER, |builder| builder.tolerate_outage(20 * SECOND));
         let asked = now();
         drop(locks.lock("a").expect("locks"));
-        assert!(since(asked) < span + 3 * SECOND, "took {:?}, silent for {span:?}", since(asked));
+        assert!(
+            since(asked) < span + 3 * SECOND,
+            "took {:?}, silent for {span:?}",
+            since(asked)
+        );
     });
 }
 
@@ -142,14 +189,21 @@ fn a_cluster_may_be_far_away() {
         let far = |span: Duration| {
             let latency = u64::try_from(span.as_nanos()).expect("a short time") / 2;
             (0..3).for_each(|it| {
-                change_link(world.servers.address(it), |link| link.latency = (latency, latency));
+                change_link(world.servers.address(it), |link| {
+                    link.latency = (latency, latency);
+                });
             });
         };
         far(some(115 * QUICK));
         drop(CLUSTER.builder().build().expect("the cluster is well"));
         far(some(450 * QUICK));
         let locks = locks(CLUSTER, |builder| builder);
-        assert!(locks.try_lock_for("a", 10 * SECOND).expect("the cluster is well").is_some());
+        assert!(
+            locks
+                .try_lock_for("a", 10 * SECOND)
+                .expect("the cluster is well")
+                .is_some()
+        );
     });
 }
 
@@ -163,8 +217,13 @@ fn seeds_that_do_not_answer_prolong_no_wait() {
         }
         let hosts: Vec<_> = silent.iter().map(ToString::to_string).collect();
         let builder = LockManager::builder(&format!("redis+cluster://{}", hosts.join(",")));
-        let builder = builder.connect_timeout(SECOND / 2).response_timeout(SECOND / 2);
-        let locks = builder.tolerate_outage(3 * SECOND).build_unchecked().expect("options that can work");
+        let builder = builder
+            .connect_timeout(SECOND / 2)
+            .response_timeout(SECOND / 2);
+        let locks = builder
+            .tolerate_outage(3 * SECOND)
+            .build_unchecked()
+            .expect("options that can work");
         let asked = now();
         assert!(locks.lock("a").is_err());
         assert!(since(asked) < 4 * SECOND, "took {:?}", since(asked));
@@ -180,9 +239,16 @@ impl World {
     }
 
     fn sentinel_names(&self, sentinel: usize, node: SocketAddr, epoch: u64) {
-        let server = &self.servers.sentinels.as_ref().expect("there are some").servers[sentinel];
+        let server = &self
+            .servers
+            .sentinels
+            .as_ref()
+            .expect("there are some")
+            .servers[sentinel];
         let place = (node.ip().to_string(), node.port());
-        server.borrow_mut().act(|redis, now| redis.switch_master(place, epoch, now));
+        server
+            .borrow_mut()
+            .act(|redis, now| redis.switch_master(place, epoch, now));
     }
 }
 
@@ -234,13 +300,22 @@ fn a_sentinel_that_knows_less_leads_nobody_back() {
 #[test]
 fn a_sentinel_that_names_a_wrong_server_is_passed_over() {
     in_scenes_with(SENTINELS, 40, |world| {
-        let has = |password: &str| Settings { password: Some(password.to_owned()), ..Settings::default() };
+        let has = |password: &str| Settings {
+            password: Some(password.to_owned()),
+            ..Settings::default()
+        };
         let _other = Server::start(address(100), "other", Redis::new(has("another")));
-        world.servers.nodes[0].borrow_mut().redis.settings().password = Some("right".to_owned());
+        world.servers.nodes[0]
+            .borrow_mut()
+            .redis
+            .settings()
+            .password = Some("right".to_owned());
         let itself = sentinels::addresses().next().expect("there are three");
         world.sentinel_names(0, if one_in(2) { itself } else { address(100) }, 1);
         let url = "redis+sentinel://:right@sentinel1:6379,sentinel2:6379,sentinel3:6379/main";
-        let locks = LockManager::builder(url).build_unchecked().expect("options that can work");
+        let locks = LockManager::builder(url)
+            .build_unchecked()
+            .expect("options that can work");
         let asked = now();
         drop(locks.lock("a").expect("another sentinel knows better"));
         assert!(since(asked) < SECOND, "took {:?}", since(asked));

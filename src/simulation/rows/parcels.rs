@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::base::scheduler::{one_in, thread};
+use crate::base::sync::scheduler::{one_in, thread};
 use crate::simulation::redis::Value;
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, some};
 use crate::{Error, Parcel};
@@ -11,7 +11,11 @@ use crate::{Error, Parcel};
 fn a_parcel_is_adopted_once_and_has_no_fence_that_nobody_asked_for() {
     in_scenes(50, |world| {
         let (one, other) = (locks(|builder| builder), locks(|builder| builder));
-        let parcel = one.lock("a").expect("locks").hand_over().expect("hands over");
+        let parcel = one
+            .lock("a")
+            .expect("locks")
+            .hand_over()
+            .expect("hands over");
         let parcel: Parcel = parcel.to_string().parse().expect("a parcel");
         let guard = other.adopt(&parcel).expect("adopts");
         assert_eq!(guard.fence(), None);
@@ -21,7 +25,10 @@ fn a_parcel_is_adopted_once_and_has_no_fence_that_nobody_asked_for() {
         }
         guard.unlock().expect("unlocks");
         let again = one.adopt(&parcel).map(drop);
-        assert!(matches!(again, Err(Error::NothingToAdopt { .. })), "{again:?}");
+        assert!(
+            matches!(again, Err(Error::NothingToAdopt { .. })),
+            "{again:?}"
+        );
         assert!(!world.exists("a"));
     });
 }
@@ -44,20 +51,39 @@ fn a_parcel_has_a_whole_lease() {
 #[test]
 fn the_fence_of_who_adopts_is_larger_than_that_in_the_parcel() {
     in_scenes(20, |world| {
-        let (one, other) = (locks(|builder| builder.fenced(true)), locks(|builder| builder.fenced(true)));
-        let parcel = one.lock("a").expect("locks").hand_over().expect("hands over");
+        let (one, other) = (
+            locks(|builder| builder.fenced(true)),
+            locks(|builder| builder.fenced(true)),
+        );
+        let parcel = one
+            .lock("a")
+            .expect("locks")
+            .hand_over()
+            .expect("hands over");
         let mut server = world.servers.nodes[0].borrow_mut();
         server.act(|redis, now| {
-            let counter = redis.keys().find(|key| *key != b"lock:a").expect("the counter").to_vec();
+            let counter = redis
+                .keys()
+                .find(|key| *key != b"lock:a")
+                .expect("the counter")
+                .to_vec();
             redis.delete(&counter, now);
         });
         server.redis.step_clock(-2_000_000);
         drop(server);
         thread::sleep(some(5 * QUICK));
         match other.adopt(&parcel) {
-            Ok(guard) => assert!(guard.fence() > parcel.fence, "{:?} and {:?}", guard.fence(), parcel.fence),
+            Ok(guard) => assert!(
+                guard.fence() > parcel.fence,
+                "{:?} and {:?}",
+                guard.fence(),
+                parcel.fence
+            ),
             Err(error) => {
-                assert!(matches!(error, Error::NoFence { .. } | Error::Refused { .. }), "{error:?}");
+                assert!(
+                    matches!(error, Error::NoFence { .. } | Error::Refused { .. }),
+                    "{error:?}"
+                );
             }
         }
     });
@@ -69,8 +95,15 @@ fn the_error_of_detach_or_hand_over_keeps_no_guard() {
         let locks = locks(|builder| builder);
         let outer = locks.lock("a").expect("locks");
         let inner = locks.lock("a").expect("reenters");
-        let failed = if one_in(2) { inner.detach().map(drop) } else { inner.hand_over().map(drop) };
-        assert!(matches!(failed, Err(Error::OtherGuards { depth: 2, .. })), "{failed:?}");
+        let failed = if one_in(2) {
+            inner.detach().map(drop)
+        } else {
+            inner.hand_over().map(drop)
+        };
+        assert!(
+            matches!(failed, Err(Error::OtherGuards { depth: 2, .. })),
+            "{failed:?}"
+        );
         assert_eq!(outer.depth(), 1);
         outer.unlock().expect("unlocks");
         assert!(!world.exists("a"));
@@ -82,7 +115,11 @@ fn the_error_of_detach_or_hand_over_keeps_no_guard() {
 fn a_shutdown_leaves_nothing_of_an_adoption_that_is_under_way() {
     in_scenes(300, |world| {
         let (one, other) = (locks(|builder| builder), locks(|builder| builder));
-        let parcel = one.lock("a").expect("locks").hand_over().expect("hands over");
+        let parcel = one
+            .lock("a")
+            .expect("locks")
+            .hand_over()
+            .expect("hands over");
         let (adopts, its_parcel) = (other.clone(), parcel.clone());
         let adopts = thread::spawn(move || {
             let adopted = adopts.adopt(&its_parcel);
@@ -94,7 +131,10 @@ fn a_shutdown_leaves_nothing_of_an_adoption_that_is_under_way() {
         let server = world.servers.nodes[0].borrow();
         let left = server.redis.get(b"lock:a").map(|entry| entry.value.clone());
         let old = Value::String(parcel.token.clone().into_bytes());
-        assert!(left.as_ref().is_none_or(|left| *left == old), "{left:?} is left");
+        assert!(
+            left.as_ref().is_none_or(|left| *left == old),
+            "{left:?} is left"
+        );
         drop(server);
         adopts.join().expect("no panic");
     });

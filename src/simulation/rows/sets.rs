@@ -1,6 +1,6 @@
 //! Several locks at a time.
 
-use crate::base::scheduler::{now, thread};
+use crate::base::sync::scheduler::{now, thread};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
 use crate::{Error, LostCause};
 
@@ -30,7 +30,11 @@ fn a_set_that_cannot_be_had_leaves_nothing() {
     in_scenes(20, |world| {
         let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
         let guard = other.lock("c").expect("locks");
-        assert!(mine.try_lock_all(["a", "b", "c"]).expect("Redis works").is_none());
+        assert!(
+            mine.try_lock_all(["a", "b", "c"])
+                .expect("Redis works")
+                .is_none()
+        );
         assert!(!world.exists("a") && !world.exists("b") && mine.held().is_empty());
         drop(guard);
     });
@@ -42,7 +46,11 @@ fn a_key_that_is_named_twice_is_taken_once() {
         let locks = locks(|builder| builder);
         let all = locks.lock_all(["b", "a", "b"]).expect("locks");
         assert_eq!(all.keys().collect::<Vec<_>>(), ["a", "b"]);
-        let held: Vec<_> = locks.held().into_iter().map(|held| (held.key, held.depth)).collect();
+        let held: Vec<_> = locks
+            .held()
+            .into_iter()
+            .map(|held| (held.key, held.depth))
+            .collect();
         assert_eq!(held, [("a".to_owned(), 1), ("b".to_owned(), 1)]);
         all.unlock().expect("unlocks");
         assert!(!world.exists("a") && !world.exists("b"));
@@ -57,7 +65,10 @@ fn a_set_gives_back_the_others_if_one_was_lost() {
         world.delete("a");
         world.delete("b");
         let unlocked = all.unlock();
-        assert!(matches!(&unlocked, Err(Error::Lost { key, .. }) if key == "a"), "{unlocked:?}");
+        assert!(
+            matches!(&unlocked, Err(Error::Lost { key, .. }) if key == "a"),
+            "{unlocked:?}"
+        );
         assert!(!world.exists("c"), "the third one stays");
     });
 }

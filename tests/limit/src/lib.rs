@@ -13,8 +13,14 @@ use proc_macro::{Delimiter, Group, TokenStream, TokenTree};
 #[proc_macro_attribute]
 pub fn test(_: TokenStream, item: TokenStream) -> TokenStream {
     let mut item: Vec<_> = item.into_iter().collect();
-    let Some(TokenTree::Group(body)) = item.pop() else { panic!("a test is a function with a body") };
-    let name = item.iter().skip_while(|it| it.to_string() != "fn").nth(1).expect("a name");
+    let Some(TokenTree::Group(body)) = item.pop() else {
+        panic!("a test is a function with a body")
+    };
+    let name = item
+        .iter()
+        .skip_while(|it| it.to_string() != "fn")
+        .nth(1)
+        .expect("a name");
     let begin = format!(
         "let _limit = ::relatch_rig::Limit::begin(concat!(module_path!(), \"::\", stringify!({name})));"
     );

@@ -54,7 +54,11 @@ impl Bridge {
         let shared = Arc::new(Shared::default());
         let host = Arc::clone(&shared);
         let acceptor = spawn(name, move || host.accept(name, &listener, target, &open));
-        Bridge { shared, port, acceptor: Some(acceptor) }
+        Bridge {
+            shared,
+            port,
+            acceptor: Some(acceptor),
+        }
     }
 
     /// The port that clients connect to.
@@ -69,22 +73,37 @@ impl Bridge {
 
     /// Ends all connections.
     pub(crate) fn cut_all(&self) {
-        self.shared.connections.lock().iter().for_each(|connection| connection.streams.shut_down());
+        self.shared
+            .connections
+            .lock()
+            .iter()
+            .for_each(|connection| connection.streams.shut_down());
     }
 }
 
 impl Shared {
-    fn accept(&self, name: &str, listener: &TcpListener, target: u16, open: &impl Fn(Streams) -> [Pump; 2]) {
+    fn accept(
+        &self,
+        name: &str,
+        listener: &TcpListener,
+        target: u16,
+        open: &impl Fn(Streams) -> [Pump; 2],
+    ) {
         for client in listener.incoming() {
             if self.stopped.load(Ordering::SeqCst) {
                 return;
             }
-            let (Ok(client), Ok(server)) = (client, TcpStream::connect((Ipv4Addr::LOCALHOST, target))) else {
+            let (Ok(client), Ok(server)) =
+                (client, TcpStream::connect((Ipv4Addr::LOCALHOST, target)))
+            else {
                 continue;
             };
             self.accepted.fetch_add(1, Ordering::SeqCst);
             let _ = (client.set_nodelay(true), server.set_nodelay(true));
-            let streams = Streams { client: Arc::new(client), server: Arc::new(server) };
+            let streams = Streams {
+                client: Arc::new(client),
+                server: Arc::new(server),
+            };
             let threads = open(streams.clone()).map(|pump| {
                 let streams = streams.clone();
                 spawn(name, move || {
@@ -103,7 +122,10 @@ impl Shared {
 impl Streams {
     fn shut_down(&self) {
         // If the other end is gone, shutting down fails; then it is not needed.
-        let _ = (self.client.shutdown(Shutdown::Both), self.server.shutdown(Shutdown::Both));
+        let _ = (
+            self.client.shutdown(Shutdown::Both),
+            self.server.shutdown(Shutdown::Both),
+        );
     }
 }
 
@@ -117,11 +139,17 @@ impl Drop for Bridge {
         }
         self.cut_all();
         for connection in self.shared.connections.lock().drain(..) {
-            connection.threads.into_iter().for_each(|thread| _ = thread.join());
+            connection
+                .threads
+                .into_iter()
+                .for_each(|thread| _ = thread.join());
         }
     }
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
-    Builder::new().name(name.to_owned()).spawn(body).expect("a thread can be started")
+    Builder::new()
+        .name(name.to_owned())
+        .spawn(body)
+        .expect("a thread can be started")
 }

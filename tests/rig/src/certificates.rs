@@ -30,7 +30,10 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate().expect("a key");
         let pem = params.self_signed(&key).expect("a certificate").pem();
-        Authority { issuer: Issuer::new(params, key), pem }
+        Authority {
+            issuer: Issuer::new(params, key),
+            pem,
+        }
     }
 
     /// Its own certificate, for those who trust it.
@@ -54,7 +57,10 @@ impl Authority {
     fn sign(&self, params: &CertificateParams) -> Identity {
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
-        Identity { certificate: certificate.pem(), key: key.serialize_pem() }
+        Identity {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        }
     }
 }
 
@@ -68,9 +74,13 @@ impl Identity {
     /// A certificate that is its own issuer.
     pub fn self_signed(names: &[&str]) -> Identity {
         let key = KeyPair::generate().expect("a key");
-        let certificate =
-            params(names, "a self-signed certificate").self_signed(&key).expect("a certificate");
-        Identity { certificate: certificate.pem(), key: key.serialize_pem() }
+        let certificate = params(names, "a self-signed certificate")
+            .self_signed(&key)
+            .expect("a certificate");
+        Identity {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        }
     }
 }
 
@@ -78,8 +88,10 @@ fn params(names: &[&str], title: &str) -> CertificateParams {
     let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
     let mut params = CertificateParams::new(names).expect("names");
     params.distinguished_name.push(DnType::CommonName, title);
-    params.extended_key_usages =
-        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
     params
 }
 

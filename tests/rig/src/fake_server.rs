@@ -63,7 +63,11 @@ impl FakeServer {
         });
         let host = Arc::clone(&shared);
         let acceptor = Some(thread::spawn(move || host.accept(&listener)));
-        FakeServer { shared, port, acceptor }
+        FakeServer {
+            shared,
+            port,
+            acceptor,
+        }
     }
 
     /// Host and port.
@@ -82,7 +86,9 @@ impl FakeServer {
 
 impl fmt::Debug for FakeServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FakeServer").field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("FakeServer")
+            .field("port", &self.port)
+            .finish_non_exhaustive()
     }
 }
 
@@ -128,7 +134,9 @@ impl Shared {
         match (self.script)(args) {
             // A script that answers all commands alike need not know this one, whose answer is a
             // map.
-            Reply::Bytes(bytes) if bytes == b"+OK\r\n" && args.first().is_some_and(|it| it == "HELLO") => {
+            Reply::Bytes(bytes)
+                if bytes == b"+OK\r\n" && args.first().is_some_and(|it| it == "HELLO") =>
+            {
                 stream.write_all(b"*0\r\n").is_ok()
             }
             Reply::Bytes(bytes) => stream.write_all(&bytes).is_ok(),

@@ -58,7 +58,12 @@ fn watch() {
     loop {
         thread::sleep(LOOK);
         let now = Instant::now();
-        let late: Vec<_> = RUNNING.lock().iter().filter(|it| it.1 <= now).map(|it| it.0).collect();
+        let late: Vec<_> = RUNNING
+            .lock()
+            .iter()
+            .filter(|it| it.1 <= now)
+            .map(|it| it.0)
+            .collect();
         if !late.is_empty() {
             // The test harness would keep what the macros print.
             let _ = writeln!(
@@ -79,7 +84,10 @@ fn watch() {
 fn end_children(parent: u32) {
     use rustix::process::{Pid, Signal, kill_process};
 
-    let tasks = std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten();
+    let tasks = std::fs::read_dir(format!("/proc/{parent}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
     let children = tasks.filter_map(|it| std::fs::read_to_string(it.path().join("children")).ok());
     for child in children.collect::<Vec<_>>().concat().split_whitespace() {
         let child: i32 = child.parse().expect("a process id");

@@ -43,5 +43,7 @@ pub(crate) fn free_node_port() -> u16 {
 fn take(port: u16) -> Option<TcpListener> {
     static TAKEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
     let is_new = TAKEN.lock().get_or_insert_default().insert(port);
-    is_new.then(|| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()).flatten()
+    is_new
+        .then(|| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok())
+        .flatten()
 }

@@ -8,7 +8,16 @@ use std::process::Command;
 pub fn compile_preload(name: &str, dir: &Path) -> PathBuf {
     let source = format!("{}/preload/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let library = dir.join(name).with_extension("so");
-    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
-    assert!(compiled.expect("a C compiler, called cc, is in PATH").success(), "{source} compiles");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(&source)
+        .status();
+    assert!(
+        compiled
+            .expect("a C compiler, called cc, is in PATH")
+            .success(),
+        "{source} compiles"
+    );
     library
 }

@@ -137,7 +137,9 @@ impl Shared {
             round_trips = 1;
             let mut rest = &buffer[..count];
             while !rest.is_empty() {
-                let Some(part) = self.may_pass(direction, rest.len(), number) else { return };
+                let Some(part) = self.may_pass(direction, rest.len(), number) else {
+                    return;
+                };
                 if to.write_all(&rest[..part]).is_err() {
                     return;
                 }
@@ -156,7 +158,11 @@ impl Shared {
         if let (Direction::ToClient, Some(pause)) = (direction, rules.drip) {
             self.changed.wait_for(&mut rules, pause);
         }
-        let count = if direction == Direction::ToClient && rules.drip.is_some() { 1 } else { count };
+        let count = if direction == Direction::ToClient && rules.drip.is_some() {
+            1
+        } else {
+            count
+        };
         loop {
             if rules.stopped {
                 return None;
@@ -187,6 +193,8 @@ impl Drop for Relay {
 
 impl fmt::Debug for Relay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Relay").field("port", &self.port()).finish_non_exhaustive()
+        f.debug_struct("Relay")
+            .field("port", &self.port())
+            .finish_non_exhaustive()
     }
 }

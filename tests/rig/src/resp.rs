@@ -42,14 +42,18 @@ pub(crate) fn args(frame: &[u8]) -> Vec<String> {
     while let Some(length) = frame_length(rest) {
         let (element, after) = rest.split_at(length);
         let (line, body) = split_line(element).unwrap_or((element, &[]));
-        args.push(text(if body.is_empty() { line } else { &body[..body.len() - 2] }));
+        args.push(text(if body.is_empty() {
+            line
+        } else {
+            &body[..body.len() - 2]
+        }));
         rest = after;
     }
     args
 }
 
 /// The script with which a waiter attempts to take a lock, and finds out who holds it.
-pub const CLAIM: &str = include_str!("../../../src/store/claim.lua");
+pub const CLAIM: &str = include_str!("../../../src/client/commands/lua/claim.lua");
 
 /// The hash of [`CLAIM`].
 pub fn claim_hash() -> &'static str {
@@ -72,9 +76,13 @@ pub fn as_set(mut args: Vec<String>) -> Vec<String> {
 /// Returns a renewal by the text of its script as one by its hash, and any other command unchanged.
 /// So rules and tests that name a renewal need not know whether it is the first of a connection.
 pub fn by_hash(mut args: Vec<String>) -> Vec<String> {
-    static RENEW: LazyLock<redis::Script> =
-        LazyLock::new(|| redis::Script::new(include_str!("../../../src/store/renew.lua")));
-    if args.len() > 3 && args[0] == "EVAL" && redis::Script::new(&args[1]).get_hash() == RENEW.get_hash() {
+    static RENEW: LazyLock<redis::Script> = LazyLock::new(|| {
+        redis::Script::new(include_str!("../../../src/client/commands/lua/renew.lua"))
+    });
+    if args.len() > 3
+        && args[0] == "EVAL"
+        && redis::Script::new(&args[1]).get_hash() == RENEW.get_hash()
+    {
         "EVALSHA".clone_into(&mut args[0]);
         RENEW.get_hash().clone_into(&mut args[1]);
     }
@@ -173,8 +181,13 @@ mod tests {
 
     #[test]
     fn an_attempt_by_script_is_a_set() {
-        let command =
-            |script: &str| as_set(["EVAL", script, "1", "a", "token", "10"].map(String::from).into());
+        let command = |script: &str| {
+            as_set(
+                ["EVAL", script, "1", "a", "token", "10"]
+                    .map(String::from)
+                    .into(),
+            )
+        };
         assert_eq!(command(claim_hash()), ["SET", "a", "token", "PX", "10"]);
         assert_eq!(command(CLAIM), ["SET", "a", "token", "PX", "10"]);
         assert_eq!(command("other").len(), 6);
@@ -182,8 +195,12 @@ mod tests {
 
     #[test]
     fn pub_sub_messages_are_not_replies() {
-        assert!(is_unsolicited(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nm\r\n"));
-        assert!(!is_unsolicited(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n"));
+        assert!(is_unsolicited(
+            b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nm\r\n"
+        ));
+        assert!(!is_unsolicited(
+            b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n"
+        ));
         let subscribe = ["SUBSCRIBE", "a", "b"].map(String::from);
         assert_eq!(replies_to(&subscribe), 2);
         assert_eq!(replies_to(&["GET", "a"].map(String::from)), 1);

@@ -18,7 +18,13 @@ const USER: &str = "locks";
 
 /// The rights that a manager needs as well if replicas have to acknowledge its locks, if its locks
 /// are fenced, or if Redis is a cluster.
-const FOR_OPTIONS: [&str; 5] = ["+wait", "+time", "+cluster|slots", "+cluster|info", "+asking"];
+const FOR_OPTIONS: [&str; 5] = [
+    "+wait",
+    "+time",
+    "+cluster|slots",
+    "+cluster|info",
+    "+asking",
+];
 
 /// What is printed in front of a command that the server refused to this user. `tests/rights.sh`
 /// looks for that text.
@@ -28,8 +34,11 @@ const REFUSED: &str = "refused to the user with the least rights:";
 pub fn least_rights() -> Vec<&'static str> {
     let page = include_str!("../../../docs/operations.md");
     let mut lines = page.lines();
-    let rights = lines.find_map(|line| line.strip_prefix("ACL SETUSER locks on >password resetchannels "));
-    let rights = rights.expect("docs/operations.md says how the user is made").split(' ');
+    let rights =
+        lines.find_map(|line| line.strip_prefix("ACL SETUSER locks on >password resetchannels "));
+    let rights = rights
+        .expect("docs/operations.md says how the user is made")
+        .split(' ');
     rights.filter(|right| *right != "-@all").collect()
 }
 
@@ -38,13 +47,19 @@ pub fn invalidation_rights() -> Vec<&'static str> {
     let is_for_invalidations = |right: &&str| {
         right.starts_with('&') || ["+client|id", "+client|tracking", "+subscribe"].contains(right)
     };
-    least_rights().into_iter().filter(is_for_invalidations).collect()
+    least_rights()
+        .into_iter()
+        .filter(is_for_invalidations)
+        .collect()
 }
 
 /// The least rights without those for invalidations.
 pub fn working_rights() -> Vec<&'static str> {
     let others = invalidation_rights();
-    least_rights().into_iter().filter(|right| !others.contains(right)).collect()
+    least_rights()
+        .into_iter()
+        .filter(|right| !others.contains(right))
+        .collect()
 }
 
 /// The rights that a manager needs as well if each server is a cluster: none otherwise.
@@ -72,9 +87,19 @@ pub(crate) fn server_args() -> Vec<String> {
         return Vec::new();
     };
     log_everything();
-    let user = ["--user", USER, "on", &format!(">{password}"), "resetchannels", "-@all"];
+    let user = [
+        "--user",
+        USER,
+        "on",
+        &format!(">{password}"),
+        "resetchannels",
+        "-@all",
+    ];
     let args = user.map(str::to_owned);
-    let rights = least_rights().into_iter().chain(FOR_OPTIONS).chain(in_cluster().iter().copied());
+    let rights = least_rights()
+        .into_iter()
+        .chain(FOR_OPTIONS)
+        .chain(in_cluster().iter().copied());
     args.into_iter().chain(rights.map(str::to_owned)).collect()
 }
 
@@ -120,7 +145,12 @@ impl Log for Printer {
     }
 
     fn log(&self, record: &Record<'_>) {
-        print(&format!("{} {} {}", record.level(), record.target(), record.args()));
+        print(&format!(
+            "{} {} {}",
+            record.level(),
+            record.target(),
+            record.args()
+        ));
     }
 
     fn flush(&self) {}

@@ -69,7 +69,9 @@ fn answer(command: &[String]) -> Reply {
     let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
     let reply = match command[..] {
         [] => String::new(),
-        ["SENTINEL", "get-master-addr-by-name", port] => format!("*2\r\n{}{}", bulk("127.0.0.1"), bulk(port)),
+        ["SENTINEL", "get-master-addr-by-name", port] => {
+            format!("*2\r\n{}{}", bulk("127.0.0.1"), bulk(port))
+        }
         ["SENTINEL", "sentinels", _] => "*0\r\n".to_owned(),
         ["SENTINEL", "master", _] => format!("*2\r\n{}{}", bulk("config-epoch"), bulk("0")),
         ["SUBSCRIBE", channel] => format!("*3\r\n{}{}:1\r\n", bulk("subscribe"), bulk(channel)),

@@ -47,7 +47,14 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Setup {
         let [down_after, demoted_after] = [500, 2000].map(Duration::from_millis);
-        Setup { replicas: 2, down_after, demoted_after, password: None, proxied: false, tls: false }
+        Setup {
+            replicas: 2,
+            down_after,
+            demoted_after,
+            password: None,
+            proxied: false,
+            tls: false,
+        }
     }
 }
 
@@ -72,16 +79,24 @@ struct Node {
 impl Node {
     /// The port by which the sentinels know it.
     fn port(&self) -> u16 {
-        let behind = || self.proxy.as_ref().map_or_else(|| self.server.port(), Proxy::port);
-        self.terminator.as_ref().map_or_else(behind, Terminator::port)
+        let behind = || {
+            self.proxy
+                .as_ref()
+                .map_or_else(|| self.server.port(), Proxy::port)
+        };
+        self.terminator
+            .as_ref()
+            .map_or_else(behind, Terminator::port)
     }
 
     /// Has the server say under which port it can be reached.
     fn announce(&self) {
         if self.port() != self.server.port() {
             let port = self.port().to_string();
-            self.server.query::<()>(&["CONFIG", "SET", "replica-announce-ip", "127.0.0.1"]);
-            self.server.query::<()>(&["CONFIG", "SET", "replica-announce-port", &port]);
+            self.server
+                .query::<()>(&["CONFIG", "SET", "replica-announce-ip", "127.0.0.1"]);
+            self.server
+                .query::<()>(&["CONFIG", "SET", "replica-announce-port", &port]);
         }
     }
 }
@@ -102,8 +117,15 @@ impl Sentinels {
         let authority = Authority::new();
         let nodes = start_nodes(&setup, &authority);
         let mut attempts = (0..10).map(|_| try_sentinels(&setup, &nodes));
-        let guards = attempts.find_map(|it| it).expect("the sentinels can be started");
-        let sentinels = Sentinels { setup, guards, nodes, authority };
+        let guards = attempts
+            .find_map(|it| it)
+            .expect("the sentinels can be started");
+        let sentinels = Sentinels {
+            setup,
+            guards,
+            nodes,
+            authority,
+        };
         (0..SENTINELS).for_each(|place| sentinels.hurry(place));
         sentinels.until_in_sync();
         sentinels
@@ -112,19 +134,34 @@ impl Sentinels {
     /// The address for a manager, with the login to the servers if there is one (see
     /// [`rights`]).
     pub fn url(&self) -> String {
-        self.url_with(&(0..SENTINELS).map(|place| self.sentinel(place).port()).collect::<Vec<_>>())
+        self.url_with(
+            &(0..SENTINELS)
+                .map(|place| self.sentinel(place).port())
+                .collect::<Vec<_>>(),
+        )
     }
 
     /// The address for a manager, naming these ports as those of the sentinels.
     pub fn url_with(&self, ports: &[u16]) -> String {
-        let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        let scheme = if self.setup.tls { "rediss+sentinel" } else { "redis+sentinel" };
+        let hosts: Vec<_> = ports
+            .iter()
+            .map(|port| format!("127.0.0.1:{port}"))
+            .collect();
+        let scheme = if self.setup.tls {
+            "rediss+sentinel"
+        } else {
+            "redis+sentinel"
+        };
         format!("{scheme}://{}{}/{MASTER}", rights::login(), hosts.join(","))
     }
 
     /// The certificate of the authority that managers have to trust; empty without TLS.
     pub fn roots(&self) -> &str {
-        if self.setup.tls { self.authority.pem() } else { "" }
+        if self.setup.tls {
+            self.authority.pem()
+        } else {
+            ""
+        }
     }
 
     /// A sentinel; there are three. To restart one, use
@@ -146,7 +183,10 @@ impl Sentinels {
     /// The proxy in front of a server.
     #[track_caller]
     pub fn proxy(&self, place: usize) -> &Proxy {
-        self.nodes[place].proxy.as_ref().expect("set up with proxies")
+        self.nodes[place]
+            .proxy
+            .as_ref()
+            .expect("set up with proxies")
     }
 
     /// The place of the master, once all sentinels that answer agree on it and it agrees, too.
@@ -166,7 +206,10 @@ impl Sentinels {
     #[track_caller]
     pub fn fail_over(&self) -> usize {
         let old = self.master();
-        let leader = self.awake_sentinels().next().expect("a sentinel that answers");
+        let leader = self
+            .awake_sentinels()
+            .next()
+            .expect("a sentinel that answers");
         eventually(LONG, "a sentinel replaces the master", || {
             // It gives up if it has not heard of a replica for a while. It may refuse to try again
             // soon.
@@ -187,24 +230,35 @@ impl Sentinels {
     #[track_caller]
     pub fn until_in_sync(&self) {
         let patient = Instant::now() + LONG;
-        eventually(4 * LONG, "all replicas follow the master, and the sentinels know", || {
-            // Anew each time: a master that a busy machine stops for a while is replaced.
-            let master = self.master();
-            let others = (0..self.count()).filter(|&it| it != master && self.server(it).is_awake());
-            let others: Vec<_> = others.collect();
-            if Instant::now() > patient {
-                others.iter().filter(|&&it| self.is_master(it)).for_each(|&it| self.demote(it, master));
-            }
-            others.iter().all(|&place| self.is_in_sync(place, master))
-                && self.awake_sentinels().all(|it| Self::flags(it) == "master")
-                && self.awake_sentinels().all(|it| others.iter().all(|&place| self.is_fit(it, place)))
-        });
+        eventually(
+            4 * LONG,
+            "all replicas follow the master, and the sentinels know",
+            || {
+                // Anew each time: a master that a busy machine stops for a while is replaced.
+                let master = self.master();
+                let others =
+                    (0..self.count()).filter(|&it| it != master && self.server(it).is_awake());
+                let others: Vec<_> = others.collect();
+                if Instant::now() > patient {
+                    others
+                        .iter()
+                        .filter(|&&it| self.is_master(it))
+                        .for_each(|&it| self.demote(it, master));
+                }
+                others.iter().all(|&place| self.is_in_sync(place, master))
+                    && self.awake_sentinels().all(|it| Self::flags(it) == "master")
+                    && self
+                        .awake_sentinels()
+                        .all(|it| others.iter().all(|&place| self.is_fit(it, place)))
+            },
+        );
     }
 
     /// Makes a server a replica of `master`, without waiting for the sentinels to do so.
     pub fn demote(&self, place: usize, master: usize) {
         let port = self.nodes[master].port().to_string();
-        self.server(place).query::<()>(&["REPLICAOF", "127.0.0.1", &port]);
+        self.server(place)
+            .query::<()>(&["REPLICAOF", "127.0.0.1", &port]);
     }
 
     /// Starts a server again, killing it first if need be. It is empty, and a master, until the
@@ -227,7 +281,9 @@ impl Sentinels {
         // The master refuses the password, because it has none.
         replica.query::<()>(&["CONFIG", "SET", "masterauth", "wrong"]);
         replica.query::<i64>(&["CLIENT", "KILL", "TYPE", "master"]);
-        eventually(LONG, "the replica is cut off", || !role(replica).is_connected);
+        eventually(LONG, "the replica is cut off", || {
+            !role(replica).is_connected
+        });
     }
 
     /// Ends what [`cut_off`](Self::cut_off) began, and returns when the replica follows its master.
@@ -235,7 +291,9 @@ impl Sentinels {
     pub fn heal(&self, place: usize) {
         let replica = self.server(place);
         replica.query::<()>(&["CONFIG", "SET", "masterauth", ""]);
-        eventually(LONG, "the replica is connected", || role(replica).is_connected);
+        eventually(LONG, "the replica is connected", || {
+            role(replica).is_connected
+        });
     }
 
     /// The sentinels that run and are not paused.
@@ -257,7 +315,9 @@ impl Sentinels {
 
     /// The place of the server that a sentinel names as the master.
     fn named_by(&self, sentinel: &Server) -> Option<usize> {
-        let named = sentinel.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]).ok()?;
+        let named = sentinel
+            .command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER])
+            .ok()?;
         let (_, port): (String, u16) = redis::from_redis_value(named).ok()?;
         self.nodes.iter().position(|it| it.port() == port)
     }
@@ -285,10 +345,13 @@ impl Sentinels {
     /// Whether a sentinel would promote this server.
     fn is_fit(&self, sentinel: &Server, place: usize) -> bool {
         let port = self.nodes[place].port().to_string();
-        let replicas = sentinel.query::<Vec<HashMap<String, String>>>(&["SENTINEL", "REPLICAS", MASTER]);
+        let replicas =
+            sentinel.query::<Vec<HashMap<String, String>>>(&["SENTINEL", "REPLICAS", MASTER]);
         let known = replicas.into_iter().find(|it| it["port"] == port);
         known.is_some_and(|it| {
-            it["flags"] == "slave" && it["role-reported"] == "slave" && it["master-link-status"] == "ok"
+            it["flags"] == "slave"
+                && it["role-reported"] == "slave"
+                && it["master-link-status"] == "ok"
         })
     }
 
@@ -300,16 +363,26 @@ impl Sentinels {
             // that was paused does nothing for the "tilt" period, by default 30 s.
             let publish = (self.setup.demoted_after.as_millis() / 4).to_string();
             // It promotes no replica that it has not heard of for three and five of these periods.
-            let often = ["INFO-PERIOD", "500", "PING-PERIOD", "250", "ASK-PERIOD", "100"];
+            let often = [
+                "INFO-PERIOD",
+                "500",
+                "PING-PERIOD",
+                "250",
+                "ASK-PERIOD",
+                "100",
+            ];
             let rest = ["PUBLISH-PERIOD", &*publish, "TILT-PERIOD", "500"];
-            self.sentinel(place).query::<Value>(&[&["SENTINEL", "DEBUG"], &often[..], &rest].concat());
+            self.sentinel(place)
+                .query::<Value>(&[&["SENTINEL", "DEBUG"], &often[..], &rest].concat());
         }
     }
 }
 
 impl fmt::Debug for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sentinels").field("setup", &self.setup).finish_non_exhaustive()
+        f.debug_struct("Sentinels")
+            .field("setup", &self.setup)
+            .finish_non_exhaustive()
     }
 }
 
@@ -318,7 +391,11 @@ impl Drop for Sentinels {
     fn drop(&mut self) {
         if thread::panicking() {
             for sentinel in &self.guards {
-                eprintln!("sentinel {}:\n{}", sentinel.port(), sentinel.log().unwrap_or_default());
+                eprintln!(
+                    "sentinel {}:\n{}",
+                    sentinel.port(),
+                    sentinel.log().unwrap_or_default()
+                );
             }
         }
     }
@@ -328,20 +405,34 @@ impl Drop for Sentinels {
 fn start_nodes(setup: &Setup, authority: &Authority) -> Vec<Node> {
     let start = || {
         // By default a master waits 5 s for more replicas before it sends its data to the first.
-        let server = Server::with(&["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]);
+        let server = Server::with(&[
+            "--repl-diskless-sync-delay",
+            "0",
+            "--repl-ping-replica-period",
+            "1",
+        ]);
         let proxy = setup.proxied.then(|| Proxy::start(server.port()));
         let port = proxy.as_ref().map_or_else(|| server.port(), Proxy::port);
         let terminator = setup.tls.then(|| Terminator::beside_plain(port, authority));
-        let node = Node { server, proxy, terminator };
+        let node = Node {
+            server,
+            proxy,
+            terminator,
+        };
         node.announce();
         node
     };
     let nodes: Vec<Node> = thread::scope(|scope| {
         let starting: Vec<_> = (0..=setup.replicas).map(|_| scope.spawn(start)).collect();
-        starting.into_iter().map(|it| it.join().expect("the server starts")).collect()
+        starting
+            .into_iter()
+            .map(|it| it.join().expect("the server starts"))
+            .collect()
     });
     for replica in &nodes[1..] {
-        replica.server.query::<()>(&["REPLICAOF", "127.0.0.1", &nodes[0].port().to_string()]);
+        replica
+            .server
+            .query::<()>(&["REPLICAOF", "127.0.0.1", &nodes[0].port().to_string()]);
     }
     nodes
 }
@@ -352,19 +443,29 @@ fn try_sentinels(setup: &Setup, nodes: &[Node]) -> Option<Vec<Server>> {
     let ports = [(); SENTINELS].map(|()| free_port());
     let start = |port: u16| {
         let config = config_of(port, &ports, setup, nodes);
-        let password = setup.password.iter().flat_map(|it| ["--requirepass".to_owned(), it.clone()]);
+        let password = setup
+            .password
+            .iter()
+            .flat_map(|it| ["--requirepass".to_owned(), it.clone()]);
         Server::try_sentinel(port, &config, password.collect())
     };
     thread::scope(|scope| {
         let starting = ports.map(|port| scope.spawn(move || start(port)));
-        starting.into_iter().map(|it| it.join().expect("the sentinel starts")).collect()
+        starting
+            .into_iter()
+            .map(|it| it.join().expect("the sentinel starts"))
+            .collect()
     })
 }
 
 /// The configuration of the sentinel at `port`.
 fn config_of(port: u16, ports: &[u16], setup: &Setup, nodes: &[Node]) -> String {
     let id = |port: u16| format!("{port:040x}");
-    let least = if server_version() < (7, 0) { LEAST_DOWN_AFTER } else { Duration::ZERO };
+    let least = if server_version() < (7, 0) {
+        LEAST_DOWN_AFTER
+    } else {
+        Duration::ZERO
+    };
     let down_after = setup.down_after.max(least).as_millis();
     let mut lines = vec![
         format!("sentinel myid {}", id(port)),
@@ -373,13 +474,21 @@ fn config_of(port: u16, ports: &[u16], setup: &Setup, nodes: &[Node]) -> String 
         format!("sentinel failover-timeout {MASTER} 2000"),
         format!("sentinel parallel-syncs {MASTER} {}", setup.replicas.max(1)),
     ];
-    lines.extend(setup.password.iter().map(|it| format!("sentinel sentinel-pass {it}")));
+    lines.extend(
+        setup
+            .password
+            .iter()
+            .map(|it| format!("sentinel sentinel-pass {it}")),
+    );
     let replicas = nodes[1..].iter().map(Node::port);
     lines.extend(replicas.map(|port| format!("sentinel known-replica {MASTER} 127.0.0.1 {port}")));
     let others = ports.iter().filter(|&&other| other != port);
-    lines.extend(
-        others.map(|&other| format!("sentinel known-sentinel {MASTER} 127.0.0.1 {other} {}", id(other))),
-    );
+    lines.extend(others.map(|&other| {
+        format!(
+            "sentinel known-sentinel {MASTER} 127.0.0.1 {other} {}",
+            id(other)
+        )
+    }));
     lines.join("\n") + "\n"
 }
 
@@ -398,10 +507,20 @@ fn role(server: &Server) -> Role {
     let reply: Vec<Value> = server.query(&["ROLE"]);
     let is_master = field::<String>(&reply, 0) == "master";
     if is_master {
-        return Role { is_master, follows: 0, is_connected: false, offset: field(&reply, 1) };
+        return Role {
+            is_master,
+            follows: 0,
+            is_connected: false,
+            offset: field(&reply, 1),
+        };
     }
     let is_connected = field::<String>(&reply, 3) == "connected";
-    Role { is_master, follows: field(&reply, 2), is_connected, offset: field(&reply, 4) }
+    Role {
+        is_master,
+        follows: field(&reply, 2),
+        is_connected,
+        offset: field(&reply, 4),
+    }
 }
 
 fn field<T: FromRedisValue>(reply: &[Value], place: usize) -> T {

@@ -49,19 +49,35 @@ impl Terminator {
         Terminator::open(target, authority, &authority.issue(&["127.0.0.1"]), true)
     }
 
-    fn open(target: u16, authority: &Authority, identity: &Identity, takes_plain: bool) -> Terminator {
+    fn open(
+        target: u16,
+        authority: &Authority,
+        identity: &Identity,
+        takes_plain: bool,
+    ) -> Terminator {
         let config = Arc::new(config(identity));
         let bridge = Bridge::start("terminator", target, move |streams| {
-            let tls = ServerConnection::new(Arc::clone(&config)).expect("a configuration that can work");
+            let tls =
+                ServerConnection::new(Arc::clone(&config)).expect("a configuration that can work");
             let (tls, is_plain) = (Mutex::new(tls), AtomicBool::new(false));
-            let session = Arc::new(Session { tls, streams, takes_plain, is_plain });
+            let session = Arc::new(Session {
+                tls,
+                streams,
+                takes_plain,
+                is_plain,
+            });
             let twin = Arc::clone(&session);
             // A broken connection is not the terminator's fault: both sides see that it ends.
-            let (up, down): (Pump, Pump) =
-                (Box::new(move || _ = session.pump_up()), Box::new(move || _ = twin.pump_down()));
+            let (up, down): (Pump, Pump) = (
+                Box::new(move || _ = session.pump_up()),
+                Box::new(move || _ = twin.pump_down()),
+            );
             [up, down]
         });
-        Terminator { bridge, roots: authority.pem().to_owned() }
+        Terminator {
+            bridge,
+            roots: authority.pem().to_owned(),
+        }
     }
 
     /// The port that clients connect to.
@@ -86,7 +102,8 @@ impl Session {
         let mut buffer = [0; 4096];
         if self.takes_plain {
             let count = self.streams.client.peek(&mut buffer)?;
-            self.is_plain.store(buffer[..count].first() == Some(&b'*'), Ordering::SeqCst);
+            self.is_plain
+                .store(buffer[..count].first() == Some(&b'*'), Ordering::SeqCst);
         }
         if self.is_plain.load(Ordering::SeqCst) {
             return io::copy(&mut &*self.streams.client, &mut &*self.streams.server).map(|_| ());
@@ -157,6 +174,8 @@ fn config(identity: &Identity) -> ServerConfig {
 
 impl fmt::Debug for Terminator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Terminator").field("port", &self.port()).finish_non_exhaustive()
+        f.debug_struct("Terminator")
+            .field("port", &self.port())
+            .finish_non_exhaustive()
     }
 }

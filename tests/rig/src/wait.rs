@@ -35,7 +35,10 @@ pub fn throughout(span: Duration, mut check: impl FnMut()) {
 #[track_caller]
 pub fn within<T>(limit: Duration, what: &str, action: impl FnOnce() -> T) -> T {
     let (took, value) = time(action);
-    assert!(took <= limit, "took {took:?}, longer than {limit:?}: {what}");
+    assert!(
+        took <= limit,
+        "took {took:?}, longer than {limit:?}: {what}"
+    );
     value
 }
 

@@ -39,7 +39,9 @@ impl Worker {
     /// Starts the same process through another program: `launcher` is put in front of the command.
     pub fn spawn_under(launcher: &[&str], role: &str, args: &[(&str, &str)]) -> Self {
         let mut command = role::command_under(launcher, role, args);
-        command.args([ENTRY, "--exact", "--nocapture", "--test-threads=1"]).stderr(Stdio::piped());
+        command
+            .args([ENTRY, "--exact", "--nocapture", "--test-threads=1"])
+            .stderr(Stdio::piped());
         let mut process = Process::start(&mut command).expect("this binary can be started");
         let printed = Arc::new(Mutex::new(String::new()));
         let (sender, reports) = mpsc::channel();
@@ -49,7 +51,12 @@ impl Worker {
             collect("worker-stdout", stdout, &printed, Some(sender)),
             collect("worker-stderr", stderr, &printed, None),
         ];
-        Self { process, reports, printed, readers }
+        Self {
+            process,
+            reports,
+            printed,
+            readers,
+        }
     }
 
     /// Sends it a line, which [`role::next_line`] returns there.
@@ -58,7 +65,10 @@ impl Worker {
         if let Err(error) = self.process.send(line) {
             let ended = self.process.ended();
             self.read_to_the_end();
-            panic!("cannot send {line:?}: {error}, ended: {ended:?}; {}", self.printed());
+            panic!(
+                "cannot send {line:?}: {error}, ended: {ended:?}; {}",
+                self.printed()
+            );
         }
     }
 
@@ -84,7 +94,10 @@ impl Worker {
                     if error == RecvTimeoutError::Disconnected {
                         self.read_to_the_end();
                     }
-                    panic!("no line {prefix:?} within {limit:?}: {error}; {}", self.printed());
+                    panic!(
+                        "no line {prefix:?} within {limit:?}: {error}; {}",
+                        self.printed()
+                    );
                 }
             }
         }
@@ -125,7 +138,11 @@ impl Worker {
         eventually(2 * limit, "the worker ends", || {
             status = self.process.ended();
             let late = status.is_none() && Instant::now() >= end;
-            assert!(!late, "runs after {limit:?}; it printed:\n{}", printed.lock());
+            assert!(
+                !late,
+                "runs after {limit:?}; it printed:\n{}",
+                printed.lock()
+            );
             status.is_some()
         });
         status.expect("just set")
@@ -167,10 +184,15 @@ pub fn is_alone(module: &str, test: &str) -> bool {
     }
     let (_crate, module) = module.split_once("::").expect("a module of a test binary");
     let mut again = role::command(ALONE, &[]);
-    let output = again.args([&*format!("{module}::{test}"), "--exact"]).output();
+    let output = again
+        .args([&*format!("{module}::{test}"), "--exact"])
+        .output();
     let output = output.expect("this binary can be started");
     let printed = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
+    assert!(
+        output.status.success() && printed.contains("1 passed"),
+        "{printed}"
+    );
     false
 }
 

@@ -19,7 +19,10 @@ pub(crate) struct ByHand {
 impl ByHand {
     pub(crate) fn open(url: &str) -> Result<ByHand> {
         let pool = r2d2::Pool::new(redis::Client::open(url)?)?;
-        Ok(ByHand { pool, release: redis::Script::new(COMPARE_AND_DELETE) })
+        Ok(ByHand {
+            pool,
+            release: redis::Script::new(COMPARE_AND_DELETE),
+        })
     }
 }
 
@@ -34,7 +37,11 @@ impl Lock for ByHand {
         }
         drop(connection);
         inside();
-        let removed: u64 = self.release.key(key).arg(&token).invoke(&mut *self.pool.get()?)?;
+        let removed: u64 = self
+            .release
+            .key(key)
+            .arg(&token)
+            .invoke(&mut *self.pool.get()?)?;
         ensure!(removed == 1, "the lock was lost");
         Ok(0)
     }

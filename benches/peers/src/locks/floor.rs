@@ -20,19 +20,27 @@ pub(crate) struct Floor {
 
 impl Ping {
     pub(crate) fn open(url: &str) -> Result<Ping> {
-        Ok(Ping { connection: connect(url)? })
+        Ok(Ping {
+            connection: connect(url)?,
+        })
     }
 }
 
 impl Floor {
     pub(crate) fn open(url: &str) -> Result<Floor> {
-        Ok(Floor { connection: connect(url)?, release: redis::Script::new(COMPARE_AND_DELETE) })
+        Ok(Floor {
+            connection: connect(url)?,
+            release: redis::Script::new(COMPARE_AND_DELETE),
+        })
     }
 }
 
 impl Lock for Ping {
     fn turn(&self, _key: &str, inside: &mut dyn FnMut()) -> Result<u64> {
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         redis::cmd("PING").exec(&mut *connection)?;
         inside();
         Ok(0)
@@ -42,10 +50,16 @@ impl Lock for Ping {
 impl Lock for Floor {
     fn turn(&self, key: &str, inside: &mut dyn FnMut()) -> Result<u64> {
         let token = "host-1-2-00112233445566778899aabbccddeeff";
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut set = redis::cmd("SET");
         set.arg(key).arg(token).arg("NX").arg("PX").arg(LEASE_MS);
-        ensure!(set.query::<Option<String>>(&mut *connection)?.is_some(), "somebody else has it");
+        ensure!(
+            set.query::<Option<String>>(&mut *connection)?.is_some(),
+            "somebody else has it"
+        );
         inside();
         let removed: u64 = self.release.key(key).arg(token).invoke(&mut *connection)?;
         ensure!(removed == 1, "the key was gone");

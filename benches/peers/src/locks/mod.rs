@@ -15,8 +15,7 @@ pub(crate) const LEASE_MS: u32 = 30_000;
 
 /// The server's time for this script is part of the figures, so all locks that are given a script
 /// get this one.
-const COMPARE_AND_DELETE: &str =
-    "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
+const COMPARE_AND_DELETE: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
 /// Something that can be locked, shared by the threads of a worker.
 pub(crate) trait Lock: Send + Sync {

@@ -13,7 +13,9 @@ pub(crate) struct Redlock {
 
 impl Redlock {
     pub(crate) fn open(url: &str) -> Redlock {
-        Redlock { locks: RedLock::new(vec![url]) }
+        Redlock {
+            locks: RedLock::new(vec![url]),
+        }
     }
 }
 

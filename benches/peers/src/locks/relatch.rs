@@ -12,7 +12,9 @@ pub(crate) struct Relatch {
 
 impl Relatch {
     pub(crate) fn open(url: &str) -> Result<Relatch> {
-        Ok(Relatch { locks: LockManager::connect(url)? })
+        Ok(Relatch {
+            locks: LockManager::connect(url)?,
+        })
     }
 }
 

@@ -17,14 +17,21 @@ pub(crate) struct Rlock {
 
 impl Rlock {
     pub(crate) fn open(url: &str) -> Result<Rlock> {
-        let options = AcquireOptions::builder().ttl(Duration::from_millis(LEASE_MS.into())).build()?;
-        Ok(Rlock { locks: RLock::new(url)?, options })
+        let options = AcquireOptions::builder()
+            .ttl(Duration::from_millis(LEASE_MS.into()))
+            .build()?;
+        Ok(Rlock {
+            locks: RLock::new(url)?,
+            options,
+        })
     }
 }
 
 impl Lock for Rlock {
     fn turn(&self, key: &str, inside: &mut dyn FnMut()) -> Result<u64> {
-        let mut guard = self.locks.acquire_mutex_with_options(key, self.options.clone())?;
+        let mut guard = self
+            .locks
+            .acquire_mutex_with_options(key, self.options.clone())?;
         inside();
         // Dropping the guard would only queue the release.
         guard.release()?;

@@ -38,13 +38,27 @@ pub(super) fn start() -> (Server, View, TempDir) {
         let _ = server.command(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
         let _ = server.command(&["CLUSTER", "FORGET", &ids[1]]);
         let info = server.command(&["CLUSTER", "INFO"]).ok();
-        let info = info.and_then(|it| redis::from_redis_value::<String>(it).ok()).unwrap_or_default();
+        let info = info
+            .and_then(|it| redis::from_redis_value::<String>(it).ok())
+            .unwrap_or_default();
         info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:2")
     });
-    let member =
-        |id: &String, port| Member { id: id.clone(), host: "127.0.0.1".to_owned(), port, master: None };
+    let member = |id: &String, port| Member {
+        id: id.clone(),
+        host: "127.0.0.1".to_owned(),
+        port,
+        master: None,
+    };
     let nodes = vec![member(&ids[0], server.port()), member(&ids[2], 2)];
-    (server, View { nodes, slots: vec![(0, 8191, 0), (8192, 16383, 1)], ..View::default() }, dir)
+    (
+        server,
+        View {
+            nodes,
+            slots: vec![(0, 8191, 0), (8192, 16383, 1)],
+            ..View::default()
+        },
+        dir,
+    )
 }
 
 impl Comparison {
@@ -52,13 +66,22 @@ impl Comparison {
     pub(super) fn cluster(&mut self, seed: u64) {
         self.random = StdRng::seed_from_u64(seed);
         self.told = vec![format!("cluster, seed {seed}")];
-        let neighbour = self.redis.view().expect("the real server and this test work").nodes[1].id.clone();
+        let neighbour = self
+            .redis
+            .view()
+            .expect("the real server and this test work")
+            .nodes[1]
+            .id
+            .clone();
         let [here, there] = ["b", "a"].map(|key| slot(key.as_bytes()));
         let [here_text, there_text] = [here, there].map(|slot| slot.to_string());
         for moving in [&here_text, &there_text] {
             self.direct(&["CLUSTER", "SETSLOT", moving, "STABLE"]);
         }
-        let view = self.redis.view().expect("the real server and this test work");
+        let view = self
+            .redis
+            .view()
+            .expect("the real server and this test work");
         (view.migrating, view.importing) = Default::default();
         if seed % 2 == 1 {
             view.migrating.insert(here, 1);
@@ -72,7 +95,10 @@ impl Comparison {
             if self.random.random_range(0..3) == 0 {
                 self.send(at, &["ASKING"]);
             }
-            self.told.push(format!("{at}: {:?}", words.iter().map(|it| show(it)).collect::<Vec<_>>()));
+            self.told.push(format!(
+                "{at}: {:?}",
+                words.iter().map(|it| show(it)).collect::<Vec<_>>()
+            ));
             let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
             self.step(at, &command(&words));
         }

@@ -12,7 +12,9 @@ impl Comparison {
     }
 
     pub(super) fn token(&mut self) -> Vec<u8> {
-        self.any(&["one", "two", "three", "kept:one", "7", "1700000000000000"]).as_bytes().to_vec()
+        self.any(&["one", "two", "three", "kept:one", "7", "1700000000000000"])
+            .as_bytes()
+            .to_vec()
     }
 
     /// A time in milliseconds. No two of a sequence are so near to each other that it matters when
@@ -33,14 +35,35 @@ impl Comparison {
     }
 
     pub(super) fn words(&mut self) -> Vec<Vec<u8>> {
-        let text = |words: &[&str]| words.iter().map(|it| it.as_bytes().to_vec()).collect::<Vec<_>>();
+        let text = |words: &[&str]| {
+            words
+                .iter()
+                .map(|it| it.as_bytes().to_vec())
+                .collect::<Vec<_>>()
+        };
         let (key, lease) = (self.key(), self.lease());
         let mut words = match self.random.random_range(0..30) {
             0..9 => return self.script(),
-            9..12 => [text(&["SET"]), vec![key, self.token()], text(&["NX", "PX"]), vec![lease]].concat(),
-            12 => [text(&["SET"]), vec![key, self.token()], text(&["PX"]), vec![lease]].concat(),
+            9..12 => [
+                text(&["SET"]),
+                vec![key, self.token()],
+                text(&["NX", "PX"]),
+                vec![lease],
+            ]
+            .concat(),
+            12 => [
+                text(&["SET"]),
+                vec![key, self.token()],
+                text(&["PX"]),
+                vec![lease],
+            ]
+            .concat(),
             13 => [text(&["SET"]), vec![key, self.token(), self.odd_word()]].concat(),
-            14 => [text(&["SET"]), vec![key, self.token(), self.odd_word(), self.odd_word()]].concat(),
+            14 => [
+                text(&["SET"]),
+                vec![key, self.token(), self.odd_word(), self.odd_word()],
+            ]
+            .concat(),
             15..20 => vec![b"GET".to_vec(), key],
             20 => vec![b"PTTL".to_vec(), key],
             21 => vec![b"PEXPIRE".to_vec(), key, lease],
@@ -75,7 +98,11 @@ impl Comparison {
             words.push(self.any(&self.keys[3..]).as_bytes().to_vec());
         }
         words.extend([self.token(), self.lease()]);
-        words.extend([b"86400000".to_vec(), self.token(), self.any(&["0", "1", "9000000000000000"]).into()]);
+        words.extend([
+            b"86400000".to_vec(),
+            self.token(),
+            self.any(&["0", "1", "9000000000000000"]).into(),
+        ]);
         words
     }
 
@@ -119,7 +146,13 @@ impl Comparison {
             &["NONSENSE", "a", "b\r\nc"],
             &["EVAL", "ret urn", "0"],
             &["EVAL", "return redis.call('SUBSCRIBE', 'a')", "0"],
-            &["EVAL", "return redis.call('PEXPIRE', KEYS[1], ARGV[1])", "1", "list", "600000"],
+            &[
+                "EVAL",
+                "return redis.call('PEXPIRE', KEYS[1], ARGV[1])",
+                "1",
+                "list",
+                "600000",
+            ],
         ];
         let words = all[self.random.random_range(0..all.len())];
         words.iter().map(|it| it.as_bytes().to_vec()).collect()
@@ -130,7 +163,14 @@ impl Comparison {
         self.direct(&["FLUSHALL"]);
         self.redis.flush(now());
         self.direct(&["RPUSH", "list", "x"]);
-        self.redis.set(b"list", Entry { value: Value::List(1), expires: None }, now());
+        self.redis.set(
+            b"list",
+            Entry {
+                value: Value::List(1),
+                expires: None,
+            },
+            now(),
+        );
         if self.random.random_range(0..3) == 0 {
             self.direct(&["SCRIPT", "FLUSH"]);
             self.redis.script_flush();
@@ -166,7 +206,12 @@ impl Comparison {
             5 => {
                 // Nobody can ask for a number before the login, so the last ones have to be known.
                 self.connect_anew();
-                self.direct(&["CONFIG", "SET", "requirepass", if begins { "open" } else { "" }]);
+                self.direct(&[
+                    "CONFIG",
+                    "SET",
+                    "requirepass",
+                    if begins { "open" } else { "" },
+                ]);
                 self.redis.settings().password = begins.then(|| "open".to_owned());
                 self.connect_anew();
             }
@@ -176,7 +221,9 @@ impl Comparison {
 
     /// A command to the real server alone.
     pub(super) fn direct(&self, words: &[&str]) {
-        self.server.command(words).expect("the real server and this test work");
+        self.server
+            .command(words)
+            .expect("the real server and this test work");
     }
 
     pub(super) fn sequence(&mut self, seed: u64) {
@@ -185,28 +232,48 @@ impl Comparison {
         self.told = vec![format!("seed {seed}")];
         let listener = (self.connections[0].simulated % crate::simulation::redis::RUN).to_string();
         for at in 1..self.connections.len() {
-            let words: &[&[u8]] =
-                &[b"CLIENT", b"TRACKING", b"ON", b"REDIRECT", listener.as_bytes(), b"NOLOOP"];
+            let words: &[&[u8]] = &[
+                b"CLIENT",
+                b"TRACKING",
+                b"ON",
+                b"REDIRECT",
+                listener.as_bytes(),
+                b"NOLOOP",
+            ];
             let off: &[&[u8]] = &[b"PING"];
             let tracking = [off, &words[..5], words][at % 3];
-            self.step(at, &[command(tracking), command(&[b"SELECT", b"0"])].concat());
+            self.step(
+                at,
+                &[command(tracking), command(&[b"SELECT", b"0"])].concat(),
+            );
         }
         self.step(0, &command(&[b"SUBSCRIBE", b"__redis__:invalidate"]));
         self.prepare();
-        let disturbance = if seed.is_multiple_of(3) { seed / 3 % 6 } else { 0 };
+        let disturbance = if seed.is_multiple_of(3) {
+            seed / 3 % 6
+        } else {
+            0
+        };
         self.disturb(disturbance, true);
         for _ in 0..self.random.random_range(4..20) {
             let began = Instant::now();
             let at = self.random.random_range(0..self.connections.len());
             // Most commands do not go to the connection that listens.
-            let at = if at == 0 { self.random.random_range(0..self.connections.len()) } else { at };
+            let at = if at == 0 {
+                self.random.random_range(0..self.connections.len())
+            } else {
+                at
+            };
             if disturbance != 5 && self.random.random_range(0..30) == 0 {
                 self.kill(at);
             }
             let mut bytes = Vec::new();
             for _ in 0..self.any(&[&1, &1, &1, &3]).to_owned() {
                 let words = self.words();
-                let shown: Vec<_> = words.iter().map(|it| show(&it[it.len().saturating_sub(70)..])).collect();
+                let shown: Vec<_> = words
+                    .iter()
+                    .map(|it| show(&it[it.len().saturating_sub(70)..]))
+                    .collect();
                 self.told.push(format!("{at}: {}", shown.join(" ")));
                 let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
                 bytes.extend(command(&words));

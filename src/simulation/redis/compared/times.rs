@@ -16,14 +16,22 @@ impl Comparison {
         let listener = (self.connections[0].simulated % crate::simulation::redis::RUN).to_string();
         self.send(0, &["SUBSCRIBE", "__redis__:invalidate"]);
         self.send(1, &["CLIENT", "TRACKING", "ON", "REDIRECT", &listener]);
-        self.send(2, &["CLIENT", "TRACKING", "ON", "REDIRECT", &listener, "NOLOOP"]);
+        self.send(
+            2,
+            &["CLIENT", "TRACKING", "ON", "REDIRECT", &listener, "NOLOOP"],
+        );
     }
 
     /// A connection ends at both servers, and another one takes its place.
     pub(super) fn kill(&mut self, at: usize) {
         let simulated = self.connections[at].simulated;
         self.told.push(format!("{at}: ends"));
-        self.direct(&["CLIENT", "KILL", "ID", &(simulated % crate::simulation::redis::RUN).to_string()]);
+        self.direct(&[
+            "CLIENT",
+            "KILL",
+            "ID",
+            &(simulated % crate::simulation::redis::RUN).to_string(),
+        ]);
         self.redis.close(simulated, now());
         self.connections[at] = self.connect();
     }
@@ -38,9 +46,13 @@ impl Comparison {
     /// True if no server has said anything to this connection yet.
     pub(super) fn is_silent(&mut self, at: usize) -> bool {
         let both = &self.connections[at];
-        both.real.set_nonblocking(true).expect("the real server and this test work");
+        both.real
+            .set_nonblocking(true)
+            .expect("the real server and this test work");
         let is_silent = both.real.peek(&mut [0]).is_err();
-        both.real.set_nonblocking(false).expect("the real server and this test work");
+        both.real
+            .set_nonblocking(false)
+            .expect("the real server and this test work");
         is_silent && self.redis.take_output().is_empty()
     }
 
@@ -78,7 +90,11 @@ impl Comparison {
             self.redis.pause_until(now() + 400_000_000, mode == "WRITE");
             self.pass(70);
             self.send(3, &["GET", "gone"]);
-            for words in [&["SET", "a", "one"][..], &["EVAL", "return 1", "0"], &["DEL", "a"]] {
+            for words in [
+                &["SET", "a", "one"][..],
+                &["EVAL", "return 1", "0"],
+                &["DEL", "a"],
+            ] {
                 self.send(2, words);
             }
             assert!(self.is_silent(2), "{mode}");
@@ -90,7 +106,9 @@ impl Comparison {
     /// Waits until the real server answers with this error.
     pub(super) fn until(&self, code: &str) {
         eventually(Duration::from_secs(20), code, || {
-            self.server.command(&["PING"]).is_err_and(|error| error.code() == Some(code))
+            self.server
+                .command(&["PING"])
+                .is_err_and(|error| error.code() == Some(code))
         });
     }
 
@@ -103,11 +121,19 @@ impl Comparison {
             .expect("the real server and this test work");
         self.until("BUSY");
         self.redis.faults().stuck_until = u64::MAX;
-        for words in [&["GET", "a"][..], &["PING"], &["SET", "a"], &["AUTH", "x"], &["CLIENT", "ID"]] {
+        for words in [
+            &["GET", "a"][..],
+            &["PING"],
+            &["SET", "a"],
+            &["AUTH", "x"],
+            &["CLIENT", "ID"],
+        ] {
             self.send(2, words);
         }
         self.direct(&["SCRIPT", "KILL"]);
-        self.connections[3].frame().expect("the real server and this test work");
+        self.connections[3]
+            .frame()
+            .expect("the real server and this test work");
         self.redis.faults().stuck_until = 0;
         self.send(2, &["GET", "a"]);
     }
@@ -129,12 +155,19 @@ impl Comparison {
             .expect("the real server and this test work");
         self.until("LOADING");
         self.redis.faults().loading_until = u64::MAX;
-        for words in [&["GET", "a"][..], &["PING"], &["SELECT", "0"], &["EVAL", "return 1", "0"], &["HELLO"]]
-        {
+        for words in [
+            &["GET", "a"][..],
+            &["PING"],
+            &["SELECT", "0"],
+            &["EVAL", "return 1", "0"],
+            &["HELLO"],
+        ] {
             self.send(2, words);
         }
         self.redis.faults().loading_until = 0;
-        self.connections[3].frame().expect("the real server and this test work");
+        self.connections[3]
+            .frame()
+            .expect("the real server and this test work");
     }
 }
 
@@ -143,10 +176,13 @@ impl Comparison {
     pub(super) fn waits(&mut self) {
         self.direct(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
         let port = self.server.port().to_string();
-        let _replica = Server::with(&["--cluster-enabled", "no", "--replicaof", "127.0.0.1", &port]);
+        let _replica =
+            Server::with(&["--cluster-enabled", "no", "--replicaof", "127.0.0.1", &port]);
         eventually(Duration::from_secs(20), "a replica is there", || {
             self.direct(&["SET", "x", "y"]);
-            self.server.command(&["WAIT", "1", "100"]).expect("the real server and this test work")
+            self.server
+                .command(&["WAIT", "1", "100"])
+                .expect("the real server and this test work")
                 == redis::Value::Int(1)
         });
         self.has_replica = true;

@@ -123,12 +123,18 @@ impl Cluster {
 
     /// Starts three masters without replicas.
     pub fn without_replicas() -> Cluster {
-        Cluster::with(ClusterSetup { replicas: 0, ..ClusterSetup::default() })
+        Cluster::with(ClusterSetup {
+            replicas: 0,
+            ..ClusterSetup::default()
+        })
     }
 
     /// Like [`start`](Self::start), set up in another way.
     pub fn with(setup: ClusterSetup) -> Cluster {
-        assert!(!(setup.tls && setup.proxied), "a proxy has to understand what passes");
+        assert!(
+            !(setup.tls && setup.proxied),
+            "a proxy has to understand what passes"
+        );
         let authority = setup.tls.then(Authority::new);
         let cluster = {
             // Servers that start keep two cores busy. If several clusters started at a time, tests
@@ -136,8 +142,15 @@ impl Cluster {
             static STARTING: Mutex<()> = Mutex::new(());
             let _one_at_a_time = STARTING.lock();
             let mut attempts = (0..10).map(|_| try_start(&setup, authority.as_ref()));
-            let nodes = attempts.find_map(|it| it).expect("the nodes can be started");
-            Cluster { setup, authority, nodes, replaced: Mutex::default() }
+            let nodes = attempts
+                .find_map(|it| it)
+                .expect("the nodes can be started");
+            Cluster {
+                setup,
+                authority,
+                nodes,
+                replaced: Mutex::default(),
+            }
         };
         cluster.until_well();
         cluster
@@ -155,7 +168,11 @@ impl Cluster {
             ("", Some(password)) => format!(":{password}@"),
             (login, _) => login.to_owned(),
         };
-        let scheme = if self.setup.tls { "rediss+cluster" } else { "redis+cluster" };
+        let scheme = if self.setup.tls {
+            "rediss+cluster"
+        } else {
+            "redis+cluster"
+        };
         let hosts: Vec<_> = places.iter().map(|&place| self.address(place)).collect();
         format!("{scheme}://{login}{}", hosts.join(","))
     }
@@ -180,7 +197,10 @@ impl Cluster {
     /// The proxy in front of a node.
     #[track_caller]
     pub fn proxy(&self, place: usize) -> &Proxy {
-        self.nodes[place].proxy.as_ref().expect("set up with proxies")
+        self.nodes[place]
+            .proxy
+            .as_ref()
+            .expect("set up with proxies")
     }
 
     /// How many nodes there are, spare ones included.
@@ -191,7 +211,8 @@ impl Cluster {
     /// The slot of a lock.
     pub fn slot_of(&self, name: &str) -> u16 {
         let asked = self.awake().next().expect("a node that answers");
-        self.server(asked).query(&["CLUSTER", "KEYSLOT", &format!("{PREFIX}{name}")])
+        self.server(asked)
+            .query(&["CLUSTER", "KEYSLOT", &format!("{PREFIX}{name}")])
     }
 
     /// The place of the node that has a lock, once all nodes that answer agree.
@@ -223,13 +244,18 @@ impl Cluster {
     #[track_caller]
     pub fn slots_of(&self, place: usize) -> Vec<u16> {
         let owners = self.owners();
-        (0..).zip(owners).filter(|(_, owner)| *owner == Some(place)).map(|(slot, _)| slot).collect()
+        (0..)
+            .zip(owners)
+            .filter(|(_, owner)| *owner == Some(place))
+            .map(|(slot, _)| slot)
+            .collect()
     }
 
     /// Whether a node runs and believes itself to be a master.
     #[track_caller]
     pub fn is_master(&self, place: usize) -> bool {
-        self.nodes[place].server.is_awake() && self.view(place).is_some_and(|it| it.is_master(place))
+        self.nodes[place].server.is_awake()
+            && self.view(place).is_some_and(|it| it.is_master(place))
     }
 
     /// The places of the replicas in the group of a master, whether they run or not.
@@ -245,8 +271,13 @@ impl Cluster {
     pub fn until_replaced(&self, old: usize) -> usize {
         let mut new = None;
         eventually(4 * LONG, "a replica takes over", || {
-            new = self.replicas_of(old).into_iter().find(|&place| self.is_master(place));
-            new.is_some() && self.agreed().is_some_and(|it| !it.contains(&Some(old))) && self.are_ok()
+            new = self
+                .replicas_of(old)
+                .into_iter()
+                .find(|&place| self.is_master(place));
+            new.is_some()
+                && self.agreed().is_some_and(|it| !it.contains(&Some(old)))
+                && self.are_ok()
         });
         self.note_replaced(old);
         new.expect("just found")
@@ -260,7 +291,10 @@ impl Cluster {
         let group = replica % self.setup.masters;
         let rest = VOTES.max(4 * self.setup.node_timeout);
         eventually(rest + LONG, "the last election is forgotten", || {
-            self.replaced.lock().get(&group).is_none_or(|at| at.elapsed() > rest)
+            self.replaced
+                .lock()
+                .get(&group)
+                .is_none_or(|at| at.elapsed() > rest)
         });
         self.until_well();
         let mut asked: Option<Instant> = None;
@@ -274,7 +308,8 @@ impl Cluster {
         });
         eventually(LONG, "all nodes know the new master", || {
             let others = self.replicas_of(replica);
-            self.agreed().is_some_and(|it| others.iter().all(|&other| !it.contains(&Some(other))))
+            self.agreed()
+                .is_some_and(|it| others.iter().all(|&other| !it.contains(&Some(other))))
         });
         self.note_replaced(replica);
     }
@@ -293,11 +328,14 @@ impl Cluster {
     /// Ends what [`cut_off`](Self::cut_off) began. The node may be a master meanwhile.
     #[track_caller]
     pub fn heal(&self, place: usize) {
-        self.server(place).query::<()>(&["CONFIG", "SET", "masterauth", ""]);
+        self.server(place)
+            .query::<()>(&["CONFIG", "SET", "masterauth", ""]);
     }
 
     fn note_replaced(&self, place: usize) {
-        self.replaced.lock().insert(place % self.setup.masters, Instant::now());
+        self.replaced
+            .lock()
+            .insert(place % self.setup.masters, Instant::now());
     }
 
     /// Makes a spare node a member: a master without slots.
@@ -305,8 +343,10 @@ impl Cluster {
     pub fn join(&self, place: usize) {
         let new = &self.nodes[place];
         for member in self.awake() {
-            let [port, bus] = [self.nodes[member].port(), self.nodes[member].bus()].map(|it| it.to_string());
-            new.server.query::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+            let [port, bus] =
+                [self.nodes[member].port(), self.nodes[member].bus()].map(|it| it.to_string());
+            new.server
+                .query::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
         }
         new.joined.store(true, Ordering::SeqCst);
         self.until_well();
@@ -316,17 +356,25 @@ impl Cluster {
     /// cluster. It runs on, and knows no other node; it is a spare one.
     #[track_caller]
     pub fn remove(&self, place: usize) {
-        let others: Vec<_> = self.awake().filter(|&it| it != place && self.is_master(it)).collect();
+        let others: Vec<_> = self
+            .awake()
+            .filter(|&it| it != place && self.is_master(it))
+            .collect();
         let slots = self.slots_of(place);
-        for (part, &to) in slots.chunks(slots.len().div_ceil(others.len()).max(1)).zip(&others) {
+        for (part, &to) in slots
+            .chunks(slots.len().div_ceil(others.len()).max(1))
+            .zip(&others)
+        {
             self.move_slots(part, to);
         }
         self.nodes[place].joined.store(false, Ordering::SeqCst);
         for member in self.awake() {
-            self.server(member).query::<()>(&["CLUSTER", "FORGET", &self.nodes[place].id()]);
+            self.server(member)
+                .query::<()>(&["CLUSTER", "FORGET", &self.nodes[place].id()]);
         }
         // With a new id. Under the old one, the members would not let it join for a minute.
-        self.server(place).query::<()>(&["CLUSTER", "RESET", "HARD"]);
+        self.server(place)
+            .query::<()>(&["CLUSTER", "RESET", "HARD"]);
         *self.nodes[place].id.lock() = self.server(place).query(&["CLUSTER", "MYID"]);
         self.until_well();
     }
@@ -337,14 +385,18 @@ impl Cluster {
     pub fn until_well(&self) {
         eventually(4 * LONG, "the cluster is well", || {
             self.are_ok()
-                && self.agreed().is_some_and(|owners| self.awake().all(|it| self.is_well(it, &owners)))
+                && self
+                    .agreed()
+                    .is_some_and(|owners| self.awake().all(|it| self.is_well(it, &owners)))
         });
     }
 }
 
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Cluster").field("setup", &self.setup).finish_non_exhaustive()
+        f.debug_struct("Cluster")
+            .field("setup", &self.setup)
+            .finish_non_exhaustive()
     }
 }
 

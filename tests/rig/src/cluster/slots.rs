@@ -62,10 +62,19 @@ impl<'a> SlotMove<'a> {
     #[track_caller]
     fn begin(cluster: &'a Cluster, slots: &[u16], from: usize, to: usize) -> SlotMove<'a> {
         let slots = slots.iter().map(u16::to_string).collect();
-        let moving = SlotMove { cluster, slots, from, to };
+        let moving = SlotMove {
+            cluster,
+            slots,
+            from,
+            to,
+        };
         let [source, target] = [from, to].map(|place| cluster.nodes[place].id());
-        moving.set(to, &["IMPORTING", &source]).expect("a slot can be imported");
-        moving.set(from, &["MIGRATING", &target]).expect("a slot can be given away");
+        moving
+            .set(to, &["IMPORTING", &source])
+            .expect("a slot can be imported");
+        moving
+            .set(from, &["MIGRATING", &target])
+            .expect("a slot can be given away");
         moving
     }
 
@@ -84,7 +93,9 @@ impl<'a> SlotMove<'a> {
     pub fn move_keys(&self) {
         let from = self.cluster.server(self.from);
         let count = |slot| vec!["CLUSTER", "COUNTKEYSINSLOT", slot];
-        let counts = from.batch(&self.for_each(count)).expect("the keys can be counted");
+        let counts = from
+            .batch(&self.for_each(count))
+            .expect("the keys can be counted");
         for (slot, count) in self.slots.iter().zip(counts) {
             if redis::from_redis_value::<u64>(count).expect("a number") > 0 {
                 self.move_keys_of(slot);
@@ -116,7 +127,11 @@ impl<'a> SlotMove<'a> {
     #[track_caller]
     pub fn end(self) {
         self.assign();
-        let slots: Vec<_> = self.slots.iter().map(|it| it.parse().expect("a slot")).collect();
+        let slots: Vec<_> = self
+            .slots
+            .iter()
+            .map(|it| it.parse().expect("a slot"))
+            .collect();
         self.cluster.until_owned_by(&slots, self.to);
     }
 
@@ -124,7 +139,8 @@ impl<'a> SlotMove<'a> {
     #[track_caller]
     pub fn cancel(self) {
         for place in [self.from, self.to] {
-            self.set(place, &["STABLE"]).expect("a move can be given up");
+            self.set(place, &["STABLE"])
+                .expect("a move can be given up");
         }
     }
 
@@ -137,9 +153,16 @@ impl<'a> SlotMove<'a> {
         let told = self.set(self.from, &owner);
         // Before Redis 7, the old owner becomes a replica when it hears that it has no slot left,
         // and replicas cannot be told.
-        assert!(told.is_ok() || server_version() < (7, 0), "the old owner: {told:?}");
+        assert!(
+            told.is_ok() || server_version() < (7, 0),
+            "the old owner: {told:?}"
+        );
         // The others would hear of it anyway, a little later. Some are replicas.
-        for place in self.cluster.awake().filter(|&place| place != self.from && place != self.to) {
+        for place in self
+            .cluster
+            .awake()
+            .filter(|&place| place != self.from && place != self.to)
+        {
             let _ = self.set(place, &owner);
         }
     }
@@ -147,7 +170,10 @@ impl<'a> SlotMove<'a> {
     /// Has a node set what it knows of the slots.
     fn set(&self, place: usize, what: &[&str]) -> RedisResult<()> {
         let command = |slot| [&["CLUSTER", "SETSLOT", slot], what].concat();
-        self.cluster.server(place).batch(&self.for_each(command)).map(drop)
+        self.cluster
+            .server(place)
+            .batch(&self.for_each(command))
+            .map(drop)
     }
 
     fn for_each<'b>(&'b self, command: impl Fn(&'b str) -> Vec<&'b str>) -> Vec<Vec<&'b str>> {

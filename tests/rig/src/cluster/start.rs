@@ -33,10 +33,19 @@ struct Plan {
 impl Plan {
     fn new(setup: &ClusterSetup) -> Plan {
         let node_port = free_node_port();
-        let (port, tls_port) = if setup.tls { (free_port(), Some(node_port)) } else { (node_port, None) };
+        let (port, tls_port) = if setup.tls {
+            (free_port(), Some(node_port))
+        } else {
+            (node_port, None)
+        };
         let proxy = setup.proxied.then(|| Proxy::start(port));
         // The same id at the same port of another cluster would make the two clusters one.
-        Plan { id: format!("{:032x}{port:08x}", std::process::id()), port, tls_port, proxy }
+        Plan {
+            id: format!("{:032x}{port:08x}", std::process::id()),
+            port,
+            tls_port,
+            proxy,
+        }
     }
 
     /// The port that the other nodes and the clients are told.
@@ -55,7 +64,10 @@ impl Plan {
     fn args(&self, setup: &ClusterSetup) -> Vec<String> {
         let mut args = vec![
             ("--cluster-enabled", "yes".to_owned()),
-            ("--cluster-node-timeout", setup.node_timeout.as_millis().to_string()),
+            (
+                "--cluster-node-timeout",
+                setup.node_timeout.as_millis().to_string(),
+            ),
             ("--cluster-replica-validity-factor", "0".to_owned()),
             // No replica leaves its master for another one that has none.
             ("--cluster-migration-barrier", "999".to_owned()),
@@ -81,8 +93,11 @@ impl Plan {
             args.push(("--cluster-announce-port", self.announced().to_string()));
             args.push(("--cluster-announce-bus-port", self.bus().to_string()));
         }
-        let args = args.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
-        args.chain(setup.args.iter().map(|&arg| arg.to_owned())).collect()
+        let args = args
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value]);
+        args.chain(setup.args.iter().map(|&arg| arg.to_owned()))
+            .collect()
     }
 }
 
@@ -90,7 +105,9 @@ impl Plan {
 pub(super) fn try_start(setup: &ClusterSetup, authority: Option<&Authority>) -> Option<Vec<Node>> {
     let identity = authority.map(|it| it.issue(&["localhost", "127.0.0.1"]));
     let tls = identity.as_ref().zip(authority);
-    let plans: Vec<_> = (0..setup.members() + setup.spares).map(|_| Plan::new(setup)).collect();
+    let plans: Vec<_> = (0..setup.members() + setup.spares)
+        .map(|_| Plan::new(setup))
+        .collect();
     let servers: Option<Vec<_>> = thread::scope(|scope| {
         let start = |me: usize| {
             let nodes = state(setup, &plans, me);
@@ -98,17 +115,24 @@ pub(super) fn try_start(setup: &ClusterSetup, authority: Option<&Authority>) -> 
             scope.spawn(move || start(setup, plan, &nodes, tls))
         };
         let starting: Vec<_> = (0..plans.len()).map(start).collect();
-        starting.into_iter().map(|it| it.join().expect("the node starts")).collect()
+        starting
+            .into_iter()
+            .map(|it| it.join().expect("the node starts"))
+            .collect()
     });
     let servers = servers?;
     take_over(setup, &plans, &servers[..setup.members()]);
-    let nodes = servers.into_iter().zip(plans).enumerate().map(|(place, (server, plan))| Node {
-        own_port: plan.own_port(),
-        joined: AtomicBool::new(place < setup.members()),
-        server,
-        proxy: plan.proxy,
-        id: Mutex::new(plan.id),
-    });
+    let nodes = servers
+        .into_iter()
+        .zip(plans)
+        .enumerate()
+        .map(|(place, (server, plan))| Node {
+            own_port: plan.own_port(),
+            joined: AtomicBool::new(place < setup.members()),
+            server,
+            proxy: plan.proxy,
+            id: Mutex::new(plan.id),
+        });
     Some(nodes.collect())
 }
 
@@ -118,7 +142,10 @@ fn start(
     nodes: &str,
     tls: Option<(&Identity, &Authority)>,
 ) -> Option<Server> {
-    let tls = plan.tls_port.zip(tls).map(|(port, (identity, clients))| (port, identity, clients));
+    let tls = plan
+        .tls_port
+        .zip(tls)
+        .map(|(port, (identity, clients))| (port, identity, clients));
     Server::try_node(plan.port, nodes, tls, plan.args(setup))
 }
 
@@ -163,17 +190,34 @@ fn ghost(group: usize) -> String {
 /// their masters.
 fn state(setup: &ClusterSetup, plans: &[Plan], me: usize) -> String {
     let is_spare = me >= setup.members();
-    let known = if is_spare { me..me + 1 } else { 0..setup.members() };
+    let known = if is_spare {
+        me..me + 1
+    } else {
+        0..setup.members()
+    };
     let nodes = known.map(|place| {
         let Plan { id, .. } = &plans[place];
-        let address = format!("127.0.0.1:{}@{}", plans[place].announced(), plans[place].bus());
+        let address = format!(
+            "127.0.0.1:{}@{}",
+            plans[place].announced(),
+            plans[place].bus()
+        );
         let myself = if place == me { "myself," } else { "" };
-        let role = if is_spare { "master -" } else { &format!("slave {}", ghost(place % setup.masters)) };
+        let role = if is_spare {
+            "master -"
+        } else {
+            &format!("slave {}", ghost(place % setup.masters))
+        };
         format!("{id} {address} {myself}{role} 0 1 0 connected\n")
     });
     let border = |group: usize| usize::from(SLOTS) * group / setup.masters;
     let ghosts = (0..setup.masters).map(|group| {
-        let (id, epoch, first, last) = (ghost(group), group + 1, border(group), border(group + 1) - 1);
+        let (id, epoch, first, last) = (
+            ghost(group),
+            group + 1,
+            border(group),
+            border(group + 1) - 1,
+        );
         // Nothing listens at that port.
         format!("{id} 127.0.0.1:1@1 master - 0 1 {epoch} connected {first}-{last}\n")
     });

@@ -47,7 +47,11 @@ impl Cluster {
         let ids: Vec<_> = self.nodes.iter().map(Node::id).collect();
         let place_of = |id: &str| ids.iter().position(|it| it == id);
         let nothing = vec![None; usize::from(SLOTS)];
-        let mut view = View { members: HashMap::new(), has_strangers: false, owners: nothing };
+        let mut view = View {
+            members: HashMap::new(),
+            has_strangers: false,
+            owners: nothing,
+        };
         for line in text.lines() {
             let fields: Vec<_> = line.split(' ').collect();
             let Some(place) = place_of(fields[0]) else {
@@ -55,7 +59,14 @@ impl Cluster {
                 continue;
             };
             let (flags, is_linked) = (fields[2].to_owned(), fields[7] == "connected");
-            view.members.insert(place, Member { flags, master: place_of(fields[3]), is_linked });
+            view.members.insert(
+                place,
+                Member {
+                    flags,
+                    master: place_of(fields[3]),
+                    is_linked,
+                },
+            );
             // In brackets: a slot that is moved.
             for range in fields[8..].iter().filter(|it| !it.starts_with('[')) {
                 let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -70,10 +81,14 @@ impl Cluster {
     #[track_caller]
     pub(super) fn owners(&self) -> Owners {
         let mut owners = None;
-        eventually(2 * LONG, "the nodes agree on the owners of the slots", || {
-            owners = self.agreed();
-            owners.is_some()
-        });
+        eventually(
+            2 * LONG,
+            "the nodes agree on the owners of the slots",
+            || {
+                owners = self.agreed();
+                owners.is_some()
+            },
+        );
         owners.expect("just found")
     }
 
@@ -84,9 +99,12 @@ impl Cluster {
         let first = views.next()??;
         // A master ignores a replica that wants to replace it until it knows that this is its
         // replica.
-        let masters = |view: &View| -> Vec<_> { self.awake().map(|it| view.master_of(it)).collect() };
+        let masters =
+            |view: &View| -> Vec<_> { self.awake().map(|it| view.master_of(it)).collect() };
         let is_same = |it: View| it.owners == first.owners && masters(&it) == masters(&first);
-        views.all(|it| it.is_some_and(is_same)).then_some(first.owners)
+        views
+            .all(|it| it.is_some_and(is_same))
+            .then_some(first.owners)
     }
 
     /// Waits until all nodes know that `place` owns these slots, and the epoch in which it took
@@ -99,9 +117,15 @@ impl Cluster {
     pub(super) fn until_owned_by(&self, slots: &[u16], place: usize) {
         eventually(LONG, "all nodes know the new owner", || {
             let owners = self.agreed();
-            let epochs: HashSet<_> = self.awake().map(|it| current_epoch(self.server(it))).collect();
-            owners.is_some_and(|it| slots.iter().all(|&slot| it[usize::from(slot)] == Some(place)))
-                && epochs.len() == 1
+            let epochs: HashSet<_> = self
+                .awake()
+                .map(|it| current_epoch(self.server(it)))
+                .collect();
+            owners.is_some_and(|it| {
+                slots
+                    .iter()
+                    .all(|&slot| it[usize::from(slot)] == Some(place))
+            }) && epochs.len() == 1
         });
     }
 
@@ -115,7 +139,11 @@ impl Cluster {
         let Some(view) = self.view(place) else {
             return false;
         };
-        let knows = |other| view.members.get(&other).is_some_and(|it| it.is_linked && !it.is_suspect());
+        let knows = |other| {
+            view.members
+                .get(&other)
+                .is_some_and(|it| it.is_linked && !it.is_suspect())
+        };
         let is_in_sync = match view.master_of(place) {
             Some(master) => {
                 let [replica, server] = [place, master].map(|it| self.server(it));
@@ -134,14 +162,18 @@ impl View {
     }
 
     pub(super) fn is_master(&self, place: usize) -> bool {
-        self.members.get(&place).is_some_and(|it| it.flags.contains("master"))
+        self.members
+            .get(&place)
+            .is_some_and(|it| it.flags.contains("master"))
     }
 }
 
 impl Member {
     /// Whether it is taken for dead, or is not quite a member yet.
     fn is_suspect(&self) -> bool {
-        ["fail", "handshake", "noaddr"].iter().any(|it| self.flags.contains(it))
+        ["fail", "handshake", "noaddr"]
+            .iter()
+            .any(|it| self.flags.contains(it))
     }
 }
 
@@ -153,7 +185,9 @@ pub(super) fn is_ok(node: &Server) -> bool {
 /// The newest epoch that a node knows.
 pub(super) fn current_epoch(node: &Server) -> Option<String> {
     let info = cluster_info(node)?;
-    info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")).map(str::to_owned)
+    info.lines()
+        .find_map(|line| line.strip_prefix("cluster_current_epoch:"))
+        .map(str::to_owned)
 }
 
 fn cluster_info(node: &Server) -> Option<String> {

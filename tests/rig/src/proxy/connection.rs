@@ -136,11 +136,15 @@ impl ProxiedConnection {
     /// Deals with one command; returns false if no further command can be passed on.
     fn pass_on(self: &Arc<Self>, command: &[u8], shared: &Arc<Shared>) -> bool {
         let args = by_hash(as_set(args(command)));
-        if args.first().is_some_and(|name| name.eq_ignore_ascii_case("PSYNC")) {
+        if args
+            .first()
+            .is_some_and(|name| name.eq_ignore_ascii_case("PSYNC"))
+        {
             self.is_replica.store(true, Ordering::SeqCst);
             return self.server(shared).is_some() && self.write_up(command);
         }
-        if let Some(reply) = road::of_cluster(&args, shared.port).filter(|_| !self.is_hole(shared)) {
+        if let Some(reply) = road::of_cluster(&args, shared.port).filter(|_| !self.is_hole(shared))
+        {
             // No test counts this command, and no fault strikes it.
             self.expect([Expected::Answer(reply)]);
             return true;
@@ -191,7 +195,10 @@ impl ProxiedConnection {
         };
         // Noted before the command is sent: its reply may arrive before this thread goes on.
         let mut open = shared.journal.note(args);
-        self.pending.lock().open.extend((0..replies_to(args)).map(|_| open.take()));
+        self.pending
+            .lock()
+            .open
+            .extend((0..replies_to(args)).map(|_| open.take()));
         self.expect((0..replies_to(args)).map(|_| Expected::Reply(fault.take())));
         // If this fails, `down` sees the same error and ends the connection.
         let _ = (&*server).write_all(command);
@@ -223,7 +230,9 @@ impl ProxiedConnection {
         }
         pending.server = Some(Arc::clone(&server));
         let (connection, from) = (Arc::clone(self), Arc::clone(&server));
-        shared.spawn("proxy-down", move |shared| connection.pump_down(&from, shared));
+        shared.spawn("proxy-down", move |shared| {
+            connection.pump_down(&from, shared);
+        });
         Some(server)
     }
 
@@ -258,7 +267,9 @@ impl ProxiedConnection {
                     continue;
                 }
                 if !is_message {
-                    shared.journal.answer(pending.open.pop_front().flatten(), &reply);
+                    shared
+                        .journal
+                        .answer(pending.open.pop_front().flatten(), &reply);
                 }
                 pending.replies.push_back(reply);
             }
@@ -344,7 +355,10 @@ impl ProxiedConnection {
     fn pause(&self, delay: Duration, is_ended: impl Fn() -> bool) -> bool {
         let end = Instant::now() + delay;
         let mut pending = self.pending.lock();
-        while !pending.closed && !is_ended() && !self.changed.wait_until(&mut pending, end).timed_out() {}
+        while !pending.closed
+            && !is_ended()
+            && !self.changed.wait_until(&mut pending, end).timed_out()
+        {}
         !pending.closed
     }
 }

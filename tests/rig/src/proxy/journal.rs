@@ -31,12 +31,18 @@ pub(crate) type Open = Option<usize>;
 impl Journal {
     /// Notes a command that is about to be written.
     pub(crate) fn note(&self, args: &[String]) -> Open {
-        let matters = ["SET", "EVALSHA", "EVAL"].iter().any(|name| args[0].eq_ignore_ascii_case(name));
+        let matters = ["SET", "EVALSHA", "EVAL"]
+            .iter()
+            .any(|name| args[0].eq_ignore_ascii_case(name));
         if !matters {
             return None;
         }
         let mut exchanges = self.exchanges.lock();
-        exchanges.push(Exchange { args: args.to_vec(), sent: now(), answered: None });
+        exchanges.push(Exchange {
+            args: args.to_vec(),
+            sent: now(),
+            answered: None,
+        });
         Some(exchanges.len() - 1)
     }
 

@@ -81,7 +81,11 @@ impl Proxy {
         let port = listener.local_addr().expect("a bound listener").port();
         let shared = Arc::new(Shared::new(port, target_port));
         let acceptor = Mutex::new(Some(Acceptor::start(listener, &shared)));
-        Self { shared, port, acceptor }
+        Self {
+            shared,
+            port,
+            acceptor,
+        }
     }
 
     /// The address for a manager, with the login if there is one (see [`rights`](crate::rights)).
@@ -239,7 +243,9 @@ impl Proxy {
 
 impl fmt::Debug for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Proxy").field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("Proxy")
+            .field("port", &self.port)
+            .finish_non_exhaustive()
     }
 }
 

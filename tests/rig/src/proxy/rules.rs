@@ -31,7 +31,12 @@ impl Rules {
     /// Adds a rule. Rules without a limit come after all others.
     pub(crate) fn arm(&mut self, command: &str, skip: u64, left: Option<u64>, fault: Fault) {
         let pattern = split(command);
-        self.0.push(Rule { pattern, skip, left, fault });
+        self.0.push(Rule {
+            pattern,
+            skip,
+            left,
+            fault,
+        });
         self.0.sort_by_key(|rule| rule.left.is_none());
     }
 

@@ -40,7 +40,11 @@ pub(crate) struct Shared {
 impl Shared {
     /// For a proxy at `port` in front of the server at `target`.
     pub(crate) fn new(port: u16, target: u16) -> Shared {
-        Shared { port, target, ..Shared::default() }
+        Shared {
+            port,
+            target,
+            ..Shared::default()
+        }
     }
 
     /// Whether nothing passes.
@@ -79,7 +83,11 @@ impl Shared {
     }
 
     /// Runs `body` on a thread that is joined when the proxy is dropped, if not before.
-    pub(crate) fn spawn(self: &Arc<Self>, name: &str, body: impl FnOnce(&Arc<Self>) + Send + 'static) {
+    pub(crate) fn spawn(
+        self: &Arc<Self>,
+        name: &str,
+        body: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) {
         let shared = Arc::clone(self);
         let run = move || body(&shared);
         let thread = Builder::new().name(name.to_owned()).spawn(run);
@@ -101,7 +109,10 @@ impl Shared {
     /// Runs `action` for each connection that is open.
     pub(crate) fn for_each_connection(&self, action: impl Fn(&ProxiedConnection)) {
         let connections = self.connections.lock().clone();
-        connections.iter().filter_map(Weak::upgrade).for_each(|connection| action(&connection));
+        connections
+            .iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|connection| action(&connection));
     }
 
     fn accept(self: &Arc<Self>, client: TcpStream) {

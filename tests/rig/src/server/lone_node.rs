@@ -19,14 +19,18 @@ pub(super) struct LoneNode {
 
 /// Whether a server with these arguments can be no such node.
 pub(super) fn excludes_cluster(args: &[String]) -> bool {
-    args.iter().any(|arg| ["--cluster-enabled", "--replicaof"].contains(&&**arg))
+    args.iter()
+        .any(|arg| ["--cluster-enabled", "--replicaof"].contains(&&**arg))
 }
 
 impl LoneNode {
     /// A node at this port, with its files in `dir`.
     pub(super) fn new(dir: &Path, port: u16) -> LoneNode {
         let id = format!("{:032x}{port:08x}", std::process::id());
-        LoneNode { state: dir.join("nodes.conf"), id }
+        LoneNode {
+            state: dir.join("nodes.conf"),
+            id,
+        }
     }
 
     /// Writes what the node knows before it starts. Returns its arguments.
@@ -49,7 +53,9 @@ impl LoneNode {
             let _ = server.command(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
             let _ = server.command(&["CLUSTER", "FORGET", GHOST]);
             let info = server.command(&["CLUSTER", "INFO"]).ok();
-            let info = info.and_then(|it| redis::from_redis_value::<String>(it).ok()).unwrap_or_default();
+            let info = info
+                .and_then(|it| redis::from_redis_value::<String>(it).ok())
+                .unwrap_or_default();
             info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:1")
         });
         server.reset_stats();

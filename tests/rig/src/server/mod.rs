@@ -75,7 +75,10 @@ impl Server {
 
     /// Starts a server with further arguments and environment variables.
     pub fn in_env(args: &[&str], env: &[(&str, &str)]) -> Self {
-        let env: Vec<_> = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let env: Vec<_> = env
+            .iter()
+            .map(|&(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
         let args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
         loop {
             let dir = TempDir::new().expect("a temporary directory");
@@ -134,7 +137,9 @@ impl Server {
     /// Starts a server that creates no file, so that none is left behind if this process is killed.
     pub fn without_files() -> Self {
         let mut attempts = (0..10).map(|_| Self::try_start(Vec::new(), Vec::new(), None));
-        attempts.find_map(|server| server).expect("the server can be started")
+        attempts
+            .find_map(|server| server)
+            .expect("the server can be started")
     }
 
     /// Starts a sentinel with this configuration; `None` if the port was taken meanwhile.
@@ -146,9 +151,17 @@ impl Server {
     }
 
     /// Starts a server on a random port; `None` if that port was taken meanwhile.
-    fn try_start(args: Vec<String>, env: Vec<(String, String)>, dir: Option<TempDir>) -> Option<Self> {
+    fn try_start(
+        args: Vec<String>,
+        env: Vec<(String, String)>,
+        dir: Option<TempDir>,
+    ) -> Option<Self> {
         // A node of a cluster also needs a port for its bus.
-        let port = if road::is_in_cluster() { free_node_port() } else { free_port() };
+        let port = if road::is_in_cluster() {
+            free_node_port()
+        } else {
+            free_port()
+        };
         Self::try_start_at(port, args, env, dir, None)
     }
 
@@ -160,13 +173,27 @@ impl Server {
         sentinel: Option<PathBuf>,
     ) -> Option<Self> {
         let lone = road::is_in_cluster() && sentinel.is_none() && !excludes_cluster(&args);
-        let lone = dir.as_ref().filter(|_| lone).map(|dir| LoneNode::new(dir.path(), port));
+        let lone = dir
+            .as_ref()
+            .filter(|_| lone)
+            .map(|dir| LoneNode::new(dir.path(), port));
         if let Some(lone) = &lone {
             args.extend(lone.begin());
         }
         let process = Mutex::new(start(port, dir.as_ref(), sentinel.as_deref(), &args, &env));
         let (private, paused) = (Mutex::new(None), AtomicBool::new(false));
-        let server = Self { port, args, env, process, private, dir, tls_port: None, sentinel, paused, lone };
+        let server = Self {
+            port,
+            args,
+            env,
+            process,
+            private,
+            dir,
+            tls_port: None,
+            sentinel,
+            paused,
+            lone,
+        };
         server.becomes_ready().then_some(server)
     }
 
@@ -246,7 +273,13 @@ impl Server {
             lone.begin();
         }
         let sentinel = self.sentinel.as_deref();
-        *self.process.lock() = start(self.port, self.dir.as_ref(), sentinel, &self.args, &self.env);
+        *self.process.lock() = start(
+            self.port,
+            self.dir.as_ref(),
+            sentinel,
+            &self.args,
+            &self.env,
+        );
         assert!(self.becomes_ready(), "port {} was taken", self.port);
     }
 
@@ -257,7 +290,11 @@ impl Server {
         let start = Instant::now();
         eventually(2 * START, "the server answers or ends", || {
             let waited = start.elapsed();
-            assert!(waited < START, "no answer from the server:\n{}", log().unwrap_or_default());
+            assert!(
+                waited < START,
+                "no answer from the server:\n{}",
+                log().unwrap_or_default()
+            );
             !self.is_running() || answers(self.port)
         });
         if self.is_running() && !self.is_another() {
@@ -270,7 +307,11 @@ impl Server {
         // A server without a log does not say why it ended. It got no arguments that could be
         // wrong, so the port was taken.
         let taken = log().is_none_or(|log| log.contains("already in use"));
-        assert!(taken, "the server ended at once:\n{}", log().unwrap_or_default());
+        assert!(
+            taken,
+            "the server ended at once:\n{}",
+            log().unwrap_or_default()
+        );
         false
     }
 
@@ -291,7 +332,9 @@ impl Server {
 
 impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("Server")
+            .field("port", &self.port)
+            .finish_non_exhaustive()
     }
 }
 
@@ -312,7 +355,14 @@ fn start(
 ) -> Process {
     let log = dir.map(|dir| File::create(log_in(dir)).expect("a log file"));
     let anywhere = std::env::temp_dir();
-    spawn(port, dir.map_or(&*anywhere, TempDir::path), sentinel, log.as_ref(), args, env)
+    spawn(
+        port,
+        dir.map_or(&*anywhere, TempDir::path),
+        sentinel,
+        log.as_ref(),
+        args,
+        env,
+    )
 }
 
 /// The arguments for a port with TLS. Their files are put into `dir`.
@@ -324,14 +374,20 @@ fn tls_args(dir: &TempDir, port: u16, identity: &Identity, clients: &Authority) 
     };
     let all = [
         ("--tls-port", port.to_string()),
-        ("--tls-cert-file", file("certificate.pem", &identity.certificate)),
+        (
+            "--tls-cert-file",
+            file("certificate.pem", &identity.certificate),
+        ),
         ("--tls-key-file", file("key.pem", &identity.key)),
         ("--tls-ca-cert-file", file("clients.pem", clients.pem())),
         ("--tls-auth-clients", "no".to_owned()),
     ];
     // A node of a cluster then names the port for TLS to clients that use it.
     let cluster = road::is_in_cluster().then(|| ("--tls-cluster", "yes".to_owned()));
-    all.into_iter().chain(cluster).flat_map(|(name, value)| [name.to_owned(), value]).collect()
+    all.into_iter()
+        .chain(cluster)
+        .flat_map(|(name, value)| [name.to_owned(), value])
+        .collect()
 }
 
 fn log_in(dir: &TempDir) -> PathBuf {

@@ -37,7 +37,11 @@ pub(super) fn spawn(
 ) -> Process {
     let (program, version) = program();
     // Servers before 7 do not know the option, and always have the `DEBUG` command.
-    let debug = if *version >= (7, 0) { &["--enable-debug-command", "yes"][..] } else { &[] };
+    let debug = if *version >= (7, 0) {
+        &["--enable-debug-command", "yes"][..]
+    } else {
+        &[]
+    };
     let output = || {
         let log = log.map(|log| log.try_clone().expect("a second handle of the log"));
         log.map_or_else(Stdio::null, Stdio::from)

@@ -16,7 +16,9 @@ impl Server {
         let reused = private.is_some();
         let result = self.attempt(&mut private, args);
         match result {
-            Err(error) if reused && error.is_connection_dropped() => self.attempt(&mut private, args),
+            Err(error) if reused && error.is_connection_dropped() => {
+                self.attempt(&mut private, args)
+            }
             result => result,
         }
     }
@@ -80,8 +82,12 @@ impl Server {
     #[track_caller]
     pub fn all_calls(&self) -> u64 {
         let info: String = self.query(&["INFO", "commandstats"]);
-        let others = info.lines().filter(|line| !line.starts_with("cmdstat_info:"));
-        others.filter_map(|line| number_after(line, ":calls=")).sum()
+        let others = info
+            .lines()
+            .filter(|line| !line.starts_with("cmdstat_info:"));
+        others
+            .filter_map(|line| number_after(line, ":calls="))
+            .sum()
     }
 
     /// Sets all counts to 0.
@@ -101,7 +107,10 @@ impl Server {
     #[track_caller]
     pub fn listeners(&self) -> Vec<u64> {
         let clients: String = self.query(&["CLIENT", "LIST", "TYPE", "PUBSUB"]);
-        clients.lines().map(|line| number_after(line, "id=").expect("an id in CLIENT LIST")).collect()
+        clients
+            .lines()
+            .map(|line| number_after(line, "id=").expect("an id in CLIENT LIST"))
+            .collect()
     }
 
     /// Whether a connection redirects its invalidations to a listener that is connected.
@@ -109,7 +118,9 @@ impl Server {
     pub fn redirects_invalidations(&self) -> bool {
         let clients: String = self.query(&["CLIENT", "LIST"]);
         let listeners = self.listeners();
-        let mut targets = clients.lines().filter_map(|line| number_after(line, " redir="));
+        let mut targets = clients
+            .lines()
+            .filter_map(|line| number_after(line, " redir="));
         targets.any(|id| listeners.contains(&id))
     }
 
@@ -118,8 +129,12 @@ impl Server {
     #[track_caller]
     pub fn clients_with(&self, field: &str) -> Vec<u64> {
         let clients: String = self.query(&["CLIENT", "LIST"]);
-        let found = clients.lines().filter(|line| line.split(' ').any(|it| it == field));
-        found.map(|line| number_after(line, "id=").expect("an id in CLIENT LIST")).collect()
+        let found = clients
+            .lines()
+            .filter(|line| line.split(' ').any(|it| it == field));
+        found
+            .map(|line| number_after(line, "id=").expect("an id in CLIENT LIST"))
+            .collect()
     }
 
     /// How many clients are connected, besides the one that asks here.
@@ -135,7 +150,10 @@ impl Server {
         let this = format!("id={} ", self.query::<u64>(&["CLIENT", "ID"]));
         let clients: String = self.query(&["CLIENT", "LIST"]);
         let others = clients.lines().filter(|line| !line.starts_with(&this));
-        let user = |line: &str| line.split(' ').find_map(|it| it.strip_prefix("user=").map(str::to_owned));
+        let user = |line: &str| {
+            line.split(' ')
+                .find_map(|it| it.strip_prefix("user=").map(str::to_owned))
+        };
         others.filter_map(user).collect()
     }
 
@@ -145,7 +163,9 @@ impl Server {
     pub fn refused(&self) -> Vec<(String, String)> {
         let log: Vec<HashMap<String, Value>> = self.query(&["ACL", "LOG", "128"]);
         let text = |value: &Value| redis::from_redis_value(value.clone()).expect("a string");
-        log.iter().map(|entry| (text(&entry["username"]), text(&entry["object"]))).collect()
+        log.iter()
+            .map(|entry| (text(&entry["username"]), text(&entry["object"])))
+            .collect()
     }
 
     fn attempt(&self, private: &mut Option<Connection>, args: &[&str]) -> RedisResult<Value> {

@@ -18,13 +18,19 @@ fn ask(server: &Server, args: &[&str]) -> RedisResult<redis::Value> {
 #[track_caller]
 fn error(server: &Server, args: &[&str]) -> String {
     let error = ask(server, args).expect_err("an error");
-    format!("{} {}", error.code().unwrap_or_default(), error.detail().unwrap_or_default())
+    format!(
+        "{} {}",
+        error.code().unwrap_or_default(),
+        error.detail().unwrap_or_default()
+    )
 }
 
 /// A lock on a node, whose key is there.
 fn stored(cluster: &Cluster, place: usize) -> String {
     let name = cluster.key_on(place);
-    cluster.server(place).query::<()>(&["SET", &key(&name), "1"]);
+    cluster
+        .server(place)
+        .query::<()>(&["SET", &key(&name), "1"]);
     name
 }
 
@@ -36,7 +42,10 @@ fn three_masters_share_the_slots() {
         let name = stored(&cluster, place);
         let slot = cluster.slot_of(&name);
         assert!(cluster.slots_of(place).contains(&slot));
-        assert_eq!((cluster.node_of(&name), cluster.owner(slot)), (place, place));
+        assert_eq!(
+            (cluster.node_of(&name), cluster.owner(slot)),
+            (place, place)
+        );
         assert!(cluster.server(place).exists(&key(&name)));
         let wrong = error(cluster.server((place + 1) % 3), &["GET", &key(&name)]);
         assert_eq!(wrong, format!("MOVED {slot} {}", cluster.address(place)));
@@ -53,10 +62,16 @@ fn each_master_starts_with_an_epoch_of_its_own() {
         let cluster = Cluster::without_replicas();
         let epoch = |place| {
             let nodes: String = cluster.server(place).query(&["CLUSTER", "NODES"]);
-            let own = nodes.lines().find(|line| line.contains("myself")).expect("it knows itself");
+            let own = nodes
+                .lines()
+                .find(|line| line.contains("myself"))
+                .expect("it knows itself");
             own.split(' ').nth(6).map(str::to_owned)
         };
-        assert_eq!([0, 1, 2].map(epoch), ["4", "5", "6"].map(|it| Some(it.to_owned())));
+        assert_eq!(
+            [0, 1, 2].map(epoch),
+            ["4", "5", "6"].map(|it| Some(it.to_owned()))
+        );
     }
 }
 
@@ -98,7 +113,10 @@ fn a_planned_failover_loses_nothing() {
         let replica = cluster.replicas_of(master)[0];
         let (took, ()) = time(|| cluster.fail_over(replica));
         println!("failed over in {took:?}");
-        assert!(cluster.is_master(replica) && !cluster.is_master(master), "failover {count}");
+        assert!(
+            cluster.is_master(replica) && !cluster.is_master(master),
+            "failover {count}"
+        );
         assert_eq!(cluster.node_of(&name), replica);
         assert!(cluster.server(replica).exists(&key(&name)));
         cluster.until_well();
@@ -111,7 +129,9 @@ fn a_slot_can_be_moved_with_its_keys() {
     let cluster = Cluster::without_replicas();
     let name = stored(&cluster, 0);
     let slot = cluster.slot_of(&name);
-    let others: Vec<_> = (0..250).map(|number| format!("other{number}{{{}}}", key(&name))).collect();
+    let others: Vec<_> = (0..250)
+        .map(|number| format!("other{number}{{{}}}", key(&name)))
+        .collect();
     for other in &others {
         cluster.server(0).query::<()>(&["SET", other, "1"]);
     }
@@ -144,7 +164,10 @@ fn while_a_slot_moves_the_old_owner_sends_clients_to_the_new_one() {
     assert_eq!(error(cluster.server(0), &["GET", &here]), asks);
     let mut client: Connection = connect(&cluster.server(1).bare_url());
     redis::cmd("ASKING").exec(&mut client).expect("a reply");
-    let found: Option<String> = redis::cmd("GET").arg(&here).query(&mut client).expect("a reply");
+    let found: Option<String> = redis::cmd("GET")
+        .arg(&here)
+        .query(&mut client)
+        .expect("a reply");
     assert_eq!(found.as_deref(), Some("1"));
     assert!(error(cluster.server(1), &["GET", &here]).starts_with("MOVED"));
     assert_eq!(cluster.owner(slot), 0);
@@ -156,7 +179,11 @@ fn while_a_slot_moves_the_old_owner_sends_clients_to_the_new_one() {
 
 #[test]
 fn a_node_can_join_and_be_removed_twice() {
-    let cluster = Cluster::with(ClusterSetup { replicas: 0, spares: 1, ..ClusterSetup::default() });
+    let cluster = Cluster::with(ClusterSetup {
+        replicas: 0,
+        spares: 1,
+        ..ClusterSetup::default()
+    });
     for _ in 0..2 {
         let name = stored(&cluster, 2);
         let slots = [cluster.slot_of(&name), cluster.slots_of(0)[0]];
@@ -177,15 +204,28 @@ fn a_node_can_join_and_be_removed_twice() {
 
 #[test]
 fn nodes_can_be_behind_proxies() {
-    let cluster = Cluster::with(ClusterSetup { proxied: true, ..ClusterSetup::default() });
+    let cluster = Cluster::with(ClusterSetup {
+        proxied: true,
+        ..ClusterSetup::default()
+    });
     let name = stored(&cluster, 0);
     let mut client = connect(&cluster.proxy(1).bare_url());
-    let wrong = redis::cmd("GET").arg(key(&name)).query::<()>(&mut client).expect_err("another node's key");
-    assert!(wrong.detail().is_some_and(|it| it.ends_with(&cluster.proxy(0).port().to_string())));
+    let wrong = redis::cmd("GET")
+        .arg(key(&name))
+        .query::<()>(&mut client)
+        .expect_err("another node's key");
+    assert!(
+        wrong
+            .detail()
+            .is_some_and(|it| it.ends_with(&cluster.proxy(0).port().to_string()))
+    );
     assert_eq!(cluster.proxy(1).commands("GET"), 1);
     cluster.fail_over(3);
     cluster.until_well();
-    assert_eq!(cluster.address(3), format!("127.0.0.1:{}", cluster.proxy(3).port()));
+    assert_eq!(
+        cluster.address(3),
+        format!("127.0.0.1:{}", cluster.proxy(3).port())
+    );
     assert!(error(cluster.server(1), &["GET", &key(&name)]).ends_with(&cluster.address(3)));
     cluster.server(3).kill();
     assert_eq!(cluster.until_replaced(3), 0);
@@ -194,14 +234,22 @@ fn nodes_can_be_behind_proxies() {
 
 #[test]
 fn nodes_can_speak_tls_and_have_a_password() {
-    let setup = ClusterSetup { tls: true, password: Some("secret".into()), ..ClusterSetup::default() };
+    let setup = ClusterSetup {
+        tls: true,
+        password: Some("secret".into()),
+        ..ClusterSetup::default()
+    };
     let cluster = Cluster::with(setup);
     assert!(cluster.url().starts_with("rediss+cluster://"));
     let name = stored(&cluster, 0);
     cluster.move_slot(cluster.slot_of(&name), 1);
     assert!(cluster.server(1).exists(&key(&name)));
     assert_eq!(cluster.server(1).query::<u64>(&["WAIT", "1", "5000"]), 1);
-    assert!(cluster.address(1).ends_with(&cluster.server(1).tls_port().to_string()));
+    assert!(
+        cluster
+            .address(1)
+            .ends_with(&cluster.server(1).tls_port().to_string())
+    );
     cluster.fail_over(4);
     assert!(cluster.server(4).exists(&key(&name)));
 }
@@ -209,7 +257,11 @@ fn nodes_can_speak_tls_and_have_a_password() {
 #[test]
 fn without_full_coverage_the_rest_goes_on() {
     let args = vec!["--cluster-require-full-coverage", "no"];
-    let cluster = Cluster::with(ClusterSetup { replicas: 0, args, ..ClusterSetup::default() });
+    let cluster = Cluster::with(ClusterSetup {
+        replicas: 0,
+        args,
+        ..ClusterSetup::default()
+    });
     let [gone, left] = [0, 1].map(|place| stored(&cluster, place));
     cluster.server(0).kill();
     eventually(LONG, "its slots are down", || {

@@ -23,8 +23,12 @@ fn a_test_that_hangs_ends_the_run_and_its_servers_and_is_named() {
     let server = worker.expect_line("", LONG);
     let status = worker.wait(LONG);
     assert!(!status.success(), "{status}");
-    eventually(LONG, "the server is gone", || !Path::new("/proc").join(&server).exists());
+    eventually(LONG, "the server is gone", || {
+        !Path::new("/proc").join(&server).exists()
+    });
     let named = |name: &str| worker.printed().contains(&format!("{name:?}"));
-    eventually(LONG, "what was printed arrives", || named("a test that hangs"));
+    eventually(LONG, "what was printed arrives", || {
+        named("a test that hangs")
+    });
     assert!(!named("a test that ends"), "{}", worker.printed());
 }

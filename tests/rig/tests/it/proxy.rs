@@ -25,9 +25,12 @@ fn a_proxy_passes_everything_on() {
     let value = "x".repeat(3 << 20);
     let echoed: RedisResult<String> = redis::cmd("ECHO").arg(&value).query(&mut connection);
     assert!(echoed.as_deref() == Ok(&*value), "3 MiB and back");
-    let pushed: RedisResult<u64> = redis::cmd("RPUSH").arg(&["l", "1", "2"]).query(&mut connection);
+    let pushed: RedisResult<u64> = redis::cmd("RPUSH")
+        .arg(&["l", "1", "2"])
+        .query(&mut connection);
     assert_eq!(pushed, Ok(2));
-    let popped: RedisResult<(String, i32)> = redis::cmd("BLPOP").arg("l").arg(0).query(&mut connection);
+    let popped: RedisResult<(String, i32)> =
+        redis::cmd("BLPOP").arg("l").arg(0).query(&mut connection);
     assert_eq!(popped, Ok(("l".to_owned(), 1)));
 
     assert_eq!(proxy.connections_accepted(), 1);
@@ -37,7 +40,10 @@ fn a_proxy_passes_everything_on() {
     assert_eq!(proxy.fired(), 0);
     let log = proxy.log();
     assert!(log.ends_with(&["SET", "ECHO", "RPUSH", "BLPOP"].map(String::from)));
-    assert_eq!(proxy.log_in_full().last().expect("a command"), &["BLPOP", "l", "0"]);
+    assert_eq!(
+        proxy.log_in_full().last().expect("a command"),
+        &["BLPOP", "l", "0"]
+    );
 }
 
 #[test]
@@ -92,7 +98,10 @@ fn drop_reply_executes_and_sends_no_reply() {
     proxy.wait_fired(1, LONG);
     assert!(server.exists("a"));
     assert_eq!(server.connections(), 1, "the connection is open");
-    assert!(set(&mut connect(&proxy.bare_url()), "b").is_ok(), "only once");
+    assert!(
+        set(&mut connect(&proxy.bare_url()), "b").is_ok(),
+        "only once"
+    );
 }
 
 #[test]
@@ -122,7 +131,11 @@ fn swallow_command_keeps_it_from_the_server() {
     let (server, proxy) = server_and_proxy();
     let mut connection = connect_hasty(&proxy.bare_url());
     proxy.on("SET", Fault::SwallowCommand);
-    assert!(set(&mut connection, "a").expect_err("no reply").is_timeout());
+    assert!(
+        set(&mut connection, "a")
+            .expect_err("no reply")
+            .is_timeout()
+    );
     proxy.wait_fired(1, LONG);
     assert_eq!(server.calls("set"), 0);
     assert_eq!(proxy.commands("SET"), 1);
@@ -159,7 +172,11 @@ fn a_delayed_command_arrives_after_its_client_has_left() {
     let mut connection = connect_hasty(&proxy.bare_url());
     proxy.on("SET", Fault::DelayCommand(3 * SHORT));
     let start = Instant::now();
-    assert!(set(&mut connection, "a").expect_err("no reply").is_timeout());
+    assert!(
+        set(&mut connection, "a")
+            .expect_err("no reply")
+            .is_timeout()
+    );
     drop(connection);
     eventually(LONG, "the command arrives", || server.exists("a"));
     assert!(start.elapsed() >= 3 * SHORT);
@@ -181,7 +198,10 @@ fn replace_executes_and_answer_does_not() {
     let (server, proxy) = server_and_proxy();
     let mut connection = connect(&proxy.bare_url());
     proxy.on("SET", Fault::Replace(b"+DONE\r\n".to_vec()));
-    proxy.on("SET", Fault::Answer(b"-READONLY You can't write\r\n".to_vec()));
+    proxy.on(
+        "SET",
+        Fault::Answer(b"-READONLY You can't write\r\n".to_vec()),
+    );
     assert_eq!(set(&mut connection, "a").as_deref(), Ok("DONE"));
     let error = set(&mut connection, "b").expect_err("the answer");
     assert_eq!(error.code(), Some("READONLY"));
@@ -246,7 +266,11 @@ fn a_black_hole_lets_nothing_through() {
     new.write_all(b"SET b 1\r\n").expect("sent");
     assert!(new.read(&mut [0]).is_err(), "neither a reply nor the end");
     drop(old);
-    assert_eq!(server.connections(), 1, "the server does not know that its client has left");
+    assert_eq!(
+        server.connections(),
+        1,
+        "the server does not know that its client has left"
+    );
     assert_eq!(proxy.fired(), 0);
 
     proxy.black_hole(false);

@@ -15,7 +15,8 @@ fn role(server: &Server) -> String {
 
 /// The port that a sentinel names.
 fn named_by(sentinel: &Server) -> u16 {
-    let (_host, port): (String, u16) = sentinel.query(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]);
+    let (_host, port): (String, u16) =
+        sentinel.query(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER]);
     port
 }
 
@@ -31,10 +32,20 @@ fn sentinels_name_the_master_and_replicas_have_its_keys() {
     println!("started in {took:?}");
     assert_eq!((sentinels.master(), sentinels.count()), (0, 3));
     for place in 0..3 {
-        assert_eq!(named_by(sentinels.sentinel(place)), sentinels.server(0).port());
-        assert!(sentinels.url().contains(&sentinels.sentinel(place).address()));
+        assert_eq!(
+            named_by(sentinels.sentinel(place)),
+            sentinels.server(0).port()
+        );
+        assert!(
+            sentinels
+                .url()
+                .contains(&sentinels.sentinel(place).address())
+        );
     }
-    assert_eq!([0, 1, 2].map(|place| role(sentinels.server(place))), ["master", "slave", "slave"]);
+    assert_eq!(
+        [0, 1, 2].map(|place| role(sentinels.server(place))),
+        ["master", "slave", "slave"]
+    );
     sentinels.server(0).query::<()>(&["SET", "a", "1"]);
     (1..3).for_each(|place| arrives(sentinels.server(place), "a"));
 }
@@ -63,12 +74,18 @@ fn a_stopped_master_is_replaced_and_comes_back_as_a_replica() {
     let master = sentinels.until_replaced(0);
     sentinels.server(0).resume();
     sentinels.until_in_sync();
-    assert_eq!((role(sentinels.server(0)), sentinels.master()), ("slave".to_owned(), master));
+    assert_eq!(
+        (role(sentinels.server(0)), sentinels.master()),
+        ("slave".to_owned(), master)
+    );
 }
 
 #[test]
 fn after_a_planned_failover_the_old_master_goes_on_for_a_while() {
-    let sentinels = Sentinels::with(Setup { demoted_after: Duration::from_secs(8), ..Setup::default() });
+    let sentinels = Sentinels::with(Setup {
+        demoted_after: Duration::from_secs(8),
+        ..Setup::default()
+    });
     let master = sentinels.fail_over();
     assert_ne!(master, 0);
     assert_eq!(role(sentinels.server(master)), "master");
@@ -76,7 +93,10 @@ fn after_a_planned_failover_the_old_master_goes_on_for_a_while() {
     sentinels.server(0).query::<()>(&["SET", "a", "1"]);
     let (took, ()) = time(|| sentinels.until_in_sync());
     println!("demoted after {took:?}");
-    assert_eq!((role(sentinels.server(0)), sentinels.server(0).exists("a")), ("slave".to_owned(), false));
+    assert_eq!(
+        (role(sentinels.server(0)), sentinels.server(0).exists("a")),
+        ("slave".to_owned(), false)
+    );
 }
 
 #[test]
@@ -91,7 +111,10 @@ fn failovers_can_follow_each_other() {
 
 #[test]
 fn a_replica_that_is_cut_off_misses_what_is_written_meanwhile() {
-    let sentinels = Sentinels::with(Setup { replicas: 1, ..Setup::default() });
+    let sentinels = Sentinels::with(Setup {
+        replicas: 1,
+        ..Setup::default()
+    });
     sentinels.cut_off(1);
     sentinels.server(0).query::<()>(&["SET", "a", "1"]);
     assert_eq!(sentinels.server(0).query::<u64>(&["WAIT", "1", "50"]), 0);
@@ -121,9 +144,17 @@ fn a_sentinel_can_be_paused_killed_and_restarted() {
 
 #[test]
 fn sentinels_can_have_a_password() {
-    let sentinels = Sentinels::with(Setup { password: Some("secret".into()), ..Setup::default() });
+    let sentinels = Sentinels::with(Setup {
+        password: Some("secret".into()),
+        ..Setup::default()
+    });
     let mut stranger = connect(&sentinels.sentinel(0).bare_url());
-    assert_eq!(ping(&mut stranger).expect_err("no password was given").code(), Some("NOAUTH"));
+    assert_eq!(
+        ping(&mut stranger)
+            .expect_err("no password was given")
+            .code(),
+        Some("NOAUTH")
+    );
     assert!(ping(&mut connect(&sentinels.server(0).bare_url())).is_ok());
     sentinels.server(0).kill();
     sentinels.until_replaced(0);
@@ -131,14 +162,20 @@ fn sentinels_can_have_a_password() {
 
 #[test]
 fn servers_can_be_behind_proxies() {
-    let sentinels = Sentinels::with(Setup { proxied: true, ..Setup::default() });
+    let sentinels = Sentinels::with(Setup {
+        proxied: true,
+        ..Setup::default()
+    });
     assert_eq!(named_by(sentinels.sentinel(0)), sentinels.proxy(0).port());
     set(&mut connect(&sentinels.proxy(0).bare_url()), "a").expect("a reply");
     assert_eq!(sentinels.proxy(0).journal().len(), 1);
     (1..3).for_each(|place| arrives(sentinels.server(place), "a"));
     let master = sentinels.fail_over();
     sentinels.until_in_sync();
-    assert_eq!(named_by(sentinels.sentinel(0)), sentinels.proxy(master).port());
+    assert_eq!(
+        named_by(sentinels.sentinel(0)),
+        sentinels.proxy(master).port()
+    );
     sentinels.server(master).query::<()>(&["SET", "b", "1"]);
     arrives(sentinels.server(0), "b");
     sentinels.server(master).kill();
@@ -152,7 +189,10 @@ fn servers_can_be_behind_proxies() {
 #[test]
 fn sentinels_are_of_their_version() {
     // What the other tests here take seconds for is quick from this version on.
-    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let sentinels = Sentinels::with(Setup {
+        replicas: 0,
+        ..Setup::default()
+    });
     let debug = sentinels.sentinel(0).command(&["SENTINEL", "DEBUG"]);
     assert_eq!(debug.is_ok(), server_version() >= (7, 0));
 }

@@ -77,7 +77,10 @@ fn a_paused_server_goes_on_where_it_was() {
     assert!(server.is_running());
     assert!(ping(&mut connection).expect_err("paused").is_timeout());
     server.resume();
-    assert_eq!(ping(&mut connect(&server.bare_url())).as_deref(), Ok("PONG"));
+    assert_eq!(
+        ping(&mut connect(&server.bare_url())).as_deref(),
+        Ok("PONG")
+    );
 }
 
 #[test]

@@ -1,0 +1,600 @@
+//! The error type: one variant for each thing that a caller can react to.
+
+pub(crate) mod body;
+pub(crate) mod cause;
+mod questions;
+mod wording;
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use crate::base::error::body::Made;
+use crate::base::error::wording::{around, doing, invalid, may_exist, timed_out, would_deadlock};
+use crate::base::owner::holder::Holder;
+
+pub use crate::base::error::cause::{BlockedThread, LostCause, TlsCause};
+
+/// Why an operation on a lock failed.
+///
+/// A program can tell three situations apart:
+///
+/// - The lock is *busy*: [`Error::Timeout`]. The `try_` methods return `Ok(None)` instead.
+/// - Redis is *not available*: [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`].
+/// - A hold was *lost*: [`Error::Lost`]. The work under the lock may have run beside other work.
+///
+/// [`Error::Unconfirmed`] means that the work was protected and only the release is in doubt. The
+/// other variants report a mistake in the program or its setup, or a limit of the system. No
+/// message contains a password. [`body_ran`](Error::body_ran) says whether a closure under a lock
+/// had begun.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The wait ended before this thread got the lock.
+    ///
+    /// Happens only if [`Lock::wait`](crate::Lock::wait) or
+    /// [`Builder::wait`](crate::Builder::wait) sets a limit. Without a limit, a thread waits until
+    /// the lock is free, or until another error ends the wait, such as an outage.
+    ///
+    /// If there is a `source`, the time was over before the last attempt had an answer, or before
+    /// any answer named a holder. The source says what took the time. If that was the wait for a
+    /// connection, raise [`pool_size`](crate::Builder::pool_size).
+    #[error("{}", timed_out(key, *waited, holder.as_deref(), held, source.is_some()))]
+    #[non_exhaustive]
+    Timeout {
+        /// The lock's key.
+        key: String,
+        /// How long the caller waited.
+        waited: Duration,
+        /// Who held the lock when Redis was last asked, if that is known.
+        holder: Option<Box<Holder>>,
+        /// The keys of the locks that this thread held while it waited. If another process waits
+        /// for one of them and holds this one, both wait in vain. Empty if the limit of the wait
+        /// was zero.
+        held: Vec<String>,
+        /// What took the time, if it is not known whether the lock was busy in the end.
+        source: Option<Box<dyn StdError + Send + Sync>>,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
+    },
+
+    /// The hold can no longer be trusted: somebody else may have held the lock in the meantime.
+    ///
+    /// What this thread did since the loss was not protected by the lock. With a longer
+    /// [`lease`](crate::Lock::lease), a hold survives longer outages. If
+    /// [`renew`](crate::Lock::renew) is off, the work has to be done within the lease. If
+    /// [`max_hold`](crate::Lock::max_hold) is set, it has to be done within that time.
+    #[error("lock {key:?} was lost: {cause}")]
+    #[non_exhaustive]
+    Lost {
+        /// The lock's key.
+        key: String,
+        /// How the hold was lost.
+        cause: LostCause,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
+    },
+
+    /// This thread has lost another lock, which it holds around this one. What it did since then
+    /// was not protected by that other lock.
+    ///
+    /// A thread that has lost a lock gets this error when it takes another one, until it has
+    /// dropped the guards of the lost one: nothing was sent. If the loss came while it waited for
+    /// this lock or adopted it, this lock was given back, and the parcel is used up. The thread
+    /// also gets this error when it releases a lock that it took inside of the lost one: the
+    /// release is done, and what this lock protects is well.
+    #[error("{}, was lost: {cause}", around(outer, key))]
+    #[non_exhaustive]
+    OuterLost {
+        /// The key of the lock that was taken or released.
+        key: String,
+        /// The key of the lock that was lost.
+        outer: String,
+        /// How it was lost.
+        cause: LostCause,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
+    },
+
+    /// It is not known whether Redis executed the release. The work itself was protected.
+    ///
+    /// Happens if no answer came within the [`response_timeout`](crate::Builder::response_timeout),
+    /// or if the lease ran out while the release was under way. The hold was valid when the release
+    /// began. If the key may still exist, the manager goes on trying to delete it in the
+    /// background.
+    #[error("the release of lock {key:?} is not confirmed: {}", may_exist(*at_most))]
+    #[non_exhaustive]
+    Unconfirmed {
+        /// The lock's key.
+        key: String,
+        /// How long the key can still exist in Redis, and keep others waiting. Zero if Redis
+        /// answered that the token is gone.
+        at_most: Duration,
+        /// Why there is no answer, or why the answer leaves the result in doubt.
+        source: Box<dyn StdError + Send + Sync>,
+    },
+
+    /// Redis could not be reached, did not answer in time, or cannot serve clients for now (it is
+    /// loading its data, or failing over).
+    ///
+    /// One attempt may take the [`connect_timeout`](crate::Builder::connect_timeout) and the
+    /// [`response_timeout`](crate::Builder::response_timeout). A thread that waits for a lock tries
+    /// again until its [`wait`](crate::Lock::wait) is over, for
+    /// [`tolerate_outage`](crate::Builder::tolerate_outage) at most.
+    ///
+    /// The text of this error ends with its cause, so that a program that logs only one line logs
+    /// the cause. Therefore this error has no `source`: what prints both would print it twice.
+    #[error("redis at {server} is unavailable ({}): {cause}", doing(action, key.as_deref()))]
+    #[non_exhaustive]
+    Unavailable {
+        /// Host and port, or the socket's path.
+        server: String,
+        /// What the manager was doing.
+        action: &'static str,
+        /// The lock's key, if this was about a lock.
+        key: Option<Box<str>>,
+        /// What went wrong.
+        cause: Box<dyn StdError + Send + Sync>,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
+    },
+
+    /// Redis answered with an error that waiting does not change: a wrong password or database, a
+    /// missing permission, no memory left.
+    ///
+    /// The URL given to [`LockManager::builder`](crate::LockManager::builder) sets the user, the
+    /// password and the database.
+    #[error("redis at {server} refused ({}): {message}", doing(action, key.as_deref()))]
+    #[non_exhaustive]
+    Refused {
+        /// Host and port, or the socket's path.
+        server: String,
+        /// What the manager was doing.
+        action: &'static str,
+        /// The lock's key, if this was about a lock.
+        key: Option<Box<str>>,
+        /// The code of the server's error, such as `NOPERM` or `OOM`.
+        code: String,
+        /// The server's error, code included. Very long ones are cut.
+        message: String,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
+    },
+
+    /// There is no connection over TLS, for a reason that waiting does not change.
+    ///
+    /// A timeout, or a connection that ends in the handshake, is [`Error::Unavailable`]. The URL
+    /// decides whether TLS is used, and `Builder::tls` (feature `tls`) which servers are trusted.
+    #[error("no TLS connection to redis at {server}: {cause}")]
+    #[non_exhaustive]
+    Tls {
+        /// Host and port.
+        server: String,
+        /// What is wrong.
+        cause: TlsCause,
+        /// The error in detail.
+        source: Box<dyn StdError + Send + Sync>,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
+    },
+
+    /// The Redis key exists, but its value cannot be a lock of this crate.
+    ///
+    /// Either the value is not a string, or the key never expires, so that waiting would never end.
+    /// Find out which program wrote the key. [`force_unlock`](crate::Lock::force_unlock) deletes
+    /// it. A [`prefix`](crate::Builder::prefix) that no other program uses keeps locks apart from
+    /// other keys.
+    #[error("lock {key:?} cannot be taken: redis key {redis_key:?} holds {found}")]
+    #[non_exhaustive]
+    NotALock {
+        /// The lock's key.
+        key: String,
+        /// The key in Redis: prefix and key.
+        redis_key: String,
+        /// The value that was found.
+        found: String,
+    },
+
+    /// The key is empty, or longer than 64 KiB. Nothing was sent.
+    #[error("a key of {length} bytes cannot name a lock: {reason}")]
+    #[non_exhaustive]
+    InvalidKey {
+        /// The key's length in bytes.
+        length: usize,
+        /// What is wrong with the key.
+        reason: &'static str,
+    },
+
+    /// The lock cannot have a [fencing token](crate::LockGuard::fence). Nothing was sent.
+    ///
+    /// Either its key has braces (`}`, or `{}`) that leave no name for its counter, or this thread
+    /// holds the lock already and took it without a fence.
+    #[error("lock {key:?} cannot be fenced: {reason}")]
+    #[non_exhaustive]
+    NoFence {
+        /// The lock's key.
+        key: String,
+        /// Why not.
+        reason: &'static str,
+    },
+
+    /// An option, or the argument of a method, has a value that cannot work. Nothing was sent.
+    #[error("{}", invalid(option, value.as_deref(), reason))]
+    #[non_exhaustive]
+    InvalidOption {
+        /// The name of the setter or method.
+        option: &'static str,
+        /// The value that was set. `None` if it may have a password, or is no text.
+        value: Option<String>,
+        /// What is wrong with the value.
+        reason: &'static str,
+    },
+
+    /// This thread would wait for itself: it wants a lock whose holder waits, directly or through
+    /// others, for a lock that this thread holds. Each thread of the cycle belongs to this process.
+    ///
+    /// The thread that closes a cycle gets this error at once, and keeps what it holds. The others
+    /// go on once it releases that. Let all code take locks in the same order, or take them
+    /// together.
+    ///
+    /// A cycle does not count if another thread's wait ends before this thread would give up. So if
+    /// all threads wait for the same limited time, the one that began first gets a
+    /// [`Timeout`](Error::Timeout), and none gets this error. A hold whose loss this process has not
+    /// noticed yet counts as a hold.
+    ///
+    /// ```no_run
+    /// # use relatch::{Error, LockManager};
+    /// # fn main() -> Result<(), Error> {
+    /// # let locks = LockManager::connect("redis://127.0.0.1/")?;
+    /// let first = locks.lock("a")?;
+    /// match locks.lock("b") {
+    ///     Err(error @ Error::WouldDeadlock { .. }) => {
+    ///         drop(first); // The other thread goes on. This one begins again.
+    ///         println!("{error}");
+    ///     }
+    ///     second => drop((second?, first)),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A cycle of one thread holds the lock through another [`LockManager`](crate::LockManager).
+    /// Reentry works within one manager: clone it in place of making a second one.
+    #[error("{}", would_deadlock(cycle))]
+    #[non_exhaustive]
+    WouldDeadlock {
+        /// The lock's key.
+        key: String,
+        /// The threads, each with the lock for which it waits. This thread comes first. The next
+        /// one holds that lock, and so on; this thread holds the lock for which the last one waits.
+        cycle: Vec<BlockedThread>,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
+    },
+
+    /// A [`Stop`](crate::Stop) has ended this wait, or the manager was
+    /// [shut down](crate::LockManager::shutdown). The thread does not have the lock.
+    #[error("lock {key:?} was not taken: this wait, or the whole manager, was stopped")]
+    #[non_exhaustive]
+    Stopped {
+        /// The lock's key.
+        key: String,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
+    },
+
+    /// The manager was used in a child process that was forked after the manager was made.
+    ///
+    /// The child holds none of its parent's locks and must not use its parent's connections. It
+    /// cannot safely make a manager of its own either: `fork` does not copy threads, so a mutex
+    /// that a thread of the parent's manager held stays locked for ever. Fork before the first
+    /// manager is made, or call `exec` after the fork.
+    #[error(
+        "this manager belongs to process {parent}, not to its child {child}: fork before making one"
+    )]
+    #[non_exhaustive]
+    Forked {
+        /// The process that made the manager.
+        parent: u32,
+        /// The process that used the manager.
+        child: u32,
+    },
+
+    /// No key in Redis has anything to do with this parcel.
+    ///
+    /// Nobody can tell which of these it is: the lease ran out, or the key was deleted; the lock was
+    /// adopted already, and released since; or this manager has another prefix or another server
+    /// than the one that handed the lock over.
+    #[error(
+        "lock {key:?} cannot be adopted: redis key {redis_key:?} does not exist (its lease ran out, it was \
+         adopted and released, or the sender uses another prefix or server)"
+    )]
+    #[non_exhaustive]
+    NothingToAdopt {
+        /// The lock's key.
+        key: String,
+        /// The key in Redis that was looked for: prefix and key.
+        redis_key: String,
+    },
+
+    /// This thread does not hold the lock. Nothing was sent.
+    #[error("this thread does not hold lock {key:?}")]
+    #[non_exhaustive]
+    NotHeld {
+        /// The lock's key.
+        key: String,
+    },
+
+    /// This thread holds the lock already. Either the lock is not
+    /// [`reentrant`](crate::Lock::reentrant), or the thread was to get a second hold of it, by
+    /// [`attach`](crate::DetachedHold::attach) or [`adopt`](crate::Lock::adopt). Nothing was sent.
+    #[error("this thread holds lock {key:?} already, and cannot have it twice")]
+    #[non_exhaustive]
+    AlreadyHeld {
+        /// The lock's key.
+        key: String,
+    },
+
+    /// This thread has several guards of the lock, and only the last one can leave the thread.
+    #[error(
+        "this thread has {depth} guards of lock {key:?}, and only the last one can be handed over"
+    )]
+    #[non_exhaustive]
+    OtherGuards {
+        /// The lock's key.
+        key: String,
+        /// How many guards there are.
+        depth: u32,
+    },
+
+    /// This thread has about a million guards of one lock, so the program is leaking guards.
+    #[error("this thread holds {depth} guards of lock {key:?}: they are not being dropped")]
+    #[non_exhaustive]
+    DepthOverflow {
+        /// The lock's key.
+        key: String,
+        /// How many guards there are.
+        depth: u32,
+    },
+
+    /// The system did not start a thread that the manager needs.
+    ///
+    /// Making a manager starts a thread. The first hold that is renewed, or whose loss is to be
+    /// reported, starts others. If the caller was taking a lock, the lock was released again. If
+    /// the caller already held the lock, it still does.
+    #[error("a thread that the lock manager needs cannot be started")]
+    #[non_exhaustive]
+    NoThread {
+        /// The system's error.
+        source: std::io::Error,
+    },
+
+    /// The system gave no random bits for a token. Nothing was sent.
+    #[error("the system gave no random bits, which the lock's token needs to be unique")]
+    #[non_exhaustive]
+    NoRandomness {
+        /// The system's error.
+        source: std::io::Error,
+    },
+
+    /// [`relatch::with_lock`](crate::with_lock) was called before
+    /// [`relatch::install`](crate::install).
+    #[error("no process-wide manager: call relatch::install(manager) first")]
+    NotInstalled,
+
+    /// [`relatch::install`](crate::install) was called twice.
+    #[error("a process-wide manager is already installed")]
+    AlreadyInstalled,
+
+    /// [`LockManager::from_env`](crate::LockManager::from_env) found no address.
+    #[error("no address of Redis: set the environment variable {first} or {second}")]
+    #[non_exhaustive]
+    NoAddress {
+        /// The variable that is read first.
+        first: &'static str,
+        /// The variable that is read if the first is not set.
+        second: &'static str,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn errors_are_small_and_can_be_sent_to_other_threads() {
+        fn sendable<T: StdError + Send + Sync + 'static>() {}
+        sendable::<Error>();
+        assert!(size_of::<Error>() <= 112, "{}", size_of::<Error>());
+    }
+
+    /// One of each variant.
+    fn each_variant() -> Vec<Error> {
+        let source = || io::Error::other(io::Error::other("the cause"));
+        let (key, made, waited) = (|| "a".to_owned(), Made::now(), Duration::from_secs(5));
+        let (server, action, reason, cause) =
+            (|| "host:1".to_owned(), "taking", "so", LostCause::Expired);
+        let of_key = || Some(Box::from("a"));
+        let code = || "OOM".to_owned();
+        vec![
+            Error::Timeout {
+                key: key(),
+                waited,
+                holder: None,
+                held: vec![],
+                source: Some(source().into()),
+                made,
+            },
+            Error::Lost {
+                key: key(),
+                cause,
+                made,
+            },
+            Error::OuterLost {
+                key: key(),
+                outer: "b".to_owned(),
+                cause,
+                made,
+            },
+            Error::Unconfirmed {
+                key: key(),
+                at_most: waited,
+                source: source().into(),
+            },
+            Error::Unavailable {
+                server: server(),
+                action,
+                key: of_key(),
+                cause: source().into(),
+                made,
+            },
+            Error::Refused {
+                server: server(),
+                action,
+                key: of_key(),
+                code: code(),
+                message: code(),
+                made,
+            },
+            Error::Tls {
+                server: server(),
+                cause: TlsCause::Other,
+                source: source().into(),
+                made,
+            },
+            Error::NotALock {
+                key: key(),
+                redis_key: key(),
+                found: key(),
+            },
+            Error::InvalidKey { length: 0, reason },
+            Error::NoFence { key: key(), reason },
+            Error::InvalidOption {
+                option: "lease",
+                value: None,
+                reason,
+            },
+            Error::WouldDeadlock {
+                key: key(),
+                cycle: vec![],
+                made,
+            },
+            Error::Stopped { key: key(), made },
+            Error::Forked {
+                parent: 1,
+                child: 2,
+            },
+            Error::NotHeld { key: key() },
+            Error::AlreadyHeld { key: key() },
+            Error::OtherGuards {
+                key: key(),
+                depth: 2,
+            },
+            Error::DepthOverflow {
+                key: key(),
+                depth: 2,
+            },
+            Error::NoThread { source: source() },
+            Error::NoRandomness { source: source() },
+            Error::NotInstalled,
+            Error::AlreadyInstalled,
+            Error::NoAddress {
+                first: "A",
+                second: "B",
+            },
+        ]
+    }
+
+    #[test]
+    fn a_deadlock_and_a_timeout_have_their_kind_of_io_error() {
+        for error in each_variant() {
+            let wanted = match error {
+                Error::Timeout { .. } => io::ErrorKind::TimedOut,
+                Error::WouldDeadlock { .. } => io::ErrorKind::Deadlock,
+                _ => io::ErrorKind::Other,
+            };
+            assert_eq!(io::Error::from(error).kind(), wanted);
+        }
+    }
+
+    /// `anyhow` and others print an error and then its sources.
+    #[test]
+    fn no_text_repeats_the_text_of_its_source() {
+        let mut with_a_source = 0;
+        for error in each_variant() {
+            let mut shown: &dyn StdError = &error;
+            while let Some(source) = shown.source() {
+                assert!(
+                    !shown.to_string().contains(&source.to_string()),
+                    "{shown}: {source}"
+                );
+                shown = source;
+                with_a_source += 1;
+            }
+        }
+        assert_eq!(
+            with_a_source, 5,
+            "timeout, unconfirmed, TLS, thread, random bits"
+        );
+    }
+
+    #[test]
+    fn unconfirmed_says_how_long_the_key_may_exist() {
+        let error = |at_most| {
+            let source = "no answer".into();
+            Error::Unconfirmed {
+                key: "a".to_owned(),
+                at_most,
+                source,
+            }
+            .to_string()
+        };
+        let start = "the release of lock \"a\" is not confirmed: ";
+        assert_eq!(
+            error(Duration::from_secs(3)),
+            format!("{start}its key may exist for up to 3.0s")
+        );
+        assert_eq!(
+            error(Duration::ZERO),
+            format!("{start}its lease is over by now")
+        );
+    }
+
+    #[test]
+    fn a_timeout_names_the_holder() {
+        let token = format!("host-1-2-{}", "a".repeat(32));
+        let holder = Holder::new(token.as_bytes(), Some(Duration::from_secs(12)));
+        let error = Error::Timeout {
+            key: "orders:42".to_owned(),
+            waited: Duration::from_secs(5),
+            holder: Some(Box::new(holder)),
+            held: Vec::new(),
+            made: Made::now(),
+            source: None,
+        };
+        assert_eq!(
+            error.to_string(),
+            r#"lock "orders:42" was still busy after 5.0s, held by host-1-2 (12.0s left)"#
+        );
+    }
+
+    #[test]
+    fn a_timeout_with_a_source_does_not_say_that_the_lock_was_busy() {
+        let (key, waited) = ("a".to_owned(), Duration::from_millis(5));
+        let error = Error::Timeout {
+            key,
+            waited,
+            holder: None,
+            held: Vec::new(),
+            made: Made::now(),
+            source: Some("no connection was free".into()),
+        };
+        assert_eq!(error.to_string(), r#"lock "a" was not taken within 5.0ms"#);
+        assert_eq!(
+            error.source().expect("a source").to_string(),
+            "no connection was free"
+        );
+        assert!(error.is_timeout() && !error.is_unavailable());
+    }
+}

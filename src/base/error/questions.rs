@@ -1,0 +1,124 @@
+//! What a program asks of an error: what kind it is, and which lock it is about.
+
+use crate::base::error::Error;
+use crate::base::error::body::Made;
+
+impl Error {
+    /// True for [`Error::Timeout`]: the wait ended before this thread got the lock.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Error::Timeout { .. })
+    }
+
+    /// True for [`Error::Lost`] and [`Error::OuterLost`]: a hold can no longer be trusted. (With
+    /// `OuterLost`, that is not the hold of the lock that [`key`](Error::key) names.)
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Error::Lost { .. } | Error::OuterLost { .. })
+    }
+
+    /// True for [`Error::Unavailable`], [`Error::Refused`] and [`Error::Tls`]: Redis did not do
+    /// what was asked.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        matches!(
+            self,
+            Error::Unavailable { .. } | Error::Refused { .. } | Error::Tls { .. }
+        )
+    }
+
+    /// True if the same call may succeed later though nothing is changed: the lock was busy, or
+    /// Redis was not available.
+    ///
+    /// Says nothing about whether the *work* may be repeated: a closure under a lock may have begun
+    /// before it called for another lock, which was busy. [`body_ran`](Error::body_ran) says that.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Error::Timeout { .. } | Error::Unavailable { .. })
+    }
+
+    /// Whether a closure under a lock had begun before `with_lock` or one of its kin returned this
+    /// error. `false` only if that is certain: then nothing was done, and the call can be repeated.
+    ///
+    /// If it is true, some of the work may be done, or all of it ([`Error::Lost`] after the
+    /// closure), or none: the lock was busy for which the closure itself has called, and it gave up
+    /// with that [`Timeout`](Error::Timeout). The error may have come through any type of the
+    /// program, and through several closures. Inside of a closure, the question is about the locks
+    /// taken there.
+    ///
+    /// Ask in the thread that made the call, and before it runs another closure under a lock; later
+    /// or elsewhere, the answer is true. It is always true for [`Error::Unconfirmed`], since the
+    /// closure has ended. It is also always true, whether or not a closure had begun, for an error
+    /// that names a mistake, such as [`Error::InvalidKey`] or [`Error::AlreadyHeld`], and for
+    /// [`Error::NoThread`] and [`Error::NoRandomness`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use relatch::{Error, LockManager};
+    /// # fn transfer() {}
+    /// fn book(locks: &LockManager) -> Result<(), Error> {
+    ///     let inner = locks.named("account:3").wait(Duration::from_millis(1));
+    ///     locks.with_lock_result("account:7", |_| inner.with_lock(transfer))
+    /// }
+    ///
+    /// # let locks = LockManager::in_memory();
+    /// # let stays = locks.lock("account:3")?.detach()?;
+    /// let error = book(&locks).expect_err("somebody has account:3");
+    /// assert!(error.is_timeout() && error.body_ran(), "the outer closure may have done something");
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[must_use]
+    pub fn body_ran(&self) -> bool {
+        match self {
+            Error::Timeout { made, .. }
+            | Error::Lost { made, .. }
+            | Error::OuterLost { made, .. }
+            | Error::Unavailable { made, .. }
+            | Error::Refused { made, .. }
+            | Error::Tls { made, .. }
+            | Error::WouldDeadlock { made, .. }
+            | Error::Stopped { made, .. } => *made != Made::now(),
+            _ => true,
+        }
+    }
+
+    /// The key of the lock that the error is about, if the error names one.
+    #[must_use]
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            Error::Timeout { key, .. }
+            | Error::Lost { key, .. }
+            | Error::Unconfirmed { key, .. }
+            | Error::NotALock { key, .. }
+            | Error::NoFence { key, .. }
+            | Error::NotHeld { key }
+            | Error::NothingToAdopt { key, .. }
+            | Error::OuterLost { key, .. }
+            | Error::Stopped { key, .. }
+            | Error::AlreadyHeld { key }
+            | Error::OtherGuards { key, .. }
+            | Error::WouldDeadlock { key, .. }
+            | Error::DepthOverflow { key, .. } => Some(key),
+            Error::Unavailable { key, .. } | Error::Refused { key, .. } => key.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+/// For programs whose errors are [`std::io::Error`]. The kind is [`TimedOut`] for
+/// [`Error::Timeout`], [`Deadlock`] for [`Error::WouldDeadlock`] and [`Other`] for all other
+/// variants, and this error is the inner error.
+///
+/// [`TimedOut`]: std::io::ErrorKind::TimedOut
+/// [`Deadlock`]: std::io::ErrorKind::Deadlock
+/// [`Other`]: std::io::ErrorKind::Other
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> std::io::Error {
+        let kind = match error {
+            Error::Timeout { .. } => std::io::ErrorKind::TimedOut,
+            Error::WouldDeadlock { .. } => std::io::ErrorKind::Deadlock,
+            _ => std::io::ErrorKind::Other,
+        };
+        std::io::Error::new(kind, error)
+    }
+}

@@ -1,0 +1,146 @@
+//! Who holds a lock, read from its value in Redis.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::base::owner::Owner;
+
+/// How `keep.lua` begins the value of a lock that stays taken and that nobody holds. The token of
+/// the last hold follows. The colon makes sure that the value is no token: no host has one.
+pub(crate) const KEPT: &str = "kept:";
+
+/// How many bytes of a value the scripts answer.
+const MOST_RAW: usize = 256;
+
+/// True if this is a whole value as [`Holder::raw`] shows it: nothing was cut off or replaced.
+pub(crate) fn is_whole(raw: &str) -> bool {
+    raw.len() < MOST_RAW && !raw.contains(char::REPLACEMENT_CHARACTER)
+}
+
+/// Who held a lock when Redis was asked, and for how much longer.
+///
+/// This is a snapshot for people and log messages, not for decisions: the lock may have changed
+/// hands since. In particular, the [token](Holder::raw) is no fencing token. Tokens have no order,
+/// so a resource cannot tell from two tokens which hold is the newer one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    raw: String,
+    time_left: Option<Duration>,
+    fence: Option<u64>,
+}
+
+impl Holder {
+    pub(crate) fn new(raw: &[u8], time_left: Option<Duration>) -> Holder {
+        Holder {
+            raw: String::from_utf8_lossy(raw).into_owned(),
+            time_left,
+            fence: None,
+        }
+    }
+
+    /// The same holder, with the number that its lock's counter has.
+    pub(crate) fn with_fence(self, fence: Option<u64>) -> Holder {
+        Holder { fence, ..self }
+    }
+
+    /// The same holder, after some time in which its lease was not renewed. (Redis reports a renewal
+    /// to those who wait, as any change of the key.)
+    pub(crate) fn after(&self, time: Duration) -> Holder {
+        let time_left = self.time_left.map(|left| left.saturating_sub(time));
+        Holder {
+            time_left,
+            ..self.clone()
+        }
+    }
+
+    /// The host, process and thread that held the lock. `None` if this crate did not write the
+    /// value, or if nobody holds the lock and it is only [kept](crate::Lock::keep_at_least).
+    #[must_use]
+    pub fn owner(&self) -> Option<Owner> {
+        Owner::parse(&self.raw)
+    }
+
+    /// The key's value in Redis: the holder's token, a value of another program, or, for a lock
+    /// that is [kept](crate::Lock::keep_at_least), `kept:` and the token of who kept it. Of a longer
+    /// value, these are the first 256 bytes. Bytes that are not UTF-8 are replaced by `U+FFFD`.
+    /// [`force_unlock_if`](crate::Lock::force_unlock_if) refuses what may have been changed in this
+    /// way.
+    #[must_use]
+    pub fn raw(&self) -> &str {
+        &self.raw
+    }
+
+    /// The key's TTL: how long the key exists unless its lease is renewed. `None` if it never
+    /// expires.
+    #[must_use]
+    pub fn time_left(&self) -> Option<Duration> {
+        self.time_left
+    }
+
+    /// The [fencing token](crate::LockGuard::fence) of the hold, if it was asked for and is known.
+    ///
+    /// Only [`Lock::holder`](crate::Lock::holder) asks for it, on a lock that is
+    /// [`fenced`](crate::Lock::fenced). If the holder took the lock without a fence, this is the
+    /// fence of an earlier hold. `None` if the counter is gone or, in a cluster, on its way to another
+    /// node.
+    #[must_use]
+    pub fn fence(&self) -> Option<u64> {
+        self.fence
+    }
+}
+
+impl fmt::Display for Holder {
+    /// Writes `worker-7-4242-4243 (12.3s left)`, or `nobody, kept by worker-7-4242-4243 (12.3s
+    /// left)`. A value of another program is quoted, and cut if it is long.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 60;
+        let kept_by = self.raw.strip_prefix(KEPT).and_then(Owner::parse);
+        match (self.owner(), kept_by) {
+            (Some(owner), _) => write!(f, "{owner}")?,
+            (None, Some(owner)) => write!(f, "nobody, kept by {owner}")?,
+            (None, None) => match self.raw.char_indices().nth(SHOWN) {
+                Some((end, _)) => write!(f, "{:?}...", &self.raw[..end])?,
+                None => write!(f, "{:?}", self.raw)?,
+            },
+        }
+        match self.time_left {
+            Some(left) => write!(f, " ({left:.1?} left)"),
+            None => f.write_str(" (never expires)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_of_another_program_is_quoted_and_cut() {
+        let holder = Holder::new("\u{e9}".repeat(300).as_bytes(), None);
+        assert_eq!(holder.owner(), None);
+        assert_eq!(holder.raw().chars().count(), 300);
+        assert_eq!(
+            holder.to_string(),
+            format!("\"{}\"... (never expires)", "\u{e9}".repeat(60))
+        );
+    }
+
+    #[test]
+    fn a_token_is_displayed_as_its_owner() {
+        let token = format!("host-1-2-{}", "a".repeat(32));
+        let holder = Holder::new(token.as_bytes(), Some(Duration::from_millis(1500)));
+        assert_eq!(holder.to_string(), "host-1-2 (1.5s left)");
+        let kept = Holder::new(
+            format!("kept:{token}").as_bytes(),
+            Some(Duration::from_millis(1500)),
+        );
+        assert_eq!(
+            (kept.owner(), kept.to_string().as_str()),
+            (None, "nobody, kept by host-1-2 (1.5s left)")
+        );
+        assert_eq!(
+            Holder::new(b"kept:food", None).to_string(),
+            "\"kept:food\" (never expires)"
+        );
+    }
+}

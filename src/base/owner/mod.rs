@@ -1,0 +1,221 @@
+//! Tokens, and the owner that a token names: host, process and thread.
+
+pub(crate) mod holder;
+pub(crate) mod machine;
+pub(crate) mod process;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use crate::base::random;
+use crate::base::seeded_bugs;
+use crate::base::sync;
+
+const MAX_HOST: usize = 64;
+
+/// Hex digits in a token's nonce: 128 bits.
+const NONCE_DIGITS: usize = 32;
+
+/// The host, process and thread that hold a lock: the readable part of a token.
+///
+/// The token is the key's value in Redis: `host-pid-thread-nonce`. The nonce is fresh for each
+/// outermost acquisition, so that no two holds have the same token. Tokens have no order, so a
+/// token is no fencing token: a resource cannot use it to reject a writer whose lock was lost.
+///
+/// ```
+/// use relatch::Owner;
+///
+/// let token = "worker-7-4242-4243-00112233445566778899aabbccddeeff";
+/// let owner = Owner::parse(token).expect("one of ours");
+/// assert_eq!(owner.host(), "worker-7");
+/// assert_eq!(owner.pid(), 4242);
+/// assert_eq!(owner.thread(), 4243);
+/// assert_eq!(owner.to_string(), "worker-7-4242-4243");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    host: Arc<str>,
+    pid: u32,
+    thread: u64,
+}
+
+impl Owner {
+    /// Reads the owner from a token. `None` if the text is not a token of this crate.
+    #[must_use]
+    pub fn parse(token: &str) -> Option<Owner> {
+        // From the right, because the host may contain hyphens.
+        let mut parts = token.rsplitn(4, '-');
+        let nonce = parts.next()?;
+        let thread = number(parts.next()?)?;
+        let pid = u32::try_from(number(parts.next()?)?).ok()?;
+        let host = parts.next()?;
+        let nonce_fits = nonce.len() == NONCE_DIGITS
+            && nonce
+                .bytes()
+                .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let host_fits =
+            !host.is_empty() && host.len() <= MAX_HOST && host.chars().all(is_host_char);
+        (nonce_fits && host_fits).then(|| Owner {
+            host: host.into(),
+            pid,
+            thread,
+        })
+    }
+
+    /// This host, process and thread: what the tokens of this thread's locks begin with.
+    #[must_use]
+    pub fn current() -> Owner {
+        let pid = sync::process::id();
+        Owner::new(host_name(), pid, process::thread_id(pid))
+    }
+
+    /// The host has to be clean already: see [`host_name`].
+    pub(crate) fn new(host: Arc<str>, pid: u32, thread: u64) -> Owner {
+        Owner { host, pid, thread }
+    }
+
+    /// The host's name as the token has it: the first 64 characters, with `_` for each character
+    /// that is not in `[A-Za-z0-9._-]`.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The process id, in the pid namespace of the process. In a container it is often 1.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The thread's number. On Linux, the number that `ps -L`, `top -H` and gdb show. On other
+    /// systems, a counter.
+    #[must_use]
+    pub fn thread(&self) -> u64 {
+        self.thread
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}-{}", self.host, self.pid, self.thread)
+    }
+}
+
+/// Makes the token for one outermost acquisition: owner and nonce.
+///
+/// Without a nonce, a delayed release of a thread's first hold would delete the key of its second
+/// hold. And two containers with the same host name and process id 1 could have the same token. The
+/// first eight digits of the nonce identify the machine (see `machine`). The other 96 bits are
+/// random.
+pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> io::Result<String> {
+    let random = if seeded_bugs::is_in("no nonce") {
+        0
+    } else {
+        random::bits()? >> 32
+    };
+    Ok(format!("{owner}-{machine}{random:024x}"))
+}
+
+/// This machine's name, cleaned for a token.
+pub(crate) fn host_name() -> Arc<str> {
+    #[cfg(test)]
+    if let Some((_, host)) = crate::base::sync::scheduler::id() {
+        return host.into();
+    }
+    clean_host(&hostname::get().unwrap_or_default().to_string_lossy()).into()
+}
+
+fn clean_host(raw: &str) -> String {
+    if raw.is_empty() {
+        return "_".to_owned();
+    }
+    raw.chars()
+        .take(MAX_HOST)
+        .map(|c| if is_host_char(c) { c } else { '_' })
+        .collect()
+}
+
+fn is_host_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
+}
+
+/// Parses a number as a token writes it. `str::parse` would also accept a sign and leading zeros.
+fn number(digits: &str) -> Option<u64> {
+    let plain =
+        digits.bytes().all(|b| b.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
+    if plain { digits.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn round_trip(host: &str) -> Owner {
+        let owner = Owner::new(clean_host(host).into(), u32::MAX, u64::MAX);
+        let token = fresh_token(&owner, "0123abcd").unwrap();
+        assert_eq!(Owner::parse(&token).as_ref(), Some(&owner), "{token}");
+        owner
+    }
+
+    #[test]
+    fn an_owner_is_read_back_from_its_token() {
+        assert_eq!(round_trip("a-b--c.example").host(), "a-b--c.example");
+        assert_eq!(round_trip("").host(), "_");
+        assert_eq!(round_trip("two words\n").host(), "two_words_");
+        assert_eq!(round_trip("h\u{f6}st\u{1f980}").host(), "h_st_");
+        assert_eq!(round_trip(&"x".repeat(255)).host().len(), MAX_HOST);
+        assert_eq!(round_trip("-1-2-").host(), "-1-2-");
+    }
+
+    #[test]
+    fn other_text_is_not_parsed_as_a_token() {
+        let nonce = "0".repeat(NONCE_DIGITS);
+        for text in [
+            "",
+            "-",
+            "---",
+            "host-1-2",
+            "some-uuid-like-value",
+            &format!("-1-2-{nonce}"),
+            &format!("host-1-2-{}", &nonce[1..]),
+            &format!("host-1-2-{}", nonce.replace('0', "F")),
+            &format!("host-+1-2-{nonce}"),
+            &format!("host-01-2-{nonce}"),
+            &format!("host-4294967296-2-{nonce}"),
+            &format!("ho st-1-2-{nonce}"),
+        ] {
+            assert_eq!(Owner::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn two_tokens_of_one_owner_differ() {
+        let owner = Owner::new("host".into(), 1, 2);
+        let token = || fresh_token(&owner, "0123abcd").unwrap();
+        assert_ne!(token(), token());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_owner_is_read_back_from_its_token(host in any::<String>(), pid: u32, thread: u64, machine in "[0-9a-f]{8}") {
+            let owner = Owner::new(clean_host(&host).into(), pid, thread);
+            prop_assert_eq!(Owner::parse(&fresh_token(&owner, &machine).unwrap()), Some(owner));
+        }
+
+        /// There is only one way to write an owner and a nonce as a token.
+        #[test]
+        fn any_text_that_parses_is_what_its_owner_would_write(
+            text in prop_oneof![any::<String>(), "[a-c.\u{e9} -]{0,70}-[-+0-9]{0,12}-[-+0-9]{0,22}-[0-9a-fA-F]{31,33}"],
+        ) {
+            if let Some(owner) = Owner::parse(&text) {
+                let nonce = &text[text.len() - NONCE_DIGITS..];
+                prop_assert_eq!(format!("{owner}-{nonce}"), text);
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The counters of a manager.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::base::emit;
+use crate::base::error::Error;
+use crate::base::stats::metrics::{self, Metric};
+use crate::base::stats::{BUCKETS, Histogram, Stats, bucket};
+
+#[derive(Debug)]
+pub(crate) struct Counter {
+    value: AtomicU64,
+    metric: &'static Metric,
+}
+
+impl Counter {
+    fn new(metric: &'static Metric) -> Counter {
+        Counter {
+            value: AtomicU64::new(0),
+            metric,
+        }
+    }
+
+    /// Do not call this while a lock is held: with the feature `metrics`, it calls the program's
+    /// recorder.
+    pub(crate) fn add(&self, more: u64) {
+        self.value.fetch_add(more, Ordering::Relaxed);
+        emit::count(self.metric, more);
+    }
+
+    fn read(&self) -> u64 {
+        self.value.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+struct Times {
+    counts: [AtomicU64; BUCKETS],
+    nanos: AtomicU64,
+    metric: &'static Metric,
+}
+
+impl Times {
+    fn new(metric: &'static Metric) -> Times {
+        Times {
+            counts: std::array::from_fn(|_| AtomicU64::new(0)),
+            nanos: AtomicU64::new(0),
+            metric,
+        }
+    }
+
+    fn add(&self, time: Duration) {
+        self.counts[bucket(time)].fetch_add(1, Ordering::Relaxed);
+        self.nanos.fetch_add(
+            u64::try_from(time.as_nanos()).unwrap_or(u64::MAX),
+            Ordering::Relaxed,
+        );
+        emit::record(self.metric, time);
+    }
+
+    fn read(&self) -> Histogram {
+        Histogram {
+            counts: std::array::from_fn(|n| self.counts[n].load(Ordering::Relaxed)),
+            sum: Duration::from_nanos(self.nanos.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Counters {
+    pub(crate) handed_off: Counter,
+    pub(crate) reentered: Counter,
+    pub(crate) waited: Counter,
+    pub(crate) timed_out: Counter,
+    unavailable: Counter,
+    refused: Counter,
+    pub(crate) lost: Counter,
+    pub(crate) renewed: Counter,
+    pub(crate) renewal_errors: Counter,
+    pub(crate) late_releases: Counter,
+    pub(crate) reclaimed: Counter,
+    /// Each lock that was taken is in here once, so this also counts them.
+    time_waited: Times,
+    time_held: Times,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Counters {
+            handed_off: Counter::new(&metrics::HANDED_OFF),
+            reentered: Counter::new(&metrics::REENTERED),
+            waited: Counter::new(&metrics::WAITED),
+            timed_out: Counter::new(&metrics::TIMED_OUT),
+            unavailable: Counter::new(&metrics::UNAVAILABLE),
+            refused: Counter::new(&metrics::REFUSED),
+            lost: Counter::new(&metrics::LOST),
+            renewed: Counter::new(&metrics::RENEWED),
+            renewal_errors: Counter::new(&metrics::RENEWAL_ERRORS),
+            late_releases: Counter::new(&metrics::LATE_RELEASES),
+            reclaimed: Counter::new(&metrics::RECLAIMED),
+            time_waited: Times::new(&metrics::TIME_WAITED),
+            time_held: Times::new(&metrics::TIME_HELD),
+        }
+    }
+}
+
+impl Counters {
+    /// A thread has a lock that it asked for, after this time.
+    pub(crate) fn taken(&self, waited: Duration) {
+        self.time_waited.add(waited);
+        emit::count(&metrics::ACQUIRED, 1);
+        emit::change(&metrics::HELD, 1.0);
+    }
+
+    /// A thread gives back a lock that it has held for this time. With the thread's map of holds,
+    /// the lock has gone from the gauge.
+    pub(crate) fn given_back(&self, held: Duration, map_is_gone: bool) {
+        self.time_held.add(held);
+        if !map_is_gone {
+            emit::change(&metrics::HELD, -1.0);
+        }
+    }
+
+    /// A call ends with this error. Counts it if Redis is the reason.
+    pub(crate) fn failed(&self, error: &Error) {
+        match error {
+            Error::Unavailable { .. } => self.unavailable.add(1),
+            Error::Refused { .. } | Error::Tls { .. } => self.refused.add(1),
+            _ => {}
+        }
+    }
+
+    /// Without `waiting` and `held`, which are no counters.
+    pub(crate) fn read(&self) -> Stats {
+        let time_waited = self.time_waited.read();
+        Stats {
+            acquired: time_waited.count(),
+            handed_off: self.handed_off.read(),
+            reentered: self.reentered.read(),
+            waited: self.waited.read(),
+            timed_out: self.timed_out.read(),
+            unavailable: self.unavailable.read(),
+            refused: self.refused.read(),
+            lost: self.lost.read(),
+            renewed: self.renewed.read(),
+            renewal_errors: self.renewal_errors.read(),
+            late_releases: self.late_releases.read(),
+            reclaimed: self.reclaimed.read(),
+            waiting: 0,
+            held: 0,
+            time_waited,
+            time_held: self.time_held.read(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_counted_in_ranges_that_double() {
+        let times = Times::new(&metrics::TIME_WAITED);
+        for micros in [0, 1, 2, 3, 4, 1000, u64::MAX] {
+            times.add(Duration::from_micros(micros));
+        }
+        times.add(Duration::from_nanos(999));
+        let seen: Vec<_> = times
+            .read()
+            .ranges()
+            .map(|(below, n)| (below.as_micros(), n))
+            .collect();
+        assert_eq!(
+            seen,
+            [(1, 2), (2, 1), (4, 2), (8, 1), (1024, 1), (1 << 39, 1)]
+        );
+    }
+
+    #[test]
+    fn a_quantile_is_the_upper_end_of_its_range() {
+        let times = Times::new(&metrics::TIME_WAITED);
+        assert_eq!(times.read().quantile(0.5), None);
+        (0..99).for_each(|_| times.add(Duration::from_micros(3)));
+        times.add(Duration::from_millis(5));
+        let histogram = times.read();
+        assert_eq!(histogram.count(), 100);
+        assert_eq!(histogram.quantile(0.5), Some(Duration::from_micros(4)));
+        assert_eq!(histogram.quantile(0.99), Some(Duration::from_micros(4)));
+        assert_eq!(histogram.quantile(1.0), Some(Duration::from_micros(8192)));
+    }
+
+    #[test]
+    fn the_buckets_are_always_the_same_and_never_fall() {
+        let empty: Vec<_> = Histogram::default().buckets().collect();
+        assert!(empty.iter().all(|(_, below)| *below == 0));
+        let times = Times::new(&metrics::TIME_WAITED);
+        let spans = [3, 3, 900, u64::MAX >> 12].map(Duration::from_micros);
+        for span in spans {
+            times.add(span);
+        }
+        let histogram = times.read();
+        let buckets: Vec<_> = histogram.buckets().collect();
+        assert_eq!(buckets.len(), empty.len());
+        assert!(
+            buckets
+                .iter()
+                .zip(&empty)
+                .all(|((bound, _), (of_empty, _))| bound == of_empty)
+        );
+        let below = |micros| {
+            buckets
+                .iter()
+                .find(|(bound, _)| bound.as_micros() == micros)
+                .expect("a bound")
+                .1
+        };
+        assert_eq!(
+            [
+                below(1),
+                below(2),
+                below(4),
+                below(512),
+                below(1024),
+                below(1 << 38)
+            ],
+            [0, 0, 2, 2, 3, 3]
+        );
+        assert_eq!(histogram.count(), 4, "one is longer than every bound");
+        assert_eq!(histogram.sum(), spans.iter().sum::<Duration>());
+    }
+
+    #[test]
+    fn a_lock_that_was_taken_is_counted_once() {
+        let counters = Counters::default();
+        counters.taken(Duration::from_micros(5));
+        counters.taken(Duration::ZERO);
+        counters.given_back(Duration::from_secs(1), false);
+        let stats = counters.read();
+        assert_eq!(stats.acquired, 2);
+        assert_eq!(
+            (stats.time_held.count(), stats.time_held.sum()),
+            (1, Duration::from_secs(1))
+        );
+    }
+}

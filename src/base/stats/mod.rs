@@ -1,0 +1,146 @@
+//! The statistics that a program reads.
+
+pub(crate) mod counters;
+pub(crate) mod metrics;
+
+use std::time::Duration;
+
+/// Counts of what a manager has done since it was made, and what goes on now, from
+/// [`LockManager::stats`](crate::LockManager::stats).
+///
+/// The counters are always on. They are not read all at the same moment: while other threads use
+/// the manager, related counters may differ by a few. [`prometheus`](Stats::prometheus) writes them
+/// for a monitoring system.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Locks taken in Redis. Reentry is not counted.
+    pub acquired: u64,
+    /// How many of these locks another thread of this manager handed off, together with its
+    /// release.
+    pub handed_off: u64,
+    /// Locks that a thread took again while it held them, without asking Redis.
+    pub reentered: u64,
+    /// Attempts that found the lock busy and waited for it.
+    pub waited: u64,
+    /// Attempts that ended without the lock because it was busy, including those of `try_lock`.
+    pub timed_out: u64,
+    /// Calls that ended with [`Unavailable`](crate::Error::Unavailable): attempts to take a lock,
+    /// `confirm`, `ensure`, `extend_to`, `verify`, `hand_over`, `adopt`, `holder` and
+    /// `force_unlock`.
+    pub unavailable: u64,
+    /// Such calls that ended with [`Refused`](crate::Error::Refused) or
+    /// [`Tls`](crate::Error::Tls), which waiting does not change.
+    pub refused: u64,
+    /// Holds that were lost.
+    pub lost: u64,
+    /// Leases that Redis extended: by renewal, `extend` or `ensure`.
+    pub renewed: u64,
+    /// Renewals that got no answer or were refused. The keeper repeats each while the lease lasts.
+    pub renewal_errors: u64,
+    /// Keys that the keeper deleted in the background, or found gone: after a release or an attempt
+    /// without an answer, or for a guard that was dropped while its thread ended.
+    pub late_releases: u64,
+    /// Locks taken from dead processes: see [`reclaim_dead`](crate::Builder::reclaim_dead).
+    pub reclaimed: u64,
+    /// How many threads wait for a lock now: the length of
+    /// [`waiting`](crate::LockManager::waiting).
+    pub waiting: u64,
+    /// How many locks are held now: the length of [`held`](crate::LockManager::held).
+    pub held: u64,
+    /// How long it took to get a lock, up to the answer of Redis. Reentry is not counted.
+    pub time_waited: Histogram,
+    /// How long locks were held, from the outermost lock to the outermost unlock.
+    pub time_held: Histogram,
+}
+
+/// A distribution of durations, in ranges that double: below 1 µs, from 1 to 2 µs, from 2 to 4 µs
+/// and so on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    pub(super) counts: [u64; BUCKETS],
+    pub(super) sum: Duration,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram {
+            counts: [0; BUCKETS],
+            sum: Duration::ZERO,
+        }
+    }
+}
+
+/// How many ranges there are. The last one is for everything from 2^38 us (three days) on.
+pub(super) const BUCKETS: usize = 40;
+
+impl Histogram {
+    /// The ranges that are not empty, the shortest first. For each range, its upper end (which is
+    /// outside the range) and the number of durations in it. A range starts at half of its end. The
+    /// range that ends at 1 µs starts at zero.
+    pub fn ranges(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
+        self.counts
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+            .map(|(n, count)| (ceiling(n), *count))
+    }
+
+    /// All bounds that a histogram has, the shortest first, also where nothing is: 1 µs, 2 µs, 4 µs
+    /// and so on, up to 2^38 µs (three days). For each bound, how many durations are below it. So
+    /// the numbers never fall, and [`count`](Histogram::count) is that for a bound without end.
+    ///
+    /// The bounds are the same for every histogram, and in every process: a monitoring system can
+    /// add up histograms, and subtract an earlier one.
+    pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
+        let below = self.counts[..BUCKETS - 1].iter().scan(0, |below, count| {
+            *below += count;
+            Some(*below)
+        });
+        below.enumerate().map(|(n, below)| (ceiling(n), below))
+    }
+
+    /// All durations together.
+    #[must_use]
+    pub fn sum(&self) -> Duration {
+        self.sum
+    }
+
+    /// How many durations there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// An upper bound for a quantile: a share of `part` (0.5 for the median) of the durations is
+    /// below it. The bound is the end of a [range](Histogram::ranges), so it is at most twice the
+    /// true value (or 1 µs). `None` if the histogram is empty.
+    #[must_use]
+    pub fn quantile(&self, part: f64) -> Option<Duration> {
+        let wanted = part.clamp(0.0, 1.0);
+        let mut seen = 0;
+        self.ranges().find_map(|(below, count)| {
+            seen += count;
+            (share(seen, self.count()) >= wanted).then_some(below)
+        })
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "counts beyond 2^53 are not reached by locking"
+)]
+fn share(part: u64, whole: u64) -> f64 {
+    part as f64 / whole as f64
+}
+
+fn ceiling(bucket: usize) -> Duration {
+    Duration::from_micros(1 << bucket)
+}
+
+/// Bucket 0 is below a microsecond; bucket `n` is from 2^(n-1) to 2^n microseconds.
+pub(super) fn bucket(time: Duration) -> usize {
+    let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let bits = usize::try_from(u64::BITS - micros.leading_zeros()).unwrap_or(BUCKETS);
+    bits.min(BUCKETS - 1)
+}

@@ -1,0 +1,329 @@
+//! Runs threads in thousands of orders, in virtual time, all by a seed: for unit tests.
+//!
+//! Inside of a run, the tools of [`sync`](crate::base::sync) are those of this module. Each of them
+//! lets another thread run before an operation that other threads can see. All threads of a run are
+//! tasks of shuttle on one system thread, so one world is the state of a run. Outside of a run, the
+//! tools behave as the real ones.
+//!
+//! The clock advances by a little at each step, and to the next timer when no thread can run. Now
+//! and then it advances to the next timer though threads can run: they were slow. Since a thread
+//! that waits is known here, and not to shuttle, the order is decided here alone.
+
+mod link;
+pub(crate) mod mpsc;
+mod network;
+mod order;
+mod process;
+mod runs;
+mod slots;
+mod threads;
+mod tools;
+
+/// Thread-locals. Inside of a run, each thread of the run has its own.
+macro_rules! per_thread {
+    ($($(#[$attribute:meta])* static $name:ident: $type:ty = $new:expr;)*) => {$(
+        $(#[$attribute])*
+        static $name: $crate::base::sync::Local<$type> = {
+            std::thread_local! { static REAL: $type = $new; }
+            $crate::base::sync::Local::new(&REAL, || $new)
+        };
+    )*};
+}
+pub(crate) use per_thread;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::hash::DefaultHasher;
+use std::time::Duration;
+
+use rand::RngExt;
+use rand::rngs::SmallRng;
+
+pub(crate) use link::{add_address, change_link, lose_all, readdress, reset_all};
+use network::Network;
+pub(crate) use network::{
+    Answerer, Socket, close, connect, listen, open_connections, process_of, resolve, send,
+};
+use order::Due;
+use process::Process;
+pub(crate) use process::{PerProcess, id, is_dead, kill, pause, power_off, process};
+pub(crate) use runs::{Ended, UNUSED, in_many_orders, in_orders, run};
+pub(crate) use slots::{Slot, SlotPool};
+pub(crate) use threads::{Local, thread};
+pub(crate) use tools::{Condvar, Mutex, MutexGuard, atomic};
+
+/// The clock's time when a run begins, in nanoseconds.
+pub(crate) const START: u64 = 1_000_000_000_000;
+
+/// How far a step advances the clock at most.
+const STEP: u64 = 200;
+
+/// How far the clock advances when a thread yields.
+const YIELD: u64 = 20_000;
+
+/// Nobody wakes from a longer wait. (A stall must not get to its end.)
+const FOR_EVER: Duration = Duration::from_secs(1_000_000);
+
+/// How the threads of a run are ordered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Order {
+    /// Another thread may run at one of so many steps.
+    pub(crate) switches: u32,
+    /// All threads are slow, so that a timer comes first, at one of so many switches. Zero: never.
+    pub(crate) stalls: u32,
+    /// A wait with a longer timeout than this never ends by itself. So a lost wake-up shows as a
+    /// deadlock, even if outside of these tests the timeout would end the wait.
+    pub(crate) longest: Duration,
+}
+
+/// The state of a run.
+struct World {
+    seed: u64,
+    order: Order,
+    now: u64,
+    chance: SmallRng,
+    tasks: Vec<State>,
+    /// The tasks that wait for nothing. Their process may be paused.
+    awake: Vec<usize>,
+    running: usize,
+    /// By the time at which they are due, and their number.
+    timers: BTreeMap<(u64, u64), Due>,
+    timers_set: u64,
+    processes: Vec<Process>,
+    network: Network,
+    steps: u64,
+    /// No other thread runs meanwhile.
+    is_alone: bool,
+    is_over: bool,
+    failure: Option<String>,
+    trace: Trace,
+    /// As whom [`as_process`] acts, one for each process.
+    ghosts: Vec<State>,
+}
+
+/// From this number on, a task is a ghost.
+const GHOST: usize = usize::MAX / 2;
+
+/// A thread, as the scheduler sees it.
+#[derive(Default)]
+struct State {
+    /// What it waits for.
+    waits: Option<&'static str>,
+    has_ended: bool,
+    /// Grows with each wait, so that a timer of an earlier wait wakes nobody.
+    wait: u64,
+    process: usize,
+    name: String,
+    locals: threads::Locals,
+}
+
+/// What happened in a run: a hash of it in each run, the text if somebody will read it.
+#[derive(Default)]
+struct Trace {
+    hash: DefaultHasher,
+    text: Option<String>,
+}
+
+thread_local! {
+    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+    /// Whether runs of this system thread keep their text.
+    static KEEPS_TEXT: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Calls `f` with the world. `None` outside of a run.
+fn world<T>(f: impl FnOnce(&mut World) -> T) -> Option<T> {
+    // After a run, its leftovers see the real tools again. (A call within `f` panics.)
+    WORLD
+        .try_with(|it| it.borrow_mut().as_mut().filter(|it| !it.is_over).map(f))
+        .ok()
+        .flatten()
+}
+
+/// True inside of a run.
+pub(crate) fn inside() -> bool {
+    world(|_| ()).is_some()
+}
+
+/// Fails the run, and ends it. Returns only if this is not the thread of a run.
+pub(crate) fn fail(why: impl Into<String>) {
+    has_failed(why);
+    shuttle::thread::yield_now();
+}
+
+/// Fails the run, also out of a call that no thread makes. The run ends at the next step.
+pub(crate) fn has_failed(why: impl Into<String>) {
+    world(|world| {
+        world.failure = Some(why.into());
+        world.is_over = true;
+    });
+}
+
+/// Ends the run, whatever threads are left.
+pub(crate) fn end() {
+    world(|world| world.is_over = true);
+    shuttle::thread::yield_now();
+}
+
+/// Writes what happens into the run's trace.
+pub(crate) fn trace(what: impl FnOnce() -> String) {
+    world(|world| {
+        if let Some(text) = &mut world.trace.text {
+            let now = world.now - START;
+            let task = &world.tasks.get(world.running);
+            let name = task.map_or("", |task| &task.name);
+            let _ = writeln!(
+                text,
+                "{:>5}.{:06} s  {:>2} {name:<18} {}",
+                now / 1_000_000_000,
+                now / 1_000 % 1_000_000,
+                world.running,
+                what()
+            );
+        }
+    });
+}
+
+/// Whether the runs that this system thread begins keep the text of their traces.
+pub(crate) fn keep_text(keeps: bool) {
+    KEEPS_TEXT.set(keeps);
+}
+
+/// The clock's time inside of a run, as the process of the thread reads it. `None` outside.
+pub(crate) fn time() -> Option<u64> {
+    world(|world| {
+        world.now += world.chance.random_range(1..STEP);
+        let process = world.state(world.running).process;
+        world.processes[process].clock(world.now)
+    })
+}
+
+/// The true time of a run. Zero outside.
+pub(crate) fn now() -> u64 {
+    world(|world| world.now).unwrap_or_default()
+}
+
+/// How many steps the run has taken.
+pub(crate) fn steps() -> u64 {
+    world(|world| world.steps).unwrap_or_default()
+}
+
+/// Advances the clock: the thread works.
+pub(crate) fn advance(span: Duration) {
+    world(|world| world.now += u64::try_from(span.as_nanos()).expect("a short time"));
+}
+
+/// Lets another thread run, perhaps.
+pub(crate) fn step() {
+    let switches = world(|world| {
+        world.steps += 1;
+        world.now += world.chance.random_range(1..STEP);
+        !world.is_alone
+            && world.chance.random_ratio(1, world.order.switches)
+            && world.has_more_to_do()
+    });
+    if switches == Some(true) {
+        shuttle::thread::yield_now();
+    }
+}
+
+/// The thread waits until another one calls [`wake`], or for `span`, as its process counts time.
+fn wait(what: &'static str, span: Option<Duration>) {
+    world(|world| {
+        let (now, running) = (world.now, world.running);
+        let state = world.state(running);
+        state.wait += 1;
+        state.waits = Some(what);
+        let (wait, process) = (state.wait, state.process);
+        world.awake.retain(|task| *task != running);
+        if let Some(span) = span.filter(|span| *span <= world.order.longest.min(FOR_EVER)) {
+            let span = world.processes[process].true_span(span);
+            world.set_timer(
+                now.saturating_add(span),
+                Due::Wake {
+                    task: running,
+                    wait,
+                },
+            );
+        }
+    });
+    shuttle::thread::yield_now();
+}
+
+/// Wakes a thread that waits.
+fn wake(task: usize) {
+    world(|world| {
+        let wait = world.state(task).wait;
+        world.wake(task, wait);
+    });
+}
+
+/// Calls `f` as if a thread of that process did, while no other thread runs: to judge.
+pub(crate) fn as_process<T>(process: usize, f: impl FnOnce() -> T) -> T {
+    let before = world(|world| {
+        world.is_alone = true;
+        std::mem::replace(&mut world.running, GHOST + process)
+    });
+    let result = f();
+    world(|world| {
+        world.is_alone = false;
+        world.running = before.expect("inside");
+    });
+    result
+}
+
+/// The names of the threads that have not ended, but for this one and those of dead processes.
+pub(crate) fn threads_left() -> Vec<String> {
+    world(|world| {
+        let is_left = |(number, task): &(usize, &State)| {
+            *number != world.running && !task.has_ended && !world.processes[task.process].is_dead()
+        };
+        let left = world.tasks.iter().enumerate().filter(is_left);
+        left.map(|(number, task)| {
+            format!("{number} {}, {}", task.name, task.waits.unwrap_or("runs"))
+        })
+        .collect()
+    })
+    .unwrap_or_default()
+}
+
+/// The number of the thread that runs. `None` outside.
+fn running() -> Option<usize> {
+    world(|world| world.running)
+}
+
+/// Calls `call` later, outside of any thread: it must not use the tools of threads.
+pub(crate) fn later(span: Duration, call: impl FnOnce() + 'static) {
+    world(|world| {
+        let due = world
+            .now
+            .saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
+        world.set_timer(due, Due::Call(Box::new(call)));
+    });
+}
+
+/// A random number of the run.
+pub(crate) fn random() -> u64 {
+    world(|world| world.chance.random()).expect("inside of a run")
+}
+
+/// A random number below `n`.
+pub(crate) fn below(n: u64) -> u64 {
+    world(|world| world.chance.random_range(0..n)).expect("inside of a run")
+}
+
+/// True one time in `n`.
+pub(crate) fn one_in(n: u32) -> bool {
+    below(u64::from(n)) == 0
+}
+
+/// The number of the thread that runs, as a token has it. `None` outside.
+pub(crate) fn thread_number() -> Option<u64> {
+    running().map(|task| task as u64 + 1)
+}
+
+pub(crate) mod this_process {
+    pub(crate) fn id() -> u32 {
+        super::id().map_or_else(std::process::id, |(pid, _)| pid)
+    }
+}

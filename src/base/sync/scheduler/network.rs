@@ -1,0 +1,435 @@
+//! The network of a run: names, connections, and what can go wrong with them.
+//!
+//! What listens at an address is no thread. It is called when bytes arrive, and sends its answers.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use rand::RngExt;
+
+use super::link::Link;
+use super::{Due, World, running, step, trace, wait, wake, world};
+
+/// What listens at an address.
+pub(crate) trait Answerer {
+    fn connected(&mut self, connection: u64);
+    fn received(&mut self, connection: u64, bytes: &[u8]);
+    fn closed(&mut self, connection: u64);
+}
+
+#[derive(Default)]
+pub(crate) struct Network {
+    pub(super) listening: BTreeMap<SocketAddr, Rc<RefCell<dyn Answerer>>>,
+    pub(super) names: BTreeMap<String, Vec<SocketAddr>>,
+    pub(super) links: BTreeMap<SocketAddr, Link>,
+    pub(super) connections: BTreeMap<u64, Connection>,
+    count: u64,
+}
+
+/// A connection, seen from the process.
+pub(crate) struct Connection {
+    process: usize,
+    pub(super) address: SocketAddr,
+    received: VecDeque<u8>,
+    end: Option<End>,
+    reader: Option<usize>,
+    timeout: Option<Duration>,
+    /// When the last bytes arrive there, and here: no bytes overtake others.
+    last: [u64; 2],
+    server_knows: bool,
+    /// Whatever is sent vanishes, and no end ever sees an end of the other one.
+    pub(super) is_lost: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Closed,
+    Reset,
+}
+
+pub(super) const THERE: usize = 0;
+pub(super) const HERE: usize = 1;
+
+/// A socket of a run.
+#[derive(Debug)]
+pub(crate) struct Socket(u64);
+
+/// Listens at `address`, which has the name `name` as well.
+pub(crate) fn listen(address: SocketAddr, name: &str, answerer: Rc<RefCell<dyn Answerer>>) {
+    world(|world| {
+        world.network.listening.insert(address, answerer);
+        let known = world.network.names.entry(name.to_owned()).or_default();
+        if !known.contains(&address) {
+            known.push(address);
+        }
+    });
+}
+
+/// The addresses of a name. `None` outside of a run.
+pub(crate) fn resolve(host: &str, port: u16) -> Option<io::Result<Vec<SocketAddr>>> {
+    world(|world| {
+        if let Ok(address) = host.parse() {
+            return Ok(vec![SocketAddr::new(address, port)]);
+        }
+        let known = world.network.names.get(host).cloned().unwrap_or_default();
+        let known: Vec<_> = known
+            .into_iter()
+            .filter(|address| address.port() == port)
+            .collect();
+        if known.is_empty() {
+            Err(io::Error::other("no such name"))
+        } else {
+            Ok(known)
+        }
+    })
+}
+
+/// Connects within `limit`. `None` outside of a run.
+pub(crate) fn connect(address: SocketAddr, limit: Duration) -> Option<io::Result<Socket>> {
+    step();
+    let (silent, refused, there) = world(|world| {
+        let now = world.now;
+        let link = world.link(address);
+        let there = world.latency(&link) * 2;
+        (
+            link.hangs(now),
+            link.refuses_until > now,
+            Duration::from_nanos(there),
+        )
+    })?;
+    if silent || there > limit {
+        wait("a connection", Some(limit));
+        return Some(Err(ErrorKind::TimedOut.into()));
+    }
+    wait("a connection", Some(there));
+    let opened = world(|world| {
+        if refused || !world.network.listening.contains_key(&address) {
+            return None;
+        }
+        world.network.count += 1;
+        let process = world.state(world.running).process;
+        let (number, last) = (world.network.count, [world.now; 2]);
+        let connection = Connection {
+            process,
+            address,
+            received: VecDeque::new(),
+            end: None,
+            reader: None,
+            timeout: None,
+            last,
+            server_knows: true,
+            is_lost: false,
+        };
+        world.network.connections.insert(number, connection);
+        Some((number, world.answerer(address)))
+    })?;
+    let Some((number, answerer)) = opened else {
+        trace(|| format!("{address} refuses"));
+        return Some(Err(ErrorKind::ConnectionRefused.into()));
+    };
+    trace(|| format!("connects to {address} ({number})"));
+    if let Some(answerer) = answerer {
+        answerer.borrow_mut().connected(number);
+    }
+    Some(Ok(Socket(number)))
+}
+
+impl Socket {
+    pub(crate) fn set_timeout(&self, timeout: Duration) {
+        world(|world| {
+            world
+                .connection(self.0)
+                .map(|it| it.timeout = Some(timeout))
+        });
+    }
+
+    pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        step();
+        match self.read_now(buffer) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            read => return read,
+        }
+        // A reader is woken once: otherwise, bytes that come later would end its next sleep.
+        let me = running();
+        let timeout = world(|world| {
+            let connection = world.connection(self.0)?;
+            connection.reader = me;
+            connection.timeout
+        });
+        wait("bytes", timeout.flatten());
+        world(|world| world.connection(self.0).map(|it| it.reader = None));
+        self.read_now(buffer)
+    }
+
+    /// Reads what has arrived. Does not wait.
+    pub(crate) fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = |world: &mut World| {
+            let Some(connection) = world.connection(self.0) else {
+                return Err(ErrorKind::NotConnected.into());
+            };
+            match (connection.received.len(), connection.end) {
+                (0, None) => Err(ErrorKind::WouldBlock.into()),
+                (_, Some(End::Reset)) => Err(ErrorKind::ConnectionReset.into()),
+                (0, Some(End::Closed)) => Ok(0),
+                (there, _) => {
+                    let read = there.min(buffer.len());
+                    for (to, from) in buffer.iter_mut().zip(connection.received.drain(..read)) {
+                        *to = from;
+                    }
+                    Ok(read)
+                }
+            }
+        };
+        world(read).unwrap_or_else(|| Err(ErrorKind::NotConnected.into()))
+    }
+
+    pub(crate) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        step();
+        let written = world(|world| {
+            let Some(connection) = world.connection(self.0) else {
+                return Err(ErrorKind::NotConnected.into());
+            };
+            match connection.end {
+                Some(End::Reset) => return Err(ErrorKind::BrokenPipe.into()),
+                Some(End::Closed) => {
+                    connection.end = Some(End::Reset);
+                    return Ok(bytes.len());
+                }
+                None => {}
+            }
+            world.carry(self.0, THERE, bytes.to_vec());
+            Ok(bytes.len())
+        });
+        trace(|| format!("({}) -> {}", self.0, legible(bytes)));
+        written.unwrap_or_else(|| Err(ErrorKind::NotConnected.into()))
+    }
+
+    /// Ends the connection, also for a thread that is blocked in it.
+    pub(crate) fn shutdown(&self) {
+        end_here(self.0, End::Closed);
+        tell_the_server(self.0);
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        tell_the_server(self.0);
+        world(|world| world.network.connections.remove(&self.0));
+    }
+}
+
+/// Sends `bytes` to the process at the other end.
+pub(crate) fn send(connection: u64, bytes: &[u8]) {
+    world(|world| {
+        let Some(address) = world.connection(connection).map(|it| it.address) else {
+            return;
+        };
+        let link = world.link(address);
+        world.carry(connection, HERE, bytes.to_vec());
+        if link.repeats > 0 && world.chance.random_ratio(1, link.repeats) {
+            world.carry(connection, HERE, bytes.to_vec());
+        }
+    });
+}
+
+/// The server closes the connection, behind what it has sent.
+pub(crate) fn close(connection: u64) {
+    world(|world| {
+        if let Some(open) = world.connection(connection) {
+            open.server_knows = false;
+            world.carry(connection, HERE, Vec::new());
+        }
+    });
+}
+
+/// The process at the other end of a connection, unless it has closed that.
+pub(crate) fn process_of(connection: u64) -> Option<usize> {
+    world(|world| world.connection(connection).map(|it| it.process)).flatten()
+}
+
+/// The connections that a server believes open. (Without those of processes that cannot close any.)
+pub(crate) fn open_connections() -> Vec<u64> {
+    world(|world| {
+        let is_open = |it: &(&u64, &Connection)| {
+            it.1.server_knows && !world.processes[it.1.process].is_dead()
+        };
+        world
+            .network
+            .connections
+            .iter()
+            .filter(is_open)
+            .map(|it| *it.0)
+            .collect()
+    })
+    .unwrap_or_default()
+}
+
+/// The system closes the connections of a process that was killed.
+pub(super) fn close_all_of(process: usize) {
+    let of = |it: &(&u64, &Connection)| it.1.process == process;
+    let open = world(|world| {
+        world
+            .network
+            .connections
+            .iter()
+            .filter(of)
+            .map(|it| *it.0)
+            .collect::<Vec<_>>()
+    });
+    open.unwrap_or_default()
+        .into_iter()
+        .for_each(tell_the_server);
+}
+
+pub(super) fn end_here(connection: u64, end: End) {
+    let reader = world(|world| {
+        let connection = world.connection(connection)?;
+        connection.end = Some(connection.end.unwrap_or(end));
+        connection.reader.take()
+    });
+    if let Some(Some(reader)) = reader {
+        wake(reader);
+    }
+}
+
+/// The server learns that the connection has ended, behind what was sent.
+pub(super) fn tell_the_server(connection: u64) {
+    world(|world| {
+        let Some(open) = world.connection(connection) else {
+            return;
+        };
+        if std::mem::take(&mut open.server_knows) {
+            world.carry(connection, THERE, Vec::new());
+        }
+    });
+}
+
+/// Bytes arrive, at the server or here; none is the end of the connection.
+fn arrive(connection: u64, address: SocketAddr, way: usize, bytes: Vec<u8>) {
+    let late = world(|world| {
+        let (now, link) = (world.now, world.link(address));
+        link.silent_until[way]
+            .checked_sub(now)
+            .filter(|left| *left > 0)
+    });
+    if let Some(Some(nanos)) = late {
+        // Sent again by the system. What follows has been held back as well, and stays behind.
+        let again = move || arrive(connection, address, way, bytes);
+        return super::later(Duration::from_nanos(nanos), again);
+    }
+    if way == HERE {
+        return arrive_here(connection, &bytes);
+    }
+    let Some(Some(answerer)) = world(|world| world.answerer(address)) else {
+        return;
+    };
+    if bytes.is_empty() {
+        answerer.borrow_mut().closed(connection);
+    } else {
+        answerer.borrow_mut().received(connection, &bytes);
+    }
+}
+
+fn arrive_here(number: u64, bytes: &[u8]) {
+    if bytes.is_empty() {
+        trace(|| format!("({number}) is closed by the server"));
+        return end_here(number, End::Closed);
+    }
+    trace(|| format!("({number}) <- {}", legible(bytes)));
+    let reader = world(|world| {
+        let connection = world.connection(number)?;
+        connection.received.extend(bytes);
+        connection.reader.take()
+    });
+    if let Some(Some(reader)) = reader {
+        wake(reader);
+    }
+}
+
+impl World {
+    fn link(&self, address: SocketAddr) -> Link {
+        self.network
+            .links
+            .get(&address)
+            .copied()
+            .unwrap_or_default()
+    }
+
+    fn latency(&mut self, link: &Link) -> u64 {
+        self.chance.random_range(link.latency.0..=link.latency.1)
+    }
+
+    fn answerer(&self, address: SocketAddr) -> Option<Rc<RefCell<dyn Answerer>>> {
+        self.network.listening.get(&address).cloned()
+    }
+
+    fn connection(&mut self, number: u64) -> Option<&mut Connection> {
+        self.network.connections.get_mut(&number)
+    }
+
+    /// Sets the time at which `bytes` arrive. A part of them may arrive later than the rest, or
+    /// never: then the connection is reset.
+    fn carry(&mut self, number: u64, way: usize, mut bytes: Vec<u8>) {
+        let Some(open) = self.connection(number).filter(|it| !it.is_lost) else {
+            return;
+        };
+        let address = open.address;
+        let link = self.link(address);
+        let cut = bytes.len() > 1 && self.chance.random_ratio(1, 16);
+        if cut {
+            let rest = bytes.split_off(self.chance.random_range(1..bytes.len()));
+            self.carry_part(number, address, way, bytes, &link);
+            bytes = rest;
+        }
+        if link.resets > 0 && self.chance.random_ratio(1, link.resets) {
+            // What is sent from now on, either way, does not arrive: no bytes follow a gap.
+            let due = self
+                .arrival(number, way, &link)
+                .max(self.arrival(number, THERE, &link));
+            if let Some(open) = self.connection(number) {
+                (open.is_lost, open.server_knows) = (true, false);
+            }
+            let reset = move || {
+                end_here(number, End::Reset);
+                arrive(number, address, THERE, Vec::new());
+            };
+            return self.set_timer(due, Due::Call(Box::new(reset)));
+        }
+        self.carry_part(number, address, way, bytes, &link);
+    }
+
+    fn carry_part(
+        &mut self,
+        number: u64,
+        address: SocketAddr,
+        way: usize,
+        bytes: Vec<u8>,
+        link: &Link,
+    ) {
+        let due = self.arrival(number, way, link);
+        self.set_timer(
+            due,
+            Due::Call(Box::new(move || arrive(number, address, way, bytes))),
+        );
+    }
+
+    fn arrival(&mut self, number: u64, way: usize, link: &Link) -> u64 {
+        let due = self.now + self.latency(link);
+        let due = due + link.silent_until[way].saturating_sub(self.now);
+        let Some(connection) = self.connection(number) else {
+            return due;
+        };
+        let last = &mut connection.last[way];
+        *last = due.max(*last + 1);
+        *last
+    }
+}
+
+/// The bytes, for a trace.
+fn legible(bytes: &[u8]) -> String {
+    bytes.escape_ascii().to_string().replace("\\r\\n", " ")
+}

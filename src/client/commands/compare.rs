@@ -1,0 +1,199 @@
+//! The commands for a lock that is held: each compares the token, and does nothing if the key holds
+//! another one.
+
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::seeded_bugs;
+use crate::client::commands::claim::Wanted;
+use crate::client::commands::connection::ServerConnection;
+use crate::client::commands::replicas::Wait;
+use crate::client::commands::reply::{
+    ClaimReply, Compared, Tracking, read_compared, read_extended,
+};
+use crate::client::commands::script::{DELETE, KEEP, RELEASE, RENEW, Script};
+use crate::client::wire::failure::{Failure, check_change, nonsense};
+use crate::client::wire::resp::{Batch, Reply};
+/// A lease that is to be extended, if the key still holds the token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extension<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) token: &'a str,
+    pub(crate) lease: u64,
+}
+
+impl ServerConnection {
+    /// Compare and delete. Takes one more round trip if Redis has forgotten the script.
+    pub(crate) fn remove(
+        &mut self,
+        key: &str,
+        token: &str,
+        deadline: Moment,
+    ) -> Result<Compared, Failure> {
+        let script = if seeded_bugs::is_in("deletes without comparing") {
+            &DELETE
+        } else {
+            &RELEASE
+        };
+        self.compare(script, key, &[token], deadline)
+    }
+
+    /// Compare and keep: the key holds no token any more, and expires after `rest`, in
+    /// milliseconds. Takes one more round trip if Redis has forgotten the script.
+    pub(crate) fn keep(
+        &mut self,
+        key: &str,
+        token: &str,
+        rest: u64,
+        deadline: Moment,
+    ) -> Result<Compared, Failure> {
+        self.compare(&KEEP, key, &[token, &rest.to_string()], deadline)
+    }
+
+    fn compare(
+        &mut self,
+        script: &Script,
+        key: &str,
+        args: &[&str],
+        deadline: Moment,
+    ) -> Result<Compared, Failure> {
+        let reply = self.run_script(script, key, args, deadline);
+        self.retire_if_nonsense(read_compared(reply).map_err(|failure| script.explain(failure)))
+    }
+
+    /// Compare and delete, for many locks in one round trip. The answers come in the order of the
+    /// removals.
+    pub(crate) fn remove_all(
+        &mut self,
+        removals: &[(&str, &str)],
+        deadline: Moment,
+    ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
+        let add = |batch: Batch, n: usize, teach| {
+            let (key, token) = removals[n];
+            batch.and(&RELEASE.command(teach, key, &[token]))
+        };
+        let (replies, _) = self.run_for_all(None, removals.len(), add, None, deadline)?;
+        Ok(self.comparisons(
+            &RELEASE,
+            replies
+                .into_iter()
+                .map(|reply| read_compared(check_change(reply))),
+        ))
+    }
+
+    /// Compare and delete the `token` and, behind it in the same round trip, take the lock for
+    /// another thread. A claim that Redis refused found the lock busy.
+    pub(crate) fn remove_and_claim(
+        &mut self,
+        token: &str,
+        wanted: Wanted<'_>,
+        deadline: Moment,
+    ) -> Result<(Result<Compared, Failure>, ClaimReply), Failure> {
+        let mut done = self.remove_then(token, wanted, false, deadline)?;
+        let is_taken = |claim: &ClaimReply| matches!(claim, ClaimReply::Taken { .. });
+        if !is_taken(&done.1) && done.0.is_noscript() {
+            done = self.remove_then(token, wanted, true, deadline)?;
+            if done.0.is_noscript() {
+                return self.retire_if_nonsense(Err(nonsense(&done.0)));
+            }
+        }
+        let (removed, claim) = done;
+        let mut removed = self.retire_if_nonsense(read_compared(check_change(removed)));
+        if is_taken(&claim) && matches!(removed, Err(Failure::Refused(_))) {
+            // The script did not run, but the claim found no key, so the key was gone already.
+            removed = Ok(Compared::Absent);
+        }
+        Ok((removed.map_err(|failure| RELEASE.explain(failure)), claim))
+    }
+
+    fn remove_then(
+        &mut self,
+        token: &str,
+        wanted: Wanted<'_>,
+        teach: bool,
+        deadline: Moment,
+    ) -> Result<(Reply, ClaimReply), Failure> {
+        let times = wanted.times();
+        let removal = RELEASE.command(teach, wanted.key, &[token]);
+        let [removed, claimed] = loop {
+            let claim = wanted.claim(self.asking, teach, &times);
+            let replies = self.exchange_both([&removal, &claim], deadline)?;
+            // While the slot moves, a claim with a fencing token is refused as long as one of its
+            // two keys is elsewhere. If the claim was executed, or may have been, it is not sent
+            // again.
+            let claim_did_nothing =
+                matches!(check_change(replies[1].clone()), Err(Failure::Refused(_)));
+            if !(claim_did_nothing && self.follow(&replies[0], deadline)?) {
+                break replies;
+            }
+        };
+        let claim = wanted.read_claim(self.asking, claimed);
+        let claim = match self.retire_if_nonsense(claim) {
+            Err(Failure::Refused(_)) => ClaimReply::Busy(None),
+            other => other?,
+        };
+        Ok((removed, claim))
+    }
+
+    /// Compare and extend, for many locks in one round trip. If replicas have to acknowledge the
+    /// leases and too few do, the answers say of no lease that it was extended: at a failover, the
+    /// replica that becomes the master may have the old end. If `listener` is given, Redis sends
+    /// that listener an invalidation when one of these keys changes. `teach`: Redis may not know
+    /// the script, and gets its text at once. The answers come in the order of the extensions.
+    pub(crate) fn extend_all(
+        &mut self,
+        extensions: &[Extension<'_>],
+        listener: Option<u64>,
+        teach: bool,
+        deadline: Moment,
+    ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
+        let wait = Wait::new(&self.node, deadline);
+        let add = |batch: Batch, n: usize, forgotten| {
+            let Extension { key, token, lease } = extensions[n];
+            let whole = forgotten || teach && n == 0;
+            batch.and(&RENEW.command(whole, key, &[token, &lease.to_string()]))
+        };
+        let (mut replies, tracking) =
+            self.run_for_all(listener, extensions.len(), add, wait.as_ref(), deadline)?;
+        let acknowledged = wait.as_ref().map_or(Ok(()), |wait| {
+            let reply = replies.pop().unwrap_or(Reply::Nil);
+            self.retire_if_nonsense(wait.judge(reply, "renewal"))
+        });
+        let answers = replies.into_iter().zip(extensions);
+        let answers = answers.map(|(reply, lease)| read_extended(check_change(reply), lease.token));
+        let mut answers = self.comparisons(&RENEW, answers);
+        if let Err(failure) = acknowledged {
+            let extended = answers
+                .iter_mut()
+                .filter(|answer| matches!(answer, Ok(Compared::Done)));
+            extended.for_each(|answer| *answer = Err(failure.copy()));
+        }
+        Ok((answers, tracking))
+    }
+
+    /// Gives up a claim whose answer was lost. Sends the compare-and-delete over the connection
+    /// that carried the claim, so that Redis executes the claim first.
+    ///
+    /// Nobody reads the answers, and the connection is not used again. So the script is sent whole:
+    /// a NOSCRIPT answer to its hash would go unnoticed.
+    pub(crate) fn abandon(mut self, key: &str, token: &str) {
+        let batch = self
+            .ask(Batch::default())
+            .and(&RELEASE.whole(key, &[token]));
+        if let Some(link) = &mut self.link {
+            // If this fails, the keeper deletes the key: it searches for each token that is given
+            // up.
+            let _ = link.send(&batch, Moment::now().after(Duration::from_millis(1)));
+            link.retire();
+        }
+    }
+
+    fn comparisons(
+        &mut self,
+        script: &Script,
+        read: impl Iterator<Item = Result<Compared, Failure>>,
+    ) -> Vec<Result<Compared, Failure>> {
+        read.map(|read| self.retire_if_nonsense(read.map_err(|failure| script.explain(failure))))
+            .collect()
+    }
+}

@@ -1,0 +1,110 @@
+//! The commands for a lock that somebody else may hold, and the test of a listener.
+
+use std::sync::Arc;
+
+use crate::base::clock::Moment;
+use crate::base::owner::holder::Holder;
+use crate::client::commands::claim::set;
+use crate::client::commands::connection::{ServerConnection, next};
+use crate::client::commands::reply::{Seen, Tracking, read_deleted, read_seen, read_tracking};
+use crate::client::commands::script::{FORCE, LOOK, LOOK_FENCED, Script};
+use crate::client::servers::node::Node;
+use crate::client::servers::router::Router;
+use crate::client::servers::tracking::TrackingConnection;
+use crate::client::wire::failure::{Failure, check, check_change};
+use crate::client::wire::resp::{Batch, Reply};
+
+/// Opens a connection for invalidations of this node's keys. `probe` is a key that nobody else
+/// uses, or the beginning of one: it is changed, to make sure that its invalidation comes.
+pub(crate) fn listen(
+    router: &Arc<Router>,
+    node: &Arc<Node>,
+    probe: &str,
+) -> Result<TrackingConnection, Failure> {
+    let probe = router
+        .key_at(node, probe)
+        .ok_or_else(|| Failure::not_sent("the node has no slots"))?;
+    let mut tracking = router.noting(node.open_tracking())?;
+    let mut connection =
+        ServerConnection::pinned(router, node, Moment::NEVER).map_err(Failure::of_an_attempt)?;
+    let until = Moment::now().after(node.common.response_timeout);
+    if let Err(failure) = connection.change(&probe, tracking.id, until) {
+        // If the master was replaced in between, the new one does not know the listener. And a slot
+        // of a cluster may have moved.
+        let redirects = |refusal| router.redirected(refusal, node).is_some();
+        let passes = tracking.has_ended()
+            || matches!(&failure, Failure::Refused(refusal) if redirects(refusal));
+        return Err(if passes {
+            failure.of_an_attempt()
+        } else {
+            failure
+        });
+    }
+    node.hears(&mut tracking, &probe)?;
+    Ok(tracking)
+}
+
+impl ServerConnection {
+    /// Who has a lock, and with a `counter` the fencing token of the hold. Takes one more round
+    /// trip if Redis has forgotten the script.
+    pub(crate) fn look(
+        &mut self,
+        key: &str,
+        counter: Option<&str>,
+        deadline: Moment,
+    ) -> Result<Seen, Failure> {
+        let script: &Script = if counter.is_some() {
+            &LOOK_FENCED
+        } else {
+            &LOOK
+        };
+        let args: Vec<_> = counter.into_iter().collect();
+        let reply = self.run_script(script, key, &args, deadline);
+        if let (Some(_), Err(Failure::Refused(refusal))) = (counter, &reply)
+            && refusal.code == "TRYAGAIN"
+        {
+            // The slot is on its way to another node, and only one of the two keys is there. Before
+            // version 7, the old node redirects the script though it has the lock's key.
+            self.begin_anew(key, deadline)?;
+            return self.look(key, None, deadline);
+        }
+        self.retire_if_nonsense(read_seen(reply).map_err(|failure| script.explain(failure)))
+    }
+
+    /// Deletes a key whatever its value, and returns the value. Sends the script whole, and once to
+    /// the node that has the key: before a second try, another holder could take the lock.
+    pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
+        let reply = loop {
+            let batch = self.ask(Batch::default()).and(&FORCE.whole(key, &[]));
+            let reply = self.exchange(&batch, deadline)?.pop().unwrap_or(Reply::Nil);
+            if !self.follow(&reply, deadline)? {
+                break reply;
+            }
+        };
+        let reply = check_change(reply).map_err(|failure| FORCE.explain(failure));
+        self.retire_if_nonsense(reply.and_then(read_deleted))
+    }
+
+    /// Changes a key so that Redis sends an invalidation of it to a listener. Fails with `Refused`
+    /// only if Redis refuses `CLIENT TRACKING` or access to the key. Any other refusal is
+    /// `NotSent`.
+    fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Failure> {
+        let batch = Batch::of(&[
+            "CLIENT",
+            "TRACKING",
+            "ON",
+            "REDIRECT",
+            &listener.to_string(),
+        ])
+        .and(&["GET", key])
+        .and(&set(key, "-", "1000"))
+        .and(&["DEL", key]);
+        let mut replies = self.exchange(&batch, deadline)?.into_iter();
+        if let Tracking::Refused(refusal) = read_tracking(next(&mut replies), 0) {
+            return Err(Failure::Refused(refusal));
+        }
+        replies
+            .try_for_each(|reply| check(reply).map(drop))
+            .map_err(Failure::of_a_trial)
+    }
+}

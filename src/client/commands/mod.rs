@@ -1,0 +1,14 @@
+//! The commands of a lock over a connection to a server: what is sent, and what a reply means.
+//!
+//! [`claim`] takes a lock, [`compare`] has what its holder does, and [`look`] what everybody may do.
+//! They go over a [`connection`], which follows redirects. [`script`] has the Lua scripts, [`reply`]
+//! reads what comes back, and `replicas` says which replicas have to acknowledge.
+//! This room may use `servers`, `wire` and `base`.
+
+pub(crate) mod claim;
+pub(crate) mod compare;
+pub(crate) mod look;
+pub(crate) mod connection;
+mod replicas;
+pub(crate) mod script;
+pub(crate) mod reply;

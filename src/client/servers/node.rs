@@ -1,0 +1,303 @@
+//! One server and all connections to it: the pool's, the keeper's, the listener's.
+//! (`Router` chooses the server.)
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::error::Error;
+use crate::base::options::{Replicas, Settings, invalid_option};
+use crate::base::sync::PerProcess;
+use crate::client::servers::master::Master;
+use crate::client::servers::tracking::TrackingConnection;
+use crate::client::wire::endpoint::{Endpoint, Place};
+use crate::client::wire::failure::{Failure, expect_pong};
+use crate::client::wire::link::Link;
+use crate::client::wire::login::{Access, Expected, NO_NODE};
+use crate::client::wire::pool::{LinkRef, OnClose, Pool, Worker};
+use crate::client::wire::refusal::Refusal;
+use crate::client::wire::resp::{Batch, Reply};
+use crate::client::wire::stream::Ender;
+
+/// How many nodes were made.
+static COUNT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
+
+/// Called when other servers have keys than before, with a function that says of which keys this is
+/// true.
+pub(crate) type OnMove = OnceLock<Box<dyn Fn(&dyn Fn(&[u8]) -> bool) + Send + Sync>>;
+
+pub(crate) struct Node {
+    /// No other node of this process has the same number.
+    pub(crate) number: u64,
+    location: Location,
+    pub(crate) common: Arc<Common>,
+    pub(crate) pool: Arc<Pool>,
+    /// See [`Self::is_retired`].
+    retired: AtomicBool,
+}
+
+/// What all nodes of a store have in common.
+#[derive(Clone)]
+pub(crate) struct Common {
+    access: Access,
+    worker: Arc<Worker>,
+    pool_size: u32,
+    pub(crate) on_close: Arc<OnClose>,
+    /// Which replicas have to acknowledge a lock, and how long Redis waits for them.
+    pub(crate) replicas: Option<(Replicas, Duration)>,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+}
+
+/// Where the server is.
+pub(crate) enum Location {
+    At(Endpoint),
+    /// Where the sentinels say.
+    Master(Arc<Master>),
+}
+
+impl Common {
+    pub(crate) fn new(access: Access, settings: &Settings) -> Result<Common, Error> {
+        let &Settings {
+            connect_timeout,
+            response_timeout,
+            pool_size,
+            replicas,
+            ..
+        } = settings;
+        if let Some((all @ Replicas { count: None, .. }, _)) = replicas
+            && !access.expects(Expected::Master)
+        {
+            let reason = "only sentinels know how many there are; without them, write the number: \
+                          `Replicas::at_least(n)`";
+            return Err(invalid_option("replicas", all, reason));
+        }
+        let (worker, on_close) = (Arc::new(Worker::start()?), Arc::default());
+        Ok(Common {
+            access,
+            worker,
+            pool_size,
+            on_close,
+            replicas,
+            connect_timeout,
+            response_timeout,
+        })
+    }
+
+    /// The same for the nodes of a cluster.
+    pub(crate) fn of_cluster(&self) -> Common {
+        Common {
+            access: self.access.clone().expecting(Expected::ClusterNode),
+            ..self.clone()
+        }
+    }
+
+    /// Asks a server, over a connection that is opened for it. The questions go out with the login:
+    /// one round trip less counts where the server is far away. `connected` gets the connection's
+    /// ender before that.
+    pub(crate) fn ask_once<const N: usize>(
+        &self,
+        endpoint: &Endpoint,
+        commands: [&[&str]; N],
+        limit: Duration,
+        connected: impl Fn(Ender) -> Result<(), Failure>,
+    ) -> Result<[Reply; N], Failure> {
+        let ways = endpoint.ways()?;
+        let deadline = Moment::now().after(limit);
+        let (_, replies) = self
+            .access
+            .open(endpoint, &ways, &commands, deadline, connected)?;
+        replies
+            .try_into()
+            .map_err(|_| Failure::not_sent("replies are missing"))
+    }
+}
+
+impl Node {
+    pub(crate) fn new(location: Location, common: Arc<Common>) -> Node {
+        let is_swept = common.access.expects(Expected::ClusterNode);
+        let pool = Arc::new(Pool::new(
+            common.pool_size,
+            is_swept,
+            &common.worker,
+            Arc::clone(&common.on_close),
+        ));
+        let number = COUNT.with(|it| it.fetch_add(1, Ordering::Relaxed));
+        Node {
+            number,
+            location,
+            common,
+            pool,
+            retired: AtomicBool::new(false),
+        }
+    }
+
+    /// Where the server is. `None` if sentinels say that, each time.
+    pub(crate) fn place(&self) -> Option<&Place> {
+        match &self.location {
+            Location::At(endpoint) => Some(endpoint.place()),
+            Location::Master(_) => None,
+        }
+    }
+
+    /// TLS and place, for a server that turns out to be a node of a cluster.
+    pub(crate) fn endpoint(&self) -> Option<&Endpoint> {
+        match &self.location {
+            Location::At(endpoint) => Some(endpoint),
+            Location::Master(_) => None,
+        }
+    }
+
+    /// How many replicas the sentinels know, also those that are down. `None` if there are no
+    /// sentinels, or if they have not said so.
+    pub(crate) fn known_replicas(&self) -> Option<u32> {
+        match &self.location {
+            Location::At(_) => None,
+            Location::Master(master) => master.sentinels.replicas(),
+        }
+    }
+
+    /// The server, as errors name it.
+    pub(crate) fn name(&self) -> String {
+        match &self.location {
+            Location::At(endpoint) => endpoint.name().to_owned(),
+            Location::Master(master) => master.describe(),
+        }
+    }
+
+    /// True if Redis has answered since `moment`, over a connection that has gone back to the pool.
+    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
+        self.pool.answered_since(moment)
+    }
+
+    /// Closes the idle connections that have ended or may be dead. Does not wait.
+    pub(crate) fn sweep(&self) {
+        self.pool.sweep();
+    }
+
+    /// The node has no slot of the cluster any more: its threads have nothing left to do, and its
+    /// pool keeps no connection.
+    pub(crate) fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
+        self.pool.condemn(Moment::NEVER);
+        self.pool.sweep();
+    }
+
+    /// Speaks to the server once.
+    pub(crate) fn ping(&self, deadline: Moment) -> Result<(), Failure> {
+        let limit = deadline.min(Moment::now().after(self.common.response_timeout));
+        let replies = self
+            .pool
+            .checkout(deadline, || self.open(deadline))
+            .and_then(|lent| LinkRef::Lent(lent).exchange(&Batch::of(&["PING"]), limit))?;
+        expect_pong(replies.into_iter().next().unwrap_or(Reply::Nil))
+    }
+
+    /// True if the cluster has no such master any more.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
+    }
+
+    /// Registers `call`, which is called after the sentinels have named another master. All
+    /// connections to the old one have been ended by then.
+    pub(crate) fn on_switch(&self, call: impl Fn() + Send + Sync + 'static) {
+        if let Location::Master(master) = &self.location {
+            let pool = Arc::clone(&self.pool);
+            master.on_switch(move || {
+                pool.condemn(Moment::now());
+                call();
+            });
+        }
+    }
+
+    /// Handles a refusal, over this connection, that only a server sends which accepts no writes.
+    pub(crate) fn refused_by_replica(&self, link: &Link) {
+        if let Location::Master(master) = &self.location {
+            master.refused_by_replica(&link.wire.ender());
+        }
+    }
+
+    /// Ends the threads of this node.
+    pub(crate) fn stop(&self) {
+        if let Location::Master(master) = &self.location {
+            master.stop(self.common.response_timeout);
+        }
+    }
+
+    /// Borrows a connection of the pool. Waits for one and connects if necessary, until the
+    /// deadline.
+    pub(crate) fn lend(&self, deadline: Moment) -> Result<LinkRef, Failure> {
+        Ok(LinkRef::Lent(
+            self.pool.checkout(deadline, || self.open(deadline))?,
+        ))
+    }
+
+    /// Opens a connection outside the pool.
+    pub(crate) fn own(&self, deadline: Moment) -> Result<LinkRef, Failure> {
+        Ok(LinkRef::Own(Box::new(self.open(deadline)?)))
+    }
+
+    pub(crate) fn open(&self, deadline: Moment) -> Result<Link, Failure> {
+        let Common {
+            access,
+            connect_timeout,
+            ..
+        } = &*self.common;
+        let in_time = || deadline.min(Moment::now().after(*connect_timeout));
+        match &self.location {
+            Location::At(endpoint) => {
+                let ways = endpoint.ways()?;
+                let opened = access.open(endpoint, &ways, &[], in_time(), |_| Ok(()));
+                opened
+                    .map(|(link, _)| link)
+                    .map_err(|failure| match failure {
+                        // A node has left, and another server has its address. The next map says more.
+                        Failure::Refused(refusal) if refusal.code == NO_NODE => {
+                            Failure::NotSent(refusal.into())
+                        }
+                        other => other,
+                    })
+            }
+            Location::Master(master) => {
+                master.watch(*connect_timeout);
+                let deadline = in_time();
+                master.connect(deadline, |endpoint, connected| {
+                    let ways = endpoint.ways()?;
+                    let opened = access.open(endpoint, &ways, &[], deadline, connected);
+                    opened.map(|(link, _)| link)
+                })
+            }
+        }
+    }
+
+    /// Opens the connection on which invalidations come.
+    pub(crate) fn open_tracking(&self) -> Result<TrackingConnection, Failure> {
+        // A refusal of the connection may pass soon. (A refusal of what follows comes again.)
+        let link = self.open(Moment::NEVER).map_err(Failure::of_an_attempt)?;
+        TrackingConnection::open(link, Moment::now().after(self.common.connect_timeout))
+    }
+
+    /// Waits for the invalidation of `probe`, which was changed over another connection. If none
+    /// comes, the result is `Refused`: a proxy may accept `CLIENT TRACKING` without passing it on.
+    pub(crate) fn hears(
+        &self,
+        tracking: &mut TrackingConnection,
+        probe: &str,
+    ) -> Result<(), Failure> {
+        if tracking.hears(probe, Moment::now().after(self.common.response_timeout))? {
+            Ok(())
+        } else {
+            Err(Failure::Refused(Refusal::no_invalidation()))
+        }
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("name", &self.name())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,286 @@
+//! Which node has a key: the one server, or that of a cluster.
+//!
+//! A program may give the address of one node of a cluster as that of a server. The first login
+//! there, or the first `MOVED`, shows what the server is, and makes that node the first of a
+//! cluster.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::error::Error;
+use crate::base::options::Settings;
+use crate::client::servers::address::{self, Target};
+use crate::client::servers::cluster::Cluster;
+use crate::client::servers::master::Master;
+use crate::client::servers::node::{Common, Location, Node, OnMove};
+use crate::client::servers::sentinels::Sentinels;
+use crate::client::servers::slots::Redirect;
+use crate::client::wire::endpoint::{Endpoint, Place};
+use crate::client::wire::failure::Failure;
+use crate::client::wire::login::{self, Access, Credentials, Expected};
+use crate::client::wire::pool::{LONG_SILENCE, LinkRef};
+use crate::client::wire::refusal::Refusal;
+use crate::client::wire::resp::Reply;
+
+pub(crate) struct Router {
+    named: Servers,
+    /// The cluster, if the one server has turned out to be a node of it.
+    joined: OnceLock<Servers>,
+    pub(crate) common: Arc<Common>,
+    on_move: Arc<OnMove>,
+}
+
+enum Servers {
+    /// The server of the URL, or the master that the sentinels name.
+    One(Arc<Node>),
+    Cluster(Arc<Cluster>),
+}
+
+impl Router {
+    pub(crate) fn new(target: Target, settings: &Settings) -> Result<Router, Error> {
+        let Target {
+            servers,
+            credentials,
+            db,
+            tls,
+            sentinel_login,
+            sentinel_tls,
+        } = target;
+        let common =
+            |expected| Common::new(Access::new(credentials, db, expected), settings).map(Arc::new);
+        Ok(match servers {
+            address::Servers::One(place) => {
+                let location = Location::At(Endpoint::new(place, tls));
+                Router::to_one(Arc::new(Node::new(location, common(Expected::Server)?)))
+            }
+            address::Servers::Sentinels { hosts, name } => {
+                let counts_replicas = settings
+                    .replicas
+                    .is_some_and(|(replicas, _)| replicas.count.is_none());
+                let access = Access::new(
+                    sentinel_login.map(Credentials::Fixed),
+                    0,
+                    Expected::Sentinel,
+                );
+                let sentinels = Sentinels::new(name, hosts, access, sentinel_tls, counts_replicas);
+                let location = Location::Master(Arc::new(Master::new(sentinels, tls)));
+                Router::to_one(Arc::new(Node::new(location, common(Expected::Master)?)))
+            }
+            address::Servers::Cluster { hosts } => {
+                let seeds = hosts
+                    .into_iter()
+                    .map(|(host, port)| Place::Tcp { host, port })
+                    .collect();
+                let cluster = |common, on_move| Cluster::new(seeds, tls, common, on_move);
+                Router::to_cluster(common(Expected::ClusterNode)?, cluster)
+            }
+        })
+    }
+
+    fn to_one(node: Arc<Node>) -> Router {
+        let (common, on_move) = (Arc::clone(&node.common), Arc::<OnMove>::default());
+        let moves = Arc::clone(&on_move);
+        node.on_switch(move || {
+            if let Some(call) = moves.get() {
+                call(&|_| true);
+            }
+        });
+        Router {
+            named: Servers::One(node),
+            joined: OnceLock::new(),
+            common,
+            on_move,
+        }
+    }
+
+    fn to_cluster(
+        common: Arc<Common>,
+        cluster: impl FnOnce(Arc<Common>, Arc<OnMove>) -> Cluster,
+    ) -> Router {
+        let on_move = Arc::<OnMove>::default();
+        let cluster = cluster(Arc::clone(&common), Arc::clone(&on_move));
+        Router {
+            named: Servers::Cluster(Arc::new(cluster)),
+            joined: OnceLock::new(),
+            common,
+            on_move,
+        }
+    }
+
+    /// Registers `call`: see [`OnMove`].
+    pub(crate) fn on_move(&self, call: impl Fn(&dyn Fn(&[u8]) -> bool) + Send + Sync + 'static) {
+        let _ = self.on_move.set(Box::new(call)); // The keeper sets it once.
+    }
+
+    fn servers(&self) -> &Servers {
+        self.joined.get().unwrap_or(&self.named)
+    }
+
+    pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
+        match self.servers() {
+            Servers::One(_) => None,
+            Servers::Cluster(cluster) => Some(cluster),
+        }
+    }
+
+    /// Speaks to Redis once. In a cluster, the nodes are tried one after the other.
+    /// A failure comes with the name of the server.
+    pub(crate) fn ping(&self, deadline: Moment) -> Result<(), (Failure, String)> {
+        if let Servers::One(one) = self.servers() {
+            let answer = one.ping(deadline);
+            if !self.shows_cluster(&answer) {
+                return answer.map_err(|failure| (failure, one.name()));
+            }
+        }
+        self.cluster()
+            .map_or(Ok(()), |cluster| cluster.ping(deadline))
+    }
+
+    /// Opens a link to the node that has this key.
+    pub(crate) fn reach(
+        &self,
+        key: &str,
+        deadline: Moment,
+        open: impl Fn(&Node, Moment) -> Result<LinkRef, Failure>,
+    ) -> Result<(LinkRef, Arc<Node>), Failure> {
+        let mut node = self.node_of(key, deadline)?;
+        let mut link = open(&node, deadline);
+        if self.shows_cluster(&link) {
+            node = self.node_of(key, deadline)?;
+            link = open(&node, deadline);
+        }
+        Ok((self.noting(link)?, node))
+    }
+
+    /// True if the login has shown that the one server is a node of a cluster.
+    fn shows_cluster<T>(&self, opened: &Result<T, Failure>) -> bool {
+        matches!(opened, Err(Failure::Refused(refusal)) if refusal.code == login::CLUSTER_NODE)
+            && self.become_cluster().is_some()
+    }
+
+    /// The node that has this key. In a cluster whose map is not known yet, waits for it until the
+    /// deadline.
+    fn node_of(&self, key: &str, deadline: Moment) -> Result<Arc<Node>, Failure> {
+        match self.servers() {
+            Servers::One(one) => Ok(Arc::clone(one)),
+            Servers::Cluster(cluster) => cluster.node_of(key, deadline),
+        }
+    }
+
+    /// The node that has this key, as far as is known. Does not wait.
+    pub(crate) fn known_node_of(&self, key: &str) -> Option<Arc<Node>> {
+        match self.servers() {
+            Servers::One(one) => Some(Arc::clone(one)),
+            Servers::Cluster(cluster) => cluster.known_node_of(key),
+        }
+    }
+
+    /// Where to send a command again that was answered by `refusal` at `node`, and whether behind
+    /// `ASKING`. `None` if the error is no redirect.
+    pub(crate) fn redirected(&self, refusal: &Refusal, node: &Node) -> Option<(Arc<Node>, bool)> {
+        let Redirect { to, asks } = Redirect::read(refusal, node.place()?)?;
+        let cluster = self.become_cluster()?;
+        if !asks {
+            cluster.want_map();
+        }
+        Some((cluster.node_at(to), asks))
+    }
+
+    /// The cluster. The first call makes it from the one server, if there was no cluster before.
+    fn become_cluster(&self) -> Option<&Arc<Cluster>> {
+        if let Servers::One(one) = self.servers() {
+            let endpoint = one.endpoint()?;
+            let (place, tls) = (
+                endpoint.place().clone(),
+                endpoint.tls().map(|(tls, _)| tls.clone()),
+            );
+            let common = Arc::new(self.common.of_cluster());
+            let cluster = Cluster::of_one(place, tls, common, Arc::clone(&self.on_move));
+            self.joined
+                .get_or_init(|| Servers::Cluster(Arc::new(cluster)));
+            one.retire();
+        }
+        self.cluster()
+    }
+
+    /// Notes whether a connection to a node could be opened.
+    pub(crate) fn noting<T>(&self, opened: Result<T, Failure>) -> Result<T, Failure> {
+        if let (Err(failure), Some(cluster)) = (&opened, self.cluster())
+            && !matches!(failure, Failure::OutOfTime(_))
+        {
+            cluster.want_map();
+        }
+        opened
+    }
+
+    /// Notes what a node answered: silence and some errors show that the map may be out of date.
+    /// `waited` is the time that the node had.
+    pub(crate) fn heard(&self, answer: &Result<Vec<Reply>, Failure>, waited: Duration) {
+        let Some(cluster) = self.cluster() else {
+            return;
+        };
+        let is_misplaced = |reply: &Reply| {
+            let code = if let Reply::Error(error) = reply {
+                error.split(' ').next()
+            } else {
+                None
+            };
+            matches!(
+                code,
+                Some("MOVED" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN")
+            )
+        };
+        let shows_an_old_map = match answer {
+            Ok(replies) => replies.iter().any(is_misplaced),
+            // After a shorter wait, the silence says nothing about the node.
+            Err(Failure::Unanswered {
+                link_stands: true, ..
+            }) => waited >= LONG_SILENCE,
+            Err(Failure::OutOfTime(_)) => false,
+            Err(_) => true,
+        };
+        if shows_an_old_map {
+            cluster.want_map();
+        }
+    }
+
+    /// A key of this node, made from `stem`: `stem` itself, unless the node is one of a cluster.
+    /// `None` if the node has no slots.
+    pub(crate) fn key_at(&self, node: &Node, stem: &str) -> Option<String> {
+        match self.cluster() {
+            Some(cluster) => cluster.key_at(node, stem),
+            None => Some(stem.to_owned()),
+        }
+    }
+
+    /// The server that has this key, as errors name it.
+    pub(crate) fn name(&self, key: Option<&str>) -> String {
+        match self.servers() {
+            Servers::One(one) => one.name(),
+            Servers::Cluster(cluster) => {
+                let node = key.and_then(|key| cluster.known_node_of(key));
+                node.map_or_else(|| cluster.describe(), |node| node.name())
+            }
+        }
+    }
+
+    /// Ends the threads.
+    pub(crate) fn stop(&self) {
+        if let Servers::One(one) = &self.named {
+            one.stop();
+        }
+        if let Some(cluster) = self.cluster() {
+            cluster.stop(self.common.response_timeout);
+        }
+    }
+}
+
+impl fmt::Debug for Router {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Router")
+            .field("name", &self.name(None))
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,341 @@
+//! The slots of a cluster: which slot a key is in, and which server has a slot.
+//!
+//! Source: the [Redis Cluster
+//! specification](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
+
+use std::collections::BTreeSet;
+
+pub(crate) use crate::base::key::hash_tag;
+use crate::client::wire::endpoint::Place;
+use crate::client::wire::failure::{Failure, nonsense};
+use crate::client::wire::refusal::Refusal;
+use crate::client::wire::resp::Reply;
+
+/// How many slots a cluster has.
+pub(crate) const SLOTS: u16 = 16384;
+
+/// The most masters of a map that is believed. Redis recommends at most so many nodes in all.
+const MOST_MASTERS: usize = 1000;
+
+/// CRC-16/XMODEM of each byte: polynomial 0x1021, initial value 0.
+const CRC16: [u16; 256] = {
+    let mut table = [0; 256];
+    let mut byte: u16 = 0;
+    while byte < 256 {
+        let mut crc = byte << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 {
+                crc << 1
+            } else {
+                (crc << 1) ^ 0x1021
+            };
+            bit += 1;
+        }
+        table[byte as usize] = crc;
+        byte += 1;
+    }
+    table
+};
+
+/// The slot of a key.
+pub(crate) fn slot(key: &[u8]) -> u16 {
+    crc16(hash_tag(key).unwrap_or(key)) % SLOTS
+}
+
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        (crc << 8) ^ CRC16[usize::from((crc >> 8) as u8 ^ byte)]
+    })
+}
+
+/// Slots in a row, first and last, and the master that has them.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
+    pub(crate) master: Place,
+}
+
+/// Reads the reply to `CLUSTER SLOTS` of the server at `asked`: the slots with their masters, and
+/// all replicas. Leaves out servers whose address that server does not know. What a map costs is
+/// bounded: no slot is in two ranges.
+pub(crate) fn ranges(
+    reply: &Reply,
+    asked: &Place,
+) -> Result<(Vec<Range>, BTreeSet<Place>), Failure> {
+    let Reply::Array(entries) = reply else {
+        return Err(nonsense(reply));
+    };
+    let (mut ranges, mut replicas, mut slots) = (Vec::new(), BTreeSet::new(), 0);
+    for entry in entries {
+        let (first, last, servers) = read(entry).ok_or_else(|| nonsense(reply))?;
+        slots += u64::from(last - first) + 1;
+        let mut servers = servers
+            .into_iter()
+            .map(|(host, port)| place(host, port, asked));
+        if let Some(master) = servers.next().flatten() {
+            ranges.push(Range {
+                first,
+                last,
+                master,
+            });
+        }
+        replicas.extend(servers.flatten());
+    }
+    if slots > SLOTS.into() {
+        return Err(nonsense(reply));
+    }
+    let masters = ranges
+        .iter()
+        .map(|range| &range.master)
+        .collect::<BTreeSet<_>>()
+        .len();
+    if masters > MOST_MASTERS {
+        let message =
+            format!("the map of the cluster has {masters} masters, more than {MOST_MASTERS}");
+        return Err(Failure::Refused(Refusal {
+            code: String::new(),
+            message,
+        }));
+    }
+    Ok((ranges, replicas))
+}
+
+/// First slot, last slot, and host and port of the servers, of which the first is the master.
+type Entry<'a> = (u16, u16, Vec<(&'a str, u16)>);
+
+fn read(entry: &Reply) -> Option<Entry<'_>> {
+    let Reply::Array(parts) = entry else {
+        return None;
+    };
+    let [Reply::Int(first), Reply::Int(last), servers @ ..] = parts.as_slice() else {
+        return None;
+    };
+    let slot = |number: &i64| u16::try_from(*number).ok().filter(|number| *number < SLOTS);
+    let (first, last) = (slot(first)?, slot(last)?);
+    let servers: Option<Vec<_>> = servers.iter().map(read_server).collect();
+    servers
+        .filter(|servers| first <= last && !servers.is_empty())
+        .map(|servers| (first, last, servers))
+}
+
+/// Host and port of a server. (Its id and further details follow.)
+fn read_server(server: &Reply) -> Option<(&str, u16)> {
+    let Reply::Array(parts) = server else {
+        return None;
+    };
+    let [host, Reply::Int(port), ..] = parts.as_slice() else {
+        return None;
+    };
+    let host = if *host == Reply::Nil {
+        ""
+    } else {
+        host.text()?
+    };
+    Some((host, u16::try_from(*port).ok()?))
+}
+
+/// The server at this host and port. Without a host, it is the one at which the server that named
+/// it was asked. `None` for a server whose address is not known (`?`).
+fn place(host: &str, port: u16, asked: &Place) -> Option<Place> {
+    match asked {
+        // The program has named it.
+        Place::Tcp { host: of_asked, .. } if host.is_empty() => (port != 0).then(|| Place::Tcp {
+            host: of_asked.clone(),
+            port,
+        }),
+        _ => Place::announced(host, port),
+    }
+}
+
+/// `MOVED` or `ASK`: another server has the slot of a key.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Redirect {
+    pub(crate) to: Place,
+    /// `ASK`: the slot is on its way there. The command has to be sent behind `ASKING`, and the
+    /// next command for the slot to the old server again.
+    pub(crate) asks: bool,
+}
+
+impl Redirect {
+    /// Reads an error of the server at `asked`: `MOVED slot host:port`. (An IPv6 address has no
+    /// brackets.) `None` for any other error.
+    pub(crate) fn read(refusal: &Refusal, asked: &Place) -> Option<Redirect> {
+        let asks = match &*refusal.code {
+            "MOVED" => false,
+            "ASK" => true,
+            _ => return None,
+        };
+        let address = refusal.message.split(' ').nth(2)?;
+        let (host, port) = address.rsplit_once(':')?;
+        let host = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'))
+            .unwrap_or(host);
+        Some(Redirect {
+            to: place(host, port.parse().ok()?, asked)?,
+            asks,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(host: &str, port: u16) -> Place {
+        Place::Tcp {
+            host: host.to_owned(),
+            port,
+        }
+    }
+
+    /// The first vector is that of the specification. `CLUSTER KEYSLOT` of Redis judges in
+    /// the tests of `tests/it` whose names begin with `cluster`.
+    #[test]
+    fn the_slot_of_a_key_is_that_of_its_tag() {
+        assert_eq!(crc16(b"123456789"), 0x31C3);
+        for (key, tag_of) in [
+            ("{user1000}.following", "user1000"),
+            ("foo{}{bar}", "foo{}{bar}"),
+            ("foo{{bar}}zap", "{bar"),
+            ("foo{bar}{zap}", "bar"),
+            ("foo{bar", "foo{bar"),
+            ("foo}bar{zap}", "zap"),
+            ("", ""),
+        ] {
+            assert_eq!(
+                slot(key.as_bytes()),
+                crc16(tag_of.as_bytes()) % SLOTS,
+                "{key}"
+            );
+        }
+        assert_eq!(slot(b"foo"), 12182);
+        assert_eq!(slot(b"{foo}bar"), 12182);
+    }
+
+    fn entry(first: i64, last: i64, host: Reply, port: i64) -> Reply {
+        let id = Reply::Bytes(b"an id".to_vec());
+        let master = Reply::Array(vec![host, Reply::Int(port), id, Reply::Array(Vec::new())]);
+        Reply::Array(vec![
+            Reply::Int(first),
+            Reply::Int(last),
+            master.clone(),
+            master,
+        ])
+    }
+
+    #[test]
+    fn the_map_names_hosts_or_leaves_them_to_the_server_that_was_asked() {
+        let named = |host: &str| Reply::Bytes(host.as_bytes().to_vec());
+        let reply = Reply::Array(vec![
+            entry(0, 99, named("a"), 1),
+            entry(100, 100, Reply::Nil, 2),
+            entry(101, 200, named(""), 3),
+            entry(201, 300, named("?"), 4),
+            entry(301, 16383, named("::1"), 5),
+        ]);
+        let (read, replicas) = ranges(&reply, &at("asked", 9)).unwrap();
+        let range = |first, last, master| Range {
+            first,
+            last,
+            master,
+        };
+        let expected = [
+            range(0, 99, at("a", 1)),
+            range(100, 100, at("asked", 2)),
+            range(101, 200, at("asked", 3)),
+            range(301, 16383, at("::1", 5)),
+        ];
+        assert_eq!(read, expected);
+        assert_eq!(replicas, expected.map(|range| range.master).into());
+    }
+
+    #[test]
+    fn a_host_that_is_left_out_is_whatever_the_program_has_named() {
+        let map = |port| Reply::Array(vec![entry(0, 16383, Reply::Nil, port)]);
+        for host in ["b\u{fc}cher", "fe80::1%eth0"] {
+            assert_eq!(
+                ranges(&map(1), &at(host, 9)).unwrap().0[0].master,
+                at(host, 1)
+            );
+            assert!(ranges(&map(0), &at(host, 9)).unwrap().0.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_map_that_makes_no_sense_is_refused() {
+        let host = || Reply::Bytes(b"a".to_vec());
+        for reply in [
+            Reply::Nil,
+            Reply::Array(vec![Reply::Int(1)]),
+            Reply::Array(vec![entry(5, 4, host(), 1)]),
+            Reply::Array(vec![entry(0, 16384, host(), 1)]),
+            Reply::Array(vec![entry(-1, 4, host(), 1)]),
+            Reply::Array(vec![entry(0, 4, host(), 65536)]),
+            Reply::Array(vec![entry(0, 4, Reply::Int(1), 1)]),
+            Reply::Array(vec![entry(0, 16383, host(), 1), entry(5, 5, host(), 1)]),
+        ] {
+            assert!(ranges(&reply, &at("asked", 9)).is_err(), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_map_with_too_many_masters_is_refused_with_their_number() {
+        let map = |masters: i64| {
+            let entry = |n| entry(n, n, Reply::Bytes(b"a".to_vec()), 1 + n % masters);
+            ranges(
+                &Reply::Array((0..SLOTS.into()).map(entry).collect()),
+                &at("asked", 9),
+            )
+        };
+        assert_eq!(
+            map(1000).unwrap().0.len(),
+            usize::from(SLOTS),
+            "a range for each slot"
+        );
+        let failure = map(1001).unwrap_err();
+        assert!(
+            !failure.can_pass() && failure.text().contains("1001 masters"),
+            "{failure:?}"
+        );
+    }
+
+    #[test]
+    fn a_redirect_names_the_server() {
+        let read = |error: &str| Redirect::read(&Refusal::new(error), &at("asked", 9));
+        let to = |host, port, asks| {
+            Some(Redirect {
+                to: at(host, port),
+                asks,
+            })
+        };
+        assert_eq!(
+            read("MOVED 3999 127.0.0.1:6381"),
+            to("127.0.0.1", 6381, false)
+        );
+        assert_eq!(
+            read("ASK 3999 redis.example.org:6381"),
+            to("redis.example.org", 6381, true)
+        );
+        assert_eq!(read("MOVED 3999 :6380"), to("asked", 6380, false));
+        assert_eq!(
+            read("MOVED 3999 2001:db8::1:6380"),
+            to("2001:db8::1", 6380, false)
+        );
+        assert_eq!(read("MOVED 3999 [::1]:6380"), to("::1", 6380, false));
+        for error in [
+            "MOVED 3999 ?:6380",
+            "MOVED 3999 a:0",
+            "MOVED 3999 a",
+            "MOVED 3999 a:b:6380",
+            "MOVED 3999 a/b:6380",
+            "MOVED",
+            "TRYAGAIN Multiple keys",
+            "ERR MOVED 1 a:1",
+        ] {
+            assert_eq!(read(error), None, "{error}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! A connection on which Redis sends invalidations: the names of keys that have changed.
+//!
+//! Redis calls this feature [client-side
+//! caching](https://redis.io/docs/latest/develop/reference/client-side-caching/). A connection with
+//! tracking on redirects its invalidations to this connection. After an invalidation of a key,
+//! Redis sends no other one until the key is read again.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::client::wire::failure::Failure;
+use crate::client::wire::failure::check;
+use crate::client::wire::link::Link;
+use crate::client::wire::resp::{Batch, Reply};
+use crate::client::wire::stream::Ender;
+use crate::client::wire::subscription::Subscription;
+
+/// The channel on which Redis publishes redirected invalidations.
+const CHANNEL: &str = "__redis__:invalidate";
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// These keys have changed, or are gone.
+    Keys(Vec<Vec<u8>>),
+    /// Any key may have changed, or be gone.
+    Everything,
+    /// Nothing, for a while.
+    Silence,
+}
+
+pub(crate) struct TrackingConnection {
+    subscription: Subscription,
+    /// The number by which Redis knows this connection.
+    pub(crate) id: u64,
+}
+
+impl TrackingConnection {
+    /// Asks for the connection's number, and subscribes.
+    pub(crate) fn open(mut link: Link, deadline: Moment) -> Result<TrackingConnection, Failure> {
+        let replies = link.exchange(&Batch::of(&["CLIENT", "ID"]), deadline)?;
+        let Some(Reply::Int(id @ 1..)) = replies.into_iter().next().map(check).transpose()? else {
+            return Err(Failure::not_sent("the reply to CLIENT ID made no sense"));
+        };
+        let subscription = Subscription::open(link, CHANNEL, &[], deadline)?;
+        Ok(TrackingConnection {
+            subscription,
+            id: id.unsigned_abs(),
+        })
+    }
+
+    pub(crate) fn ender(&self) -> Ender {
+        self.subscription.ender()
+    }
+
+    /// True if the connection is known to have ended. Does not wait.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.subscription.has_ended()
+    }
+
+    /// Waits for the invalidation of a key. False if it does not come in time.
+    pub(crate) fn hears(&mut self, key: &str, deadline: Moment) -> Result<bool, Failure> {
+        while let Some(message) = self.subscription.next(deadline)? {
+            match read(message) {
+                Heard::Keys(keys) if !keys.iter().any(|it| it == key.as_bytes()) => {}
+                // After a flush of the whole database, Redis does not name this key.
+                _ => return Ok(true),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Passes each invalidation to `hear`, until `hear` breaks or the connection fails: see
+    /// [`Subscription::listen`].
+    pub(crate) fn listen(
+        self,
+        limits: (Duration, Duration),
+        mut hear: impl FnMut(Heard) -> ControlFlow<()>,
+    ) -> Result<(), Failure> {
+        self.subscription
+            .listen(limits, |message| hear(message.map_or(Heard::Silence, read)))
+    }
+}
+
+/// Reads an invalidation: a list of keys, or nil if the whole database was flushed.
+fn read(payload: Reply) -> Heard {
+    let Reply::Array(keys) = payload else {
+        return Heard::Everything;
+    };
+    let key = |key| {
+        if let Reply::Bytes(key) = key {
+            Some(key)
+        } else {
+            None
+        }
+    };
+    Heard::Keys(keys.into_iter().filter_map(key).collect())
+}

@@ -1,0 +1,362 @@
+//! One connection. Opening it, logging in and waiting for replies have deadlines. Once it is
+//! broken, it is not used again.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::sync::PerProcess;
+use crate::client::wire::endpoint::{Endpoint, Way};
+use crate::client::wire::failure::Failure;
+use crate::client::wire::io_error;
+use crate::client::wire::refusal::{Refusal, comes_from_wrong_server, conceal};
+use crate::client::wire::resp::{Batch, Reply};
+use crate::client::wire::stream::{SHORTEST, Wire};
+
+/// The shortest timeout whose expiry says something about Redis. On a busy machine, an attempt with
+/// less time may fail although Redis works.
+pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
+
+/// How many links were opened.
+static COUNT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
+
+/// Whether Redis is known to be at the other end of a link.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Proof {
+    /// The link was opened just now.
+    Opened,
+    Answered,
+    /// The link was idle, and Redis may be gone.
+    Nothing,
+}
+
+/// A connection to Redis.
+///
+/// After a lost answer, the connection can still be used: Redis answers in order, so the link
+/// counts the late reply and skips it. Redis also executes the commands of a connection in order.
+/// So a clean-up that is sent over the same connection is executed after the command that it
+/// undoes.
+pub(crate) struct Link {
+    pub(crate) wire: Wire,
+    /// No other link of this process has the same number.
+    pub(crate) id: u64,
+    /// When the last answer came. Before the first answer: when the link began to open.
+    pub(crate) answered: Moment,
+    /// How many replies are still to come. The replies of earlier batches come first, and are
+    /// skipped.
+    unread: usize,
+    /// Whether the connection is of no more use: it has ended, the server accepts no writes, or
+    /// bytes came that nobody asked for.
+    pub(crate) broken: bool,
+    /// Whether `retire` was called: the link must not be lent again, although it has not ended.
+    retired: bool,
+    /// What is known about the other end since the link was lent.
+    proof: Proof,
+    /// How long the last answer took.
+    took: Duration,
+    /// Whether a reply is late. The current borrower may wait for the reply. If the reply is still
+    /// late when the link goes back to the pool, the link is closed.
+    behind: bool,
+    /// The password of the login, which no error that the server sends may show.
+    pub(crate) password: Option<String>,
+    /// The listener to which Redis sends the invalidations of what is read over this link.
+    listener: Option<u64>,
+}
+
+/// A batch that was sent, and whose replies are not collected yet.
+pub(crate) struct Sent {
+    pub(crate) at: Moment,
+    replies: usize,
+}
+
+impl Link {
+    /// Connects, and sends nothing.
+    pub(crate) fn connect(
+        endpoint: &Endpoint,
+        way: &Way,
+        deadline: Moment,
+    ) -> Result<Link, Failure> {
+        let began = Moment::now();
+        let wire = Wire::open(way, endpoint.tls(), deadline.since(began).max(SHORTEST));
+        Ok(Link::new(wire.map_err(Failure::not_sent)?, began))
+    }
+
+    fn new(wire: Wire, began: Moment) -> Link {
+        Link {
+            wire,
+            id: COUNT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
+            answered: began,
+            unread: 0,
+            broken: false,
+            retired: false,
+            proof: Proof::Opened,
+            took: Duration::ZERO,
+            behind: false,
+            password: None,
+            listener: None,
+        }
+    }
+
+    /// True if the idle connection is known to have ended. Does not wait.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.broken |= self.wire.has_ended();
+        self.broken
+    }
+
+    /// True if the connection must not be used again.
+    pub(crate) fn is_over(&self) -> bool {
+        self.broken || self.retired || self.behind
+    }
+
+    /// When the link last answered its current borrower. `None` if it has not answered yet.
+    pub(crate) fn answered_to_borrower(&self) -> Option<Moment> {
+        (self.proof == Proof::Answered).then_some(self.answered)
+    }
+
+    /// The time until which the next exchange may wait for its answer.
+    ///
+    /// The first exchange after the pool has lent the link again gets half of the time that is
+    /// left. The link may be dead, and the other half is for a fresh link. But if Redis is slow or
+    /// far away, half may be too short. So the exchange gets at least twice the time of the last
+    /// answer, up to three quarters of what is left. The time for which Redis blocks the batch
+    /// (`blocks_for`) is added to both.
+    pub(crate) fn limit(
+        &self,
+        deadline: Moment,
+        response_timeout: Duration,
+        blocks_for: Duration,
+    ) -> Moment {
+        let now = Moment::now();
+        let left = deadline.since(now);
+        let slow = (2 * self.took).saturating_add(blocks_for).min(left / 4 * 3);
+        let half = (left / 2).max(FAIR_TRY).max(slow);
+        let share = if self.proof == Proof::Nothing {
+            half
+        } else {
+            left
+        };
+        now.after(
+            share
+                .min(left)
+                .min(response_timeout.saturating_add(blocks_for)),
+        )
+    }
+
+    /// True if Redis sends that listener the invalidations of keys that are read over this link.
+    pub(crate) fn invalidates_to(&self, listener: u64) -> bool {
+        self.listener == Some(listener)
+    }
+
+    /// Notes that Redis sends that listener the invalidations.
+    pub(crate) fn set_listener(&mut self, listener: u64) {
+        self.listener = Some(listener);
+    }
+
+    /// Notes that Redis may have ended the connection before its next use.
+    pub(crate) fn doubt(&mut self) {
+        self.proof = Proof::Nothing;
+    }
+
+    /// Marks the link: when it goes back to the pool, it is closed and not lent again.
+    pub(crate) fn retire(&mut self) {
+        self.retired = true;
+    }
+
+    /// Sends a batch and collects its replies. Errors are replies, too: one command of a batch may
+    /// fail while others succeed.
+    ///
+    /// A proxy may send a reply twice. Then each later reply comes in the place of the one before
+    /// it: a busy lock could seem taken, and a lost hold renewed. So no reply counts if more has
+    /// come than was asked for by the end of the batch, and nothing is sent over a connection that
+    /// has received more since the borrower's last batch. What comes later still is not seen here:
+    /// so a script that takes or renews a lock names the token.
+    pub(crate) fn exchange(
+        &mut self,
+        batch: &Batch,
+        deadline: Moment,
+    ) -> Result<Vec<Reply>, Failure> {
+        if self.broken {
+            // The server refuses writes, say. That answer was judged, and says what it did.
+            return Err(Failure::not_sent("the connection is not used any more"));
+        }
+        if self.proof == Proof::Answered && self.unread == 0 && self.has_ended() {
+            return Err(Failure::out_of_step());
+        }
+        let sent = self.send(batch, deadline)?;
+        let replies = self.collect(&sent, deadline)?;
+        if self.wire.has_unasked() {
+            self.broken = true;
+            return Err(Failure::out_of_step());
+        }
+        Ok(replies)
+    }
+
+    /// Writes a batch. If its replies are not collected, `collect` for a later batch skips them.
+    pub(crate) fn send(&mut self, batch: &Batch, deadline: Moment) -> Result<Sent, Failure> {
+        let at = Moment::now();
+        self.wire.send(&batch.bytes, deadline).map_err(|error| {
+            self.broken = true;
+            match Failure::not_sent(error) {
+                // Redis may have got the first commands of the batch whole.
+                Failure::NotSent(cause) if batch.count > 1 => Failure::Unanswered {
+                    link_stands: false,
+                    cause,
+                },
+                other => other,
+            }
+        })?;
+        self.unread += batch.count;
+        Ok(Sent {
+            at,
+            replies: batch.count,
+        })
+    }
+
+    /// Reads the replies of the batch that was sent last, and skips those of earlier ones.
+    pub(crate) fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
+        let mut replies = Vec::with_capacity(sent.replies);
+        while self.unread > 0 {
+            let mut reply = self
+                .wire
+                .receive(deadline)
+                .map_err(|error| self.lost(error, &replies))?;
+            self.unread -= 1;
+            if let (Reply::Error(error), Some(password)) = (&mut reply, &self.password) {
+                conceal(error, password);
+            }
+            self.broken |= comes_from_wrong_server(&reply);
+            if self.unread < sent.replies {
+                replies.push(reply);
+            }
+        }
+        self.behind = false;
+        (self.answered, self.proof) = (Moment::now(), Proof::Answered);
+        self.took = self.answered.since(sent.at);
+        Ok(replies)
+    }
+
+    /// The failure of a batch of which these replies have come. A server that accepts no client
+    /// sends an error in the place of the first reply, and ends the connection: then the error says
+    /// why.
+    fn lost(&mut self, error: io::Error, replies: &[Reply]) -> Failure {
+        self.broken |= io_error::ends_link(&error);
+        self.behind = true;
+        if let (true, [Reply::Error(reason)]) = (io_error::ends_link(&error), replies) {
+            return Failure::Unanswered {
+                link_stands: false,
+                cause: Refusal::new(reason).into(),
+            };
+        }
+        Failure::unanswered(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::client::wire::stream::tests::wires;
+
+    /// First, only half of a reply comes in time. Then, only one of three replies.
+    #[test]
+    fn late_replies_are_skipped_when_they_come() {
+        let soon = || Moment::now().after(Duration::from_millis(20));
+        let long = || Moment::now().after(Duration::from_secs(10));
+        let ping = || Batch::of(&["PING"]);
+        let line = |text: &str| Reply::Line(text.to_owned());
+        for (wire, mut redis) in wires() {
+            let mut link = Link::new(wire, Moment::now());
+            redis.write_all(b"+the first").unwrap();
+            let failure = link.exchange(&ping(), soon()).unwrap_err();
+            assert!(
+                matches!(
+                    failure,
+                    Failure::Unanswered {
+                        link_stands: true,
+                        ..
+                    }
+                ),
+                "{failure:?}"
+            );
+            redis.write_all(b" reply\r\n+the second\r\n").unwrap();
+            assert_eq!(
+                link.exchange(&ping(), long()).unwrap(),
+                [line("the second")]
+            );
+            let sent = link
+                .send(&ping().and(&["PING"]).and(&["PING"]), long())
+                .unwrap();
+            redis.write_all(b"+in time\r\n").unwrap();
+            link.collect(&sent, soon()).unwrap_err();
+            link.send(&ping(), long()).unwrap();
+            redis
+                .write_all(b"+late\r\n+late\r\n+not read\r\n+a\r\n+b\r\n")
+                .unwrap();
+            let both = link.exchange(&ping().and(&["PING"]), long()).unwrap();
+            assert_eq!(both, [line("a"), line("b")]);
+            drop(redis);
+            let failure = link.exchange(&ping(), long()).unwrap_err();
+            assert!(
+                !matches!(
+                    failure,
+                    Failure::Unanswered {
+                        link_stands: true,
+                        ..
+                    }
+                ),
+                "the connection has ended"
+            );
+        }
+    }
+
+    #[test]
+    fn no_reply_counts_if_one_came_twice() {
+        let long = || Moment::now().after(Duration::from_secs(10));
+        let is_out_of_step = |failure| {
+            matches!(
+                failure,
+                Err(Failure::Unanswered {
+                    link_stands: false,
+                    ..
+                })
+            )
+        };
+        for (wire, mut redis) in wires() {
+            let mut link = Link::new(wire, Moment::now());
+            redis.write_all(b"+OK\r\n+OK\r\n").unwrap();
+            assert!(is_out_of_step(link.exchange(&Batch::of(&["PING"]), long())));
+            assert!(link.is_over());
+        }
+        for (wire, mut redis) in wires() {
+            let mut link = Link::new(wire, Moment::now());
+            redis.write_all(b"+OK\r\n").unwrap();
+            assert_eq!(
+                link.exchange(&Batch::of(&["PING"]), long()).unwrap(),
+                [Reply::Ok]
+            );
+            redis.write_all(b"+OK\r\n").unwrap();
+            let deadline = long();
+            // The link itself has not looked yet.
+            while !link.wire.has_ended() {
+                assert!(Moment::now() < deadline, "the second copy does not arrive");
+            }
+            assert!(
+                is_out_of_step(link.exchange(&Batch::of(&["PING"]), long())),
+                "it is sent"
+            );
+            assert_eq!(link.unread, 0, "it is sent");
+        }
+        for (wire, _redis) in wires() {
+            let mut link = Link::new(wire, Moment::now());
+            link.broken = true;
+            let failure = link.exchange(&Batch::of(&["PING"]), long()).unwrap_err();
+            assert!(
+                matches!(failure, Failure::NotSent(_)),
+                "what was answered before was judged: {failure:?}"
+            );
+            assert_eq!(link.unread, 0, "it is sent");
+        }
+    }
+}

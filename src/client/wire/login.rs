@@ -1,0 +1,528 @@
+//! The beginning of a connection: by which way it is opened, who logs in, and what must be at the
+//! other end.
+//!
+//! All commands of a login go out in one batch, so it costs one round trip.
+
+use std::fmt;
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+
+use crate::base::clock::Moment;
+use crate::base::emit::debug;
+use crate::base::owner::host_name;
+use crate::base::sync::process;
+use crate::client::wire::endpoint::{Endpoint, Login, Way};
+use crate::client::wire::failure::{Failure, check, expect_ok, nonsense};
+use crate::client::wire::link::Link;
+use crate::client::wire::refusal::{Refusal, legible};
+use crate::client::wire::resp::{Batch, Reply};
+use crate::client::wire::stream::{Ender, SHORTEST};
+
+/// A function that returns a user and a password.
+pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
+
+/// The code of the refusal of a server that turns out to be a node of a cluster.
+pub(crate) const CLUSTER_NODE: &str = "CLUSTERNODE";
+
+/// The code of the refusal of a server that should be a node of a cluster, and is not.
+pub(crate) const NO_NODE: &str = "NOCLUSTER";
+
+/// How to begin a connection.
+#[derive(Clone)]
+pub(crate) struct Access {
+    credentials: Option<Credentials>,
+    db: i64,
+    /// The name that `CLIENT LIST` shows. Empty: the connection gets no name.
+    client_name: String,
+    expected: Expected,
+}
+
+#[derive(Clone)]
+pub(crate) enum Credentials {
+    Fixed(Login),
+    /// Asked for each connection, for passwords that expire.
+    Asked(AskCredentials),
+}
+
+/// What has to be at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// One server, whatever its role: while it is a replica, it refuses each `SET`.
+    Server,
+    /// The master that the sentinels named.
+    Master,
+    /// A node of a cluster. If it is a replica, it names the master in place of each answer.
+    ClusterNode,
+    /// A sentinel. Its answers show what it is.
+    Sentinel,
+}
+
+impl Access {
+    pub(crate) fn new(credentials: Option<Credentials>, db: i64, expected: Expected) -> Access {
+        let client_name = format!("relatch:{}-{}", host_name(), process::id());
+        Access {
+            credentials,
+            db,
+            client_name,
+            expected,
+        }
+    }
+
+    pub(crate) fn expects(&self, expected: Expected) -> bool {
+        self.expected == expected
+    }
+
+    pub(crate) fn expecting(self, expected: Expected) -> Access {
+        Access { expected, ..self }
+    }
+
+    /// Connects and logs in by the first of `ways` that works, and sends `first` with the login.
+    /// Also returns the replies to `first`. `connected` gets each connection's ender before the
+    /// login, and can refuse the connection.
+    ///
+    /// Each way gets half of the time that is left, and the last one all of it: an address may be
+    /// dead, or accept connections and answer nothing. (With equal shares, a server that is far
+    /// away could not be reached by a name with many addresses.) A server that refuses the login
+    /// for good has answered, and no other way is tried.
+    pub(crate) fn open(
+        &self,
+        endpoint: &Endpoint,
+        ways: &[Way],
+        first: &[&[&str]],
+        deadline: Moment,
+        connected: impl Fn(Ender) -> Result<(), Failure>,
+    ) -> Result<(Link, Vec<Reply>), Failure> {
+        let mut last = None;
+        for (at, way) in ways.iter().enumerate() {
+            let now = Moment::now();
+            let left = deadline.since(now);
+            if left < SHORTEST {
+                break;
+            }
+            let limit = now.after(if at + 1 < ways.len() { left / 2 } else { left });
+            let opened = Link::connect(endpoint, way, limit).and_then(|mut link| {
+                connected(link.wire.ender())?;
+                let replies = self.begin(endpoint.name(), &mut link, first, limit)?;
+                Ok((link, replies))
+            });
+            match opened {
+                Ok(opened) => {
+                    endpoint.worked(way);
+                    return Ok(opened);
+                }
+                Err(failure @ Failure::Refused(_)) if !failure.can_pass() => return Err(failure),
+                // Another address may be no server at all, and would hide why this one was refused.
+                Err(_) if matches!(last, Some(Failure::Tls { .. } | Failure::Refused(_))) => {}
+                Err(failure) => last = Some(failure),
+            }
+        }
+        Err(last.unwrap_or_else(|| {
+            Failure::OutOfTime(
+                io::Error::new(io::ErrorKind::TimedOut, "no time was left to connect").into(),
+            )
+        }))
+    }
+
+    /// Logs in at `server`, and sends `first` in the same batch. Returns the replies to `first`.
+    fn begin(
+        &self,
+        server: &str,
+        link: &mut Link,
+        first: &[&[&str]],
+        deadline: Moment,
+    ) -> Result<Vec<Reply>, Failure> {
+        let credentials = self
+            .credentials
+            .as_ref()
+            .map(Credentials::get)
+            .transpose()?;
+        let batch = self.batch(credentials.as_ref(), first);
+        let authenticates = credentials.is_some();
+        link.password = credentials.map(|(_, password)| password);
+        if self.expected == Expected::ClusterNode && !first.is_empty() {
+            link.wire.expect_map();
+        }
+        let answer = link.exchange(&batch, deadline).and_then(|replies| {
+            let mut replies = replies.into_iter();
+            let greeting = self.read(authenticates, &mut replies)?;
+            if let Some(greeting) = &greeting {
+                debug!(target: "relatch::connection", "{server} is {}", told_by(greeting));
+            }
+            let mode = greeting
+                .as_ref()
+                .and_then(|greeting| greeting.field("mode"));
+            if self.expected == Expected::ClusterNode && mode == Some("standalone") {
+                knows_slots(link, deadline)?;
+            }
+            if link.has_ended() {
+                return Err(Failure::not_sent(
+                    "the server ended the connection, or said too much",
+                ));
+            }
+            Ok(replies.collect())
+        });
+        answer.map_err(|failure| match failure {
+            // Even if the login was executed, no command of a lock was sent yet. A server that
+            // accepts no client sends the reason, and ends the connection.
+            Failure::Unanswered { cause, .. } => match cause.downcast() {
+                Ok(refusal) if is_about_the_client(&refusal) => Failure::Refused(*refusal),
+                Ok(refusal) => Failure::NotSent(refusal),
+                Err(cause) => Failure::NotSent(cause),
+            },
+            other => other,
+        })
+    }
+
+    fn batch(&self, credentials: Option<&(Option<String>, String)>, first: &[&[&str]]) -> Batch {
+        let mut batch = Batch::default();
+        batch = match credentials {
+            Some((Some(username), password)) => batch.and(&["AUTH", username, password]),
+            Some((None, password)) => batch.and(&["AUTH", password]),
+            None => batch,
+        };
+        if self.expected != Expected::Sentinel {
+            batch = batch.and(&["HELLO", "2"]);
+        }
+        batch = batch.and(&["CLIENT", "SETNAME", &self.client_name]);
+        if self.db != 0 {
+            batch = batch.and(&["SELECT", &self.db.to_string()]);
+        }
+        first
+            .iter()
+            .fold(batch, |batch, command| batch.and(command))
+    }
+
+    /// Reads the replies to the login, in the order of [`Self::batch`]. Returns the reply to
+    /// `HELLO`, if the server has allowed that command.
+    fn read(
+        &self,
+        authenticates: bool,
+        replies: &mut impl Iterator<Item = Reply>,
+    ) -> Result<Option<Reply>, Failure> {
+        let mut next = || replies.next().unwrap_or(Reply::Nil);
+        if authenticates {
+            expect_ok(next())?;
+        }
+        let asks = self.expected != Expected::Sentinel;
+        let greeting = if asks { optional(next())? } else { None };
+        match &greeting {
+            Some(Reply::Array(_)) | None => {}
+            Some(other) => return Err(nonsense(other)),
+        }
+        if let Some(greeting) = &greeting {
+            check_greeting(greeting, self.expected)?;
+        }
+        // A connection works without a name, too.
+        optional(next())?.map_or(Ok(()), expect_ok)?;
+        if self.db != 0 {
+            expect_ok(next())?;
+        }
+        Ok(greeting)
+    }
+}
+
+impl Credentials {
+    /// The user, if one is named, and the password.
+    fn get(&self) -> Result<(Option<String>, String), Failure> {
+        match self {
+            Credentials::Fixed(Login { username, password }) => {
+                Ok((username.clone(), password.clone()))
+            }
+            Credentials::Asked(ask) => {
+                // A connection may be opened by a drop or by a thread of the manager. A panic would
+                // end that thread.
+                let asked = panic::catch_unwind(AssertUnwindSafe(|| ask()));
+                let (username, password) = asked.map_err(|_| {
+                    Failure::not_sent("the function that returns the credentials panicked")
+                })?;
+                Ok((Some(username), password))
+            }
+        }
+    }
+}
+
+/// Returns an error if `greeting`, the reply to `HELLO`, shows that something else is at the other
+/// end. Nothing is known if the server does not know the command, or if the user may not call it.
+fn check_greeting(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
+    let (code, wrong) = match (greeting.field("mode"), greeting.field("role")) {
+        (Some("sentinel"), _) if expected == Expected::Master => {
+            // Another sentinel may know better.
+            return Err(Failure::not_sent(
+                "the server that the sentinels named is a sentinel",
+            ));
+        }
+        (Some("sentinel"), _) => (
+            "",
+            "this is a sentinel: its URL is redis+sentinel://host:port/name",
+        ),
+        (Some("cluster"), _) if expected == Expected::Server => {
+            (CLUSTER_NODE, "this is a node of a cluster")
+        }
+        (Some("cluster"), _) if expected == Expected::Master => (
+            "",
+            "this is a node of a cluster: its URL is redis+cluster://host:port",
+        ),
+        (_, Some("replica" | "slave")) if expected == Expected::Master => {
+            // The sentinels may name another server soon.
+            return Err(Failure::not_sent(
+                "the server that the sentinels named is a replica",
+            ));
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::Refused(Refusal {
+        code: code.to_owned(),
+        message: wrong.to_owned(),
+    }))
+}
+
+/// Asks a server that calls itself standalone whether it is a node of a cluster. Some servers and
+/// proxies call themselves so in a cluster. But it may also be a server that has the address of a
+/// node which has left: if locks were taken there, they would have two holders.
+fn knows_slots(link: &mut Link, deadline: Moment) -> Result<(), Failure> {
+    link.wire.expect_map();
+    let slots = link.exchange(&Batch::of(&["CLUSTER", "SLOTS"]), deadline)?;
+    slots.into_iter().try_for_each(|reply| match check(reply) {
+        Err(Failure::Refused(refusal)) if refusal.code == "ERR" => {
+            let message =
+                "this server is not part of a cluster: its URL is redis://host:port".to_owned();
+            Err(Failure::Refused(Refusal {
+                code: NO_NODE.to_owned(),
+                message,
+            }))
+        }
+        Ok(Reply::Array(_)) => Ok(()),
+        other => Err(nonsense(&other?)),
+    })
+}
+
+/// What a server is, in one line: its kind, its version, its mode and its role.
+fn told_by(greeting: &Reply) -> String {
+    let told =
+        ["server", "version", "mode", "role"].map(|field| greeting.field(field).unwrap_or("?"));
+    let [kind, version, mode, role] = told;
+    legible(&format!("{kind} {version}, {mode}, {role}"))
+}
+
+/// Reads the reply to a command that a login can do without: `None` if it was refused.
+///
+/// Some refusals are about the connection, not about the command: too many clients, protected mode.
+/// Redis sends such a refusal as soon as it accepts the connection, so it comes in the place of the
+/// first reply.
+fn optional(reply: Reply) -> Result<Option<Reply>, Failure> {
+    match check(reply) {
+        Err(Failure::Refused(refusal)) if !is_about_the_client(&refusal) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// True if the server accepts no client, or not this one.
+fn is_about_the_client(refusal: &Refusal) -> bool {
+    refusal.can_pass() || ["DENIED", "WRONGPASS"].contains(&&*refusal.code)
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access")
+            .field("db", &self.db)
+            .field("expected", &self.expected)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use redis::io::tcp::socket2::{Domain, Socket, Type};
+    use relatch_rig::{FakeServer, Reply as Say};
+
+    use super::*;
+    use crate::client::wire::endpoint::Place;
+
+    #[test]
+    fn what_a_server_says_of_itself_is_one_short_line() {
+        let text = |text: &str| Reply::Bytes(text.as_bytes().to_vec());
+        let greeting = |version: &str| {
+            let fields = [
+                "server",
+                "redis",
+                "version",
+                version,
+                "mode",
+                "standalone",
+                "role",
+                "master",
+            ];
+            Reply::Array(fields.map(text).into())
+        };
+        assert_eq!(
+            told_by(&greeting("7.0.15")),
+            "redis 7.0.15, standalone, master"
+        );
+        assert_eq!(
+            told_by(&greeting("7\nERROR")),
+            "redis 7 ERROR, standalone, master"
+        );
+        assert!(told_by(&greeting(&"7".repeat(10_000))).len() < 1000);
+    }
+    fn way(port: u16) -> Way {
+        Way::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    }
+
+    /// An address that neither accepts nor refuses a connection, because its queue is full.
+    fn dead_end() -> (u16, Socket, Vec<TcpStream>) {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket
+            .bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())
+            .unwrap();
+        socket.listen(0).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+            waiting.push(stream);
+        }
+        (address.port(), socket, waiting)
+    }
+
+    /// One is dead, one is silent, one closes what it has accepted, and one answers.
+    #[test]
+    fn an_address_that_answers_no_login_leaves_time_for_the_next_and_is_not_remembered() {
+        let (dead, _socket, _waiting) = dead_end();
+        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let closes = FakeServer::start(|_| Say::Close);
+        let good = FakeServer::start(|command| {
+            Say::Bytes(match command.first().map(String::as_str) {
+                None => Vec::new(),
+                Some("HELLO") => b"-ERR unknown command\r\n".to_vec(),
+                Some(_) => b"+OK\r\n".to_vec(),
+            })
+        });
+        let [redis, closing]: [SocketAddr; 2] =
+            [&good, &closes].map(|it| it.address().parse().unwrap());
+        let quiet = silent.local_addr().unwrap();
+        let ways = [dead, quiet.port(), closing.port(), redis.port()].map(way);
+        let endpoint = Endpoint::new(
+            Place::Tcp {
+                host: "127.0.0.1".to_owned(),
+                port: redis.port(),
+            },
+            None,
+        );
+        let access = Access::new(None, 0, Expected::Server);
+        let open =
+            |ways, limit| access.open(&endpoint, ways, &[], Moment::now().after(limit), |_| Ok(()));
+        assert!(open(&ways[..3], Duration::from_millis(100)).is_err());
+        let all = ["127.0.0.2:1".parse().unwrap(), quiet, closing, redis];
+        let first = || endpoint.in_order(all.to_vec())[0];
+        assert_eq!(first(), all[0], "none of them is remembered");
+        assert!(open(&ways[1..2], Duration::from_millis(100)).is_err());
+        assert_eq!(first(), all[0], "though it accepts connections");
+        assert!(open(&ways, Duration::from_secs(4)).is_ok());
+        assert_eq!(first(), redis);
+    }
+
+    /// Such as a proxy that says `OK` to what it does not know.
+    #[test]
+    fn a_server_without_a_map_is_no_node_of_a_cluster() {
+        let proxy = FakeServer::start(|command| {
+            Say::Bytes(match command.first().map(String::as_str) {
+                None => Vec::new(),
+                Some("HELLO") => b"*2\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n".to_vec(),
+                Some(_) => b"+OK\r\n".to_vec(),
+            })
+        });
+        let port = proxy.address().parse::<SocketAddr>().unwrap().port();
+        let endpoint = Endpoint::new(
+            Place::Tcp {
+                host: "127.0.0.1".to_owned(),
+                port,
+            },
+            None,
+        );
+        let open = |expected| {
+            let access = Access::new(None, 0, expected);
+            let deadline = Moment::now().after(Duration::from_secs(10));
+            access
+                .open(&endpoint, &[way(port)], &[], deadline, |_| Ok(()))
+                .map(drop)
+        };
+        open(Expected::Server).unwrap();
+        open(Expected::ClusterNode).unwrap_err();
+    }
+
+    /// The first of many addresses is the one that answers, and it needs more than its equal share.
+    #[test]
+    fn the_time_to_log_in_does_not_shrink_with_the_number_of_addresses() {
+        let limit = Duration::from_secs(8);
+        let far = FakeServer::start(move |command| match command.first().map(String::as_str) {
+            None => Say::Bytes(Vec::new()),
+            Some("HELLO") => {
+                Say::Paused(Vec::new(), limit / 4, b"-ERR unknown command\r\n".to_vec())
+            }
+            Some(_) => Say::Bytes(b"+OK\r\n".to_vec()),
+        });
+        let port = far.address().parse::<SocketAddr>().unwrap().port();
+        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut ways = vec![way(silent.local_addr().unwrap().port()); 12];
+        ways[0] = way(port);
+        let place = Place::Tcp {
+            host: "127.0.0.1".to_owned(),
+            port,
+        };
+        let endpoint = Endpoint::new(place, None);
+        let access = Access::new(None, 0, Expected::Server);
+        let opened = access.open(
+            &endpoint,
+            &ways,
+            &[],
+            Moment::now().after(limit),
+            |_| Ok(()),
+        );
+        opened.map(drop).unwrap();
+    }
+
+    /// A host may have several addresses. Why one of them is not trusted says more than that nobody
+    /// listens at another.
+    #[test]
+    #[cfg(feature = "tls")]
+    fn a_failure_of_tls_is_reported_though_another_address_is_dead() {
+        let garbage = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = garbage.local_addr().unwrap().port();
+        let answers = std::thread::spawn(move || {
+            let mut client = garbage.accept().unwrap().0;
+            std::io::Write::write_all(&mut client, b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+            std::io::Read::read_to_end(&mut client, &mut Vec::new())
+        });
+        let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let client = crate::client::wire::tls::tests::client();
+        let place = Place::Tcp {
+            host: "localhost".to_owned(),
+            port,
+        };
+        let endpoint = Endpoint::new(place, Some(client));
+        let ways = [way(port), way(closed)];
+        let access = Access::new(None, 0, Expected::Server);
+        let failure = access.open(
+            &endpoint,
+            &ways,
+            &[],
+            Moment::now().after(Duration::from_secs(10)),
+            |_| Ok(()),
+        );
+        assert!(matches!(failure, Err(Failure::Tls { .. })));
+        let _ = answers.join().unwrap();
+    }
+}

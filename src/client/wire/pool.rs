@@ -1,0 +1,409 @@
+//! Links to Redis, up to a fixed number. Each is lent for one command or one attempt to take a
+//! lock.
+//!
+//! r2d2 keeps the slots. A thread that borrows an empty slot opens a link in it. So a failure to
+//! connect reaches the caller that it concerns, with its cause and by the caller's deadline. If
+//! r2d2's own worker opened the links, it would reduce the cause to a string, block while a server
+//! stays silent, and try an unreachable server for ever.
+
+use std::convert::Infallible;
+use std::io;
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
+
+use crate::base::clock::Moment;
+use crate::base::error::Error;
+#[cfg(test)]
+use crate::base::sync::scheduler;
+use crate::base::sync::{process, thread};
+use crate::client::wire::failure::{Failure, Fate};
+use crate::client::wire::link::{FAIR_TRY, Link};
+use crate::client::wire::resp::{Batch, Reply};
+
+/// The longest wait for a slot. A thread uses a link only for a few commands, so a longer wait is
+/// useless. (And r2d2 panics if the end of a wait overflows.)
+const LONGEST_GET: Duration = Duration::from_secs(10);
+
+/// The shortest silence on one link after which the other links may be dead, too. After a shorter
+/// silence they stay in use: Redis may have been busy.
+pub(crate) const LONG_SILENCE: Duration = Duration::from_millis(100);
+
+/// How long a link may stay unused before it is closed. (r2d2 has such a limit, but would count
+/// each [`sweep`](Pool::sweep) as a use of all links.)
+const LONGEST_IDLE: Duration = Duration::from_secs(600);
+
+/// How long after its last answer a link is lent without a look. What comes so soon behind an answer
+/// could as well come behind the look, while the next answer is due; and two looks take 3 % of the
+/// time of a lock and its release, on one core with Redis.
+const FRESH: Duration = Duration::from_micros(50);
+
+/// A function that gets the number of a link that was closed. All pools of a store have the same.
+pub(crate) type OnClose = OnceLock<Box<dyn Fn(u64) + Send + Sync>>;
+
+/// The thread that r2d2 makes slots with. All pools of a store share it.
+pub(crate) struct Worker {
+    threads: Arc<ScheduledThreadPool>,
+    /// The process that started the thread.
+    pid: u32,
+}
+
+#[cfg(not(test))]
+type SlotPool<M> = r2d2::Pool<M>;
+
+#[cfg(not(test))]
+type BorrowedSlot = r2d2::PooledConnection<Slots>;
+
+#[cfg(test)]
+use crate::base::sync::scheduler::SlotPool;
+
+#[cfg(test)]
+type BorrowedSlot = crate::base::sync::scheduler::Slot<Slots>;
+
+pub(crate) struct Pool {
+    slots: SlotPool<Slots>,
+    /// A `Moment` in nanoseconds: links that have not answered since then are not used again. So
+    /// after a restart of Redis, or if a firewall has dropped the idle connections, only one caller
+    /// loses time to a dead link, not one caller per link.
+    condemned: AtomicU64,
+    /// When the last answer came over a link that has been given back. It tells a thread that waits
+    /// for a link whether Redis answers at all.
+    answered_at: AtomicU64,
+    /// Called for each closed link, since Redis sends no invalidations of keys that were read over
+    /// it.
+    on_close: Arc<OnClose>,
+    /// The process that made the pool.
+    pid: u32,
+}
+
+impl Worker {
+    pub(crate) fn start() -> Result<Worker, Error> {
+        #[cfg(test)]
+        if scheduler::inside() {
+            return Ok(Worker {
+                threads: Arc::clone(&scheduler::UNUSED),
+                pid: process::id(),
+            });
+        }
+        // The worker that r2d2 makes by default would go on until its next round, up to half a
+        // minute after the pool is dropped.
+        let threads = ScheduledThreadPool::builder()
+            .num_threads(1)
+            .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
+            .thread_name_pattern("relatch-pool-{}");
+        Ok(Worker {
+            threads: Arc::new(start(|| threads.build())?),
+            pid: process::id(),
+        })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if process::id() != self.pid {
+            // As with the drop of a pool: the thread may have held a mutex at the fork.
+            mem::forget(Arc::clone(&self.threads));
+        }
+    }
+}
+
+impl Pool {
+    /// `is_swept`: somebody calls [`Self::sweep`] now and then. If not, r2d2 closes links that
+    /// nobody has used for long. (For that it keeps a job as long as its thread lives, also after
+    /// the pool.)
+    pub(crate) fn new(size: u32, is_swept: bool, worker: &Worker, on_close: Arc<OnClose>) -> Pool {
+        let slots = r2d2::Pool::builder()
+            .max_size(size)
+            .min_idle(Some(0))
+            .max_lifetime(None)
+            .idle_timeout((!is_swept).then_some(LONGEST_IDLE))
+            .test_on_check_out(false)
+            .thread_pool(Arc::clone(&worker.threads))
+            .build_unchecked(Slots);
+        #[cfg(test)]
+        let slots = if scheduler::inside() {
+            SlotPool::simulated(Slots, size)
+        } else {
+            SlotPool::Real(slots)
+        };
+        let (condemned, answered_at) = (AtomicU64::new(0), AtomicU64::new(0));
+        Pool {
+            slots,
+            condemned,
+            answered_at,
+            on_close,
+            pid: process::id(),
+        }
+    }
+
+    /// Borrows a link. Waits for a slot until the deadline. An empty slot gets a link from `open`.
+    pub(crate) fn checkout(
+        self: &Arc<Pool>,
+        deadline: Moment,
+        open: impl FnOnce() -> Result<Link, Failure>,
+    ) -> Result<Lent, Failure> {
+        let began = Moment::now();
+        self.borrow(deadline, open)
+            .map_err(|failure| match failure {
+                // If Redis answered nobody in the whole time, the links are not busy but stuck.
+                Failure::OutOfTime(cause)
+                    if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) =>
+                {
+                    Failure::NotSent(cause)
+                }
+                other => other,
+            })
+    }
+
+    fn borrow(
+        self: &Arc<Pool>,
+        deadline: Moment,
+        open: impl FnOnce() -> Result<Link, Failure>,
+    ) -> Result<Lent, Failure> {
+        let mut slot = match self.free_slot() {
+            Some(slot) => slot,
+            None => self.wait_for_slot(deadline)?,
+        };
+        if slot.link.is_none() {
+            let left = deadline.since(Moment::now());
+            let opened = open().map_err(|failure| match failure {
+                // With more time, the link might have opened.
+                Failure::NotSent(cause) if left < FAIR_TRY && deadline <= Moment::now() => {
+                    Failure::OutOfTime(cause)
+                }
+                other => other,
+            });
+            slot.link = Some(Box::new(opened?));
+        }
+        Ok(Lent {
+            slot,
+            pool: Arc::clone(self),
+        })
+    }
+
+    /// A slot that nobody uses, if possible one with a link. (r2d2 lends the slot that came back
+    /// last, and that slot may have no link.)
+    fn free_slot(&self) -> Option<BorrowedSlot> {
+        let (mut empty, now) = (Vec::new(), Moment::now());
+        while let Some(mut slot) = self.slots.try_get() {
+            self.drop_stale(&mut slot, now);
+            if slot.link.is_some() {
+                return Some(slot);
+            }
+            empty.push(slot);
+        }
+        empty.pop()
+    }
+
+    /// Drops the slot's link if it may be dead. If it has not answered just now ([`FRESH`]), also
+    /// drops it if it has ended, or has received what nobody asked for: a proxy may repeat an
+    /// answer, and the borrower would take it for the answer to its own command.
+    fn drop_stale(&self, slot: &mut Slot, now: Moment) {
+        let is_over = |link: &mut Box<Link>| now.since(link.answered) > FRESH && link.has_ended();
+        if let Some(link) = slot
+            .link
+            .take_if(|link| self.is_condemned(link) || is_over(link))
+        {
+            self.closed(&link);
+        }
+    }
+
+    fn is_condemned(&self, link: &Link) -> bool {
+        link.answered <= Moment::from_nanos(self.condemned.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn condemn(&self, since: Moment) {
+        self.condemned
+            .fetch_max(since.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Drops the idle links that have ended, that may be dead, or that nobody has used for long.
+    /// Does not wait.
+    ///
+    /// A waiter may have registered for an invalidation over such a link, and would not get it. The
+    /// function in `on_close` wakes that waiter.
+    pub(crate) fn sweep(&self) {
+        // All slots are borrowed before one is given back: otherwise r2d2 would lend the same slot
+        // again and again.
+        let mut idle = Vec::new();
+        let mut dropped = Vec::new();
+        while let Some(mut slot) = self.slots.try_get() {
+            let is_stale = |link: &mut Box<Link>| {
+                let unused = Moment::now().since(link.answered);
+                self.is_condemned(link) || unused > LONGEST_IDLE || link.has_ended()
+            };
+            dropped.extend(slot.link.take_if(is_stale));
+            idle.push(slot);
+        }
+        // Given back in reverse, because r2d2 lends the last one first.
+        idle.into_iter().rev().for_each(drop);
+        for link in &dropped {
+            self.closed(link);
+        }
+    }
+
+    fn closed(&self, link: &Link) {
+        if let Some(call) = self.on_close.get() {
+            call(link.id);
+        }
+    }
+
+    /// True if Redis has answered since `moment`, over a link that has been given back.
+    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
+        self.answered_at.load(Ordering::Relaxed) >= moment.as_nanos()
+    }
+
+    fn wait_for_slot(&self, deadline: Moment) -> Result<BorrowedSlot, Failure> {
+        let limit = deadline.since(Moment::now()).min(LONGEST_GET);
+        let began = Moment::now();
+        let mut slot = self.slots.get_timeout(limit).map_err(|_| {
+            Failure::OutOfTime(if self.answered_since(began) {
+                "all connections of the pool stayed in use: a larger `pool_size` would help".into()
+            } else {
+                "no connection became free, and Redis answered nobody meanwhile".into()
+            })
+        })?;
+        self.drop_stale(&mut slot, Moment::now());
+        Ok(slot)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if process::id() != self.pid {
+            // This is a forked child, without r2d2's worker. If the worker held one of r2d2's
+            // mutexes at the fork, that mutex stays locked for ever here, and the drop would block.
+            // So the slots are never dropped.
+            mem::forget(self.slots.clone());
+        }
+    }
+}
+
+/// Calls `start`, which panics if it cannot start a thread. So a trial thread is started first.
+/// (Even then the system may refuse the next thread.)
+fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
+    let no_thread = |source| Error::NoThread { source };
+    let probe = thread::Builder::new()
+        .name("relatch-probe".to_owned())
+        .spawn(|| ())
+        .map_err(no_thread)?;
+    let _ = probe.join();
+    let refused = |_| no_thread(io::Error::other("the pool could not start its own"));
+    panic::catch_unwind(AssertUnwindSafe(start)).map_err(refused)
+}
+
+/// A link to send commands over.
+pub(crate) enum LinkRef {
+    /// It belongs to the pool.
+    Lent(Lent),
+    /// It belongs to one thread: the keeper, or a caller whose command must not go over a
+    /// connection that may be dead.
+    Own(Box<Link>),
+}
+
+impl LinkRef {
+    /// Sends a batch and collects its replies. If none comes over a lent link, all pooled links
+    /// that have not answered since the send may be dead, too.
+    pub(crate) fn exchange(
+        &mut self,
+        batch: &Batch,
+        deadline: Moment,
+    ) -> Result<Vec<Reply>, Failure> {
+        let sent = Moment::now();
+        let result = self.deref_mut().exchange(batch, deadline);
+        if let (LinkRef::Lent(lent), Err(failure)) = (&*self, &result)
+            && failure.fate() == (Fate::Unknown { link_stands: true })
+            && Moment::now().since(sent) >= LONG_SILENCE
+        {
+            lent.pool.condemn(sent);
+        }
+        result
+    }
+}
+
+impl Deref for LinkRef {
+    type Target = Link;
+
+    fn deref(&self) -> &Link {
+        match self {
+            LinkRef::Lent(lent) => lent.slot.link.as_ref().expect("a lent slot has a link"),
+            LinkRef::Own(link) => link,
+        }
+    }
+}
+
+impl DerefMut for LinkRef {
+    fn deref_mut(&mut self) -> &mut Link {
+        match self {
+            LinkRef::Lent(lent) => lent.slot.link.as_mut().expect("a lent slot has a link"),
+            LinkRef::Own(link) => link,
+        }
+    }
+}
+
+/// A link on loan. Dropping this gives the link back to the pool, or closes it if it must not be
+/// used again.
+pub(crate) struct Lent {
+    slot: BorrowedSlot,
+    pool: Arc<Pool>,
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(answered) = self
+            .slot
+            .link
+            .as_ref()
+            .and_then(|link| link.answered_to_borrower())
+        {
+            self.pool
+                .answered_at
+                .fetch_max(answered.as_nanos(), Ordering::Relaxed);
+        }
+        let pool = &self.pool;
+        let Some(link) = self
+            .slot
+            .link
+            .take_if(|link| link.is_over() || pool.is_condemned(link))
+        else {
+            if let Some(link) = &mut self.slot.link {
+                link.doubt();
+            }
+            return;
+        };
+        if link.broken {
+            self.pool.condemn(Moment::now());
+        }
+        self.pool.closed(&link);
+    }
+}
+
+/// What r2d2 needs to make slots. A slot is never broken for r2d2, even without a link: if r2d2
+/// dropped a slot, it would not wake a thread that waits for one.
+struct Slots;
+
+struct Slot {
+    link: Option<Box<Link>>,
+}
+
+impl r2d2::ManageConnection for Slots {
+    type Connection = Slot;
+    type Error = Infallible;
+
+    fn connect(&self) -> Result<Slot, Infallible> {
+        Ok(Slot { link: None })
+    }
+
+    fn is_valid(&self, _: &mut Slot) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn has_broken(&self, _: &mut Slot) -> bool {
+        false
+    }
+}

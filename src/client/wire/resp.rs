@@ -1,0 +1,616 @@
+//! RESP2, the protocol of Redis: writes commands and reads replies.
+//!
+//! The reader keeps its buffer from one reply to the next. The length of a reply and the nesting of
+//! its arrays are bounded. The reader allocates memory for the bytes that it received, not for the
+//! length that a reply announces.
+
+use std::io::{self, ErrorKind};
+use std::mem;
+use std::ops::Range;
+use std::time::Duration;
+
+/// The longest reply. A token is a hundred bytes, a key at most 64 KiB.
+pub(crate) const LONGEST_REPLY: usize = 256 * 1024;
+
+/// The longest reply to `CLUSTER SLOTS`: ten thousand ranges of slots, each with three nodes.
+const LONGEST_MAP: usize = 4 * 1024 * 1024;
+
+/// How much of the longest reply an element of an array takes at least. It has three bytes or more,
+/// and takes some ten times as much memory.
+const LEAST_ELEMENT: usize = 16;
+
+/// How deep arrays may nest. The deepest reply that is expected has two levels: an invalidation,
+/// which is a message with a list of keys.
+const DEEPEST: usize = 8;
+
+/// The size of the buffer, unless a longer reply needs more. Most replies have less than a hundred
+/// bytes.
+const USUAL_ROOM: usize = 4096;
+
+/// One or more commands, written and ready to be sent.
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(crate) bytes: Vec<u8>,
+    /// How many commands there are, and so how many replies will come.
+    pub(crate) count: usize,
+    /// For how long Redis may wait before it answers, besides the time that any answer takes.
+    pub(crate) blocks_for: Duration,
+}
+
+impl Batch {
+    pub(crate) fn of(command: &[&str]) -> Batch {
+        Batch::default().and(command)
+    }
+
+    #[must_use]
+    pub(crate) fn and(mut self, command: &[&str]) -> Batch {
+        // Each argument also needs a type byte, its length and two line ends.
+        let length: usize = command.iter().map(|part| part.len() + 16).sum();
+        self.bytes.reserve(length);
+        self.header(b'*', command.len());
+        for part in command {
+            self.header(b'$', part.len());
+            self.bytes.extend_from_slice(part.as_bytes());
+            self.bytes.extend_from_slice(b"\r\n");
+        }
+        self.count += 1;
+        self
+    }
+
+    fn header(&mut self, kind: u8, count: usize) {
+        self.bytes.push(kind);
+        self.bytes
+            .extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Ok,
+    /// A line other than `OK`.
+    Line(String),
+    /// The code of the error, a space, and the message.
+    Error(String),
+    Int(i64),
+    Bytes(Vec<u8>),
+    Array(Vec<Reply>),
+    Nil,
+}
+
+impl Reply {
+    /// What the reply is, for an error about it.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Reply::Nil => "nil",
+            Reply::Int(_) => "an integer",
+            Reply::Bytes(_) | Reply::Line(_) | Reply::Ok => "a string",
+            Reply::Array(_) => "an array",
+            Reply::Error(_) => "an error",
+        }
+    }
+
+    /// True if Redis does not know a script by its hash.
+    pub(crate) fn is_noscript(&self) -> bool {
+        matches!(self, Reply::Error(error) if error.split(' ').next() == Some("NOSCRIPT"))
+    }
+
+    /// A string, if this is one.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match self {
+            Reply::Line(line) => Some(line),
+            Reply::Bytes(bytes) => str::from_utf8(bytes).ok(),
+            _ => None,
+        }
+    }
+
+    /// The value of a field, if this is a map. RESP2 writes a map as an array of names and values
+    /// in turn.
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+        let Reply::Array(parts) = self else {
+            return None;
+        };
+        let at = parts
+            .iter()
+            .step_by(2)
+            .position(|part| part.text() == Some(name))?;
+        parts.get(2 * at + 1)?.text()
+    }
+}
+
+/// Reads replies one by one, however the bytes arrive.
+///
+/// After a time-out, the part of a reply that has come stays here. The next call continues with the
+/// rest.
+pub(crate) struct Reader {
+    buffer: Vec<u8>,
+    /// The part of the buffer that was received and is not yet read.
+    received: Range<usize>,
+    /// The arrays that are not complete yet, from the outermost to the innermost.
+    arrays: Vec<Array>,
+    /// How many bytes of the current reply have been read, with [`LEAST_ELEMENT`] for a shorter
+    /// element.
+    length: usize,
+    /// The most bytes that a reply may have.
+    longest: usize,
+}
+
+struct Array {
+    elements: Vec<Reply>,
+    missing: usize,
+}
+
+/// One line, with the bytes that it announces.
+enum Piece {
+    Whole(Reply),
+    Array { elements: usize },
+}
+
+impl Reader {
+    pub(crate) fn new() -> Reader {
+        Reader {
+            buffer: vec![0; USUAL_ROOM],
+            received: 0..0,
+            arrays: Vec::new(),
+            length: 0,
+            longest: LONGEST_REPLY,
+        }
+    }
+
+    /// From now on, a reply may be as long as the map of a large cluster.
+    pub(crate) fn expect_map(&mut self) {
+        self.longest = LONGEST_MAP;
+    }
+
+    /// The next reply. Calls `receive` for more bytes only if the buffer has no whole reply.
+    ///
+    /// After an error of the kind `InvalidData`, the connection must not be used again. Each
+    /// further call fails in the same way.
+    pub(crate) fn reply(
+        &mut self,
+        mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<Reply> {
+        loop {
+            if let Some(reply) = self.received_reply()? {
+                return Ok(reply);
+            }
+            match receive(self.room())? {
+                0 => return Err(ErrorKind::UnexpectedEof.into()),
+                count => self.received.end += count,
+            }
+        }
+    }
+
+    /// True if all received bytes have been read.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.received.is_empty() && self.arrays.is_empty()
+    }
+
+    fn received_reply(&mut self) -> io::Result<Option<Reply>> {
+        loop {
+            let bytes = &self.buffer[self.received.clone()];
+            let Some((piece, length)) = piece(bytes, self.longest.saturating_sub(self.length))?
+            else {
+                return Ok(None);
+            };
+            let whole = match piece {
+                Piece::Whole(reply) => self.closed(reply),
+                Piece::Array { .. } if self.arrays.len() == DEEPEST => {
+                    return Err(garbage("deep nesting"));
+                }
+                Piece::Array { elements } => {
+                    self.arrays.push(Array {
+                        elements: Vec::with_capacity(elements.min(16)),
+                        missing: elements,
+                    });
+                    None
+                }
+            };
+            self.received.start += length;
+            self.length += length.max(LEAST_ELEMENT);
+            if whole.is_some() {
+                self.length = 0;
+                self.make_room();
+                return Ok(whole);
+            }
+        }
+    }
+
+    /// Puts a reply into the innermost array. Puts each array that is then full into the array
+    /// around it. Returns a reply that belongs into no array.
+    fn closed(&mut self, mut reply: Reply) -> Option<Reply> {
+        while let Some(array) = self.arrays.last_mut() {
+            array.elements.push(reply);
+            array.missing -= 1;
+            if array.missing > 0 {
+                return None;
+            }
+            reply = Reply::Array(mem::take(&mut array.elements));
+            self.arrays.pop();
+        }
+        Some(reply)
+    }
+
+    /// Frees the memory of a long reply, once all received bytes have been read.
+    fn make_room(&mut self) {
+        if self.received.is_empty() {
+            self.received = 0..0;
+            self.buffer.truncate(USUAL_ROOM);
+            self.buffer.shrink_to_fit();
+        }
+    }
+
+    /// The free part of the buffer, at least one byte. The buffer does not grow without limit:
+    /// `piece` returns a piece or an error before a reply exceeds the longest length.
+    fn room(&mut self) -> &mut [u8] {
+        if self.received.end == self.buffer.len() {
+            if self.received.start == 0 {
+                self.buffer.resize(self.buffer.len() * 2, 0);
+            } else {
+                self.buffer.copy_within(self.received.clone(), 0);
+                self.received = 0..self.received.len();
+            }
+        }
+        &mut self.buffer[self.received.end..]
+    }
+}
+
+/// Reads the first piece of a reply, of at most `longest` bytes. Returns the piece and its length,
+/// or `None` if the piece has not come whole.
+fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
+    let Some((kind, rest)) = bytes.split_first() else {
+        return Ok(None);
+    };
+    if !b"+-:$*".contains(kind) {
+        // These bytes begin a record of TLS: most servers send one before they close.
+        let is_tls = matches!(bytes, [0x15 | 0x16, 3, ..]);
+        return Err(if is_tls {
+            speaks_tls()
+        } else {
+            garbage("a reply of no known kind")
+        });
+    }
+    let Some(end) = rest.windows(2).position(|two| two == b"\r\n") else {
+        return if bytes.len() < longest {
+            Ok(None)
+        } else {
+            Err(too_long())
+        };
+    };
+    let (line, length) = (&rest[..end], 1 + end + 2);
+    let room = longest.checked_sub(length).ok_or_else(too_long)?;
+    let reply = match kind {
+        b'+' if line == b"OK" => Reply::Ok,
+        b'+' => Reply::Line(text(line)?),
+        // Redis cuts the arguments that an error repeats, perhaps in the middle of a character.
+        b'-' => Reply::Error(String::from_utf8_lossy(line).into_owned()),
+        b':' => Reply::Int(number(line)?),
+        _ if line == b"-1" => Reply::Nil,
+        _ => {
+            let count =
+                usize::try_from(number(line)?).map_err(|_| garbage("a length below zero"))?;
+            return if *kind == b'*' {
+                array(count, length, room)
+            } else {
+                blob(bytes, count, length, room)
+            };
+        }
+    };
+    Ok(Some((Piece::Whole(reply), length)))
+}
+
+/// An array of `elements`. One that cannot fit is an error.
+fn array(elements: usize, length: usize, room: usize) -> io::Result<Option<(Piece, usize)>> {
+    match elements {
+        0 => Ok(Some((Piece::Whole(Reply::Array(Vec::new())), length))),
+        _ if elements > room / LEAST_ELEMENT => Err(too_long()),
+        _ => Ok(Some((Piece::Array { elements }, length))),
+    }
+}
+
+/// The `count` bytes from `start` on, behind the line that announces them. A line end follows them.
+fn blob(
+    bytes: &[u8],
+    count: usize,
+    start: usize,
+    room: usize,
+) -> io::Result<Option<(Piece, usize)>> {
+    if count.saturating_add(2) > room {
+        return Err(too_long());
+    }
+    let end = start + count;
+    match bytes.get(end..end + 2) {
+        Some(b"\r\n") => Ok(Some((
+            Piece::Whole(Reply::Bytes(bytes[start..end].to_vec())),
+            end + 2,
+        ))),
+        Some(_) => Err(garbage("bytes beyond their announced length")),
+        None => Ok(None),
+    }
+}
+
+fn text(line: &[u8]) -> io::Result<String> {
+    str::from_utf8(line)
+        .map(str::to_owned)
+        .map_err(|_| garbage("a line that is not UTF-8"))
+}
+
+fn number(line: &[u8]) -> io::Result<i64> {
+    str::from_utf8(line)
+        .ok()
+        .and_then(|line| line.parse().ok())
+        .ok_or_else(|| garbage("no number"))
+}
+
+fn garbage(what: &str) -> io::Error {
+    io::Error::new(
+        ErrorKind::InvalidData,
+        format!("the server does not speak RESP2: {what}"),
+    )
+}
+
+fn speaks_tls() -> io::Error {
+    io::Error::new(
+        ErrorKind::InvalidData,
+        "the server seems to speak TLS, for which a URL begins with `rediss`",
+    )
+}
+
+fn too_long() -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, "a reply that is too long")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn encode(reply: &Reply) -> Vec<u8> {
+        match reply {
+            Reply::Ok => b"+OK\r\n".to_vec(),
+            Reply::Line(line) => format!("+{line}\r\n").into_bytes(),
+            Reply::Error(said) => format!("-{said}\r\n").into_bytes(),
+            Reply::Int(number) => format!(":{number}\r\n").into_bytes(),
+            Reply::Bytes(bytes) => {
+                [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
+            }
+            Reply::Array(elements) => {
+                let encoded: Vec<_> = elements.iter().map(encode).collect();
+                [
+                    format!("*{}\r\n", elements.len()).into_bytes(),
+                    encoded.concat(),
+                ]
+                .concat()
+            }
+            Reply::Nil => b"$-1\r\n".to_vec(),
+        }
+    }
+
+    fn any_reply() -> impl Strategy<Value = Reply> {
+        let plain = prop_oneof![
+            Just(Reply::Ok),
+            "[^\r\n]{0,20}"
+                .prop_filter("is `Ok`", |line| line != "OK")
+                .prop_map(Reply::Line),
+            "[A-Z]{1,8}( [^\r\n]{0,30})?".prop_map(Reply::Error),
+            any::<i64>().prop_map(Reply::Int),
+            vec(any::<u8>(), 0..60).prop_map(Reply::Bytes),
+            (USUAL_ROOM - 20..USUAL_ROOM * 3).prop_map(|length| Reply::Bytes(vec![b'\r'; length])),
+            Just(Reply::Nil),
+        ];
+        plain.prop_recursive(4, 24, 4, |inner| vec(inner, 0..4).prop_map(Reply::Array))
+    }
+
+    /// A source whose bytes come in pieces of these lengths, with a time-out before each piece.
+    fn dripping<'a>(
+        mut bytes: &'a [u8],
+        pieces: &'a [usize],
+    ) -> impl FnMut(&mut [u8]) -> io::Result<usize> + 'a {
+        let mut pieces = pieces.iter().cycle();
+        let mut is_late = false;
+        move |buffer| {
+            is_late = !is_late;
+            if is_late {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            let longest = buffer.len().min(*pieces.next().unwrap());
+            bytes.read(&mut buffer[..longest])
+        }
+    }
+
+    /// Reads on after each time-out.
+    fn patiently(
+        reader: &mut Reader,
+        receive: &mut impl FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<Reply> {
+        loop {
+            match reader.reply(&mut *receive) {
+                Err(error) if error.kind() == ErrorKind::TimedOut => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// The memory that a reply takes, at least.
+    fn size(reply: &Reply) -> usize {
+        size_of::<Reply>()
+            + match reply {
+                Reply::Line(text) | Reply::Error(text) => text.capacity(),
+                Reply::Bytes(bytes) => bytes.capacity(),
+                Reply::Array(elements) => elements.iter().map(size).sum(),
+                Reply::Ok | Reply::Int(_) | Reply::Nil => 0,
+            }
+    }
+
+    fn whole(bytes: &[u8]) -> io::Result<Reply> {
+        patiently(&mut Reader::new(), &mut dripping(bytes, &[usize::MAX]))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn replies_are_read_as_they_were_written_however_they_arrive(
+            replies in vec(any_reply(), 1..5),
+            pieces in vec(prop_oneof![1..4_usize, 1..10_000_usize], 1..6),
+        ) {
+            let bytes = replies.iter().map(encode).collect::<Vec<_>>().concat();
+            let mut reader = Reader::new();
+            let mut receive = dripping(&bytes, &pieces);
+            for reply in &replies {
+                prop_assert_eq!(&patiently(&mut reader, &mut receive).unwrap(), reply);
+            }
+            prop_assert!(reader.is_empty());
+            let end = patiently(&mut reader, &mut receive).unwrap_err();
+            prop_assert_eq!(end.kind(), ErrorKind::UnexpectedEof);
+        }
+
+        /// The reader neither panics, nor allocates more than the received bytes justify.
+        #[test]
+        fn garbage_is_a_reply_or_an_error(
+            bytes in vec(
+                prop_oneof![
+                    4 => "[-+:$*%0-9]".prop_map(String::into_bytes),
+                    4 => Just(b"\r\n".to_vec()),
+                    2 => "[$*][0-9]{1,19}\r\n".prop_map(String::into_bytes),
+                    1 => vec(any::<u8>(), 0..4),
+                ],
+                0..60,
+            ),
+            pieces in vec(1..40_usize, 1..6),
+        ) {
+            let bytes = bytes.concat();
+            let mut reader = Reader::new();
+            let mut receive = dripping(&bytes, &pieces);
+            let kind = loop {
+                match patiently(&mut reader, &mut receive) {
+                    Ok(reply) => prop_assert!(size(&reply) <= size_of::<Reply>() * (bytes.len() + 1)),
+                    Err(error) => break error.kind(),
+                }
+            };
+            prop_assert!(matches!(kind, ErrorKind::InvalidData | ErrorKind::UnexpectedEof), "{:?}", kind);
+            prop_assert_eq!(reader.buffer.len(), USUAL_ROOM);
+            prop_assert!(reader.arrays.len() <= DEEPEST);
+            if kind == ErrorKind::InvalidData {
+                let again = patiently(&mut reader, &mut receive).map_err(|error| error.kind());
+                prop_assert_eq!(again, Err(ErrorKind::InvalidData));
+            }
+        }
+    }
+
+    #[test]
+    fn a_command_is_an_array_of_its_parts() {
+        let batch = Batch::of(&["SET", "schl\u{fc}ssel", ""]).and(&["PING"]);
+        let written = "*3\r\n$3\r\nSET\r\n$10\r\nschl\u{fc}ssel\r\n$0\r\n\r\n*1\r\n$4\r\nPING\r\n";
+        assert_eq!(
+            (str::from_utf8(&batch.bytes).unwrap(), batch.count),
+            (written, 2)
+        );
+    }
+
+    #[test]
+    fn a_reply_is_of_bounded_length() {
+        let longest = Reply::Bytes(vec![b'x'; LONGEST_REPLY - "$262133\r\n\r\n".len()]);
+        assert_eq!(encode(&longest).len(), LONGEST_REPLY);
+        assert_eq!(whole(&encode(&longest)).unwrap(), longest);
+        let longest = Reply::Line("x".repeat(LONGEST_REPLY - "+\r\n".len()));
+        assert_eq!(whole(&encode(&longest)).unwrap(), longest);
+        let too_long = [
+            encode(&Reply::Bytes(vec![b'x'; LONGEST_REPLY])),
+            "+".repeat(LONGEST_REPLY).into_bytes(),
+            format!("$1{}\r\n", "0".repeat(18)).into_bytes(),
+            format!("*1{}\r\n", "0".repeat(18)).into_bytes(),
+            format!("*{}\r\n{}", 60_000, "$1\r\nx\r\n".repeat(60_000)).into_bytes(),
+        ];
+        // The first element leaves room for the length of an empty second one, but not for the line
+        // end that follows the second.
+        let first = Reply::Bytes(vec![
+            b'x';
+            LONGEST_REPLY - "*3\r\n$262125\r\n\r\n$0\r\n".len()
+        ]);
+        let full = [
+            b"*3\r\n".to_vec(),
+            encode(&first),
+            encode(&Reply::Bytes(vec![])),
+            encode(&first),
+        ];
+        for bytes in too_long.into_iter().chain([full.concat()]) {
+            let error = whole(&bytes).unwrap_err();
+            assert!(error.to_string().contains("too long"), "{error}");
+        }
+    }
+
+    /// A reply of many short elements takes more memory than a long one of few.
+    #[test]
+    fn a_large_map_is_read_and_one_of_tiny_elements_is_refused() {
+        let node = format!(
+            "*4\r\n$15\r\n192.168.100.100\r\n:30001\r\n$40\r\n{}\r\n*0\r\n",
+            "a".repeat(40)
+        );
+        let range = format!("*5\r\n:10000\r\n:10001\r\n{node}{node}{node}");
+        let read = |map: String| {
+            let mut reader = Reader::new();
+            reader.expect_map();
+            patiently(&mut reader, &mut dripping(map.as_bytes(), &[usize::MAX]))
+        };
+        assert!(read(format!("*10000\r\n{}", range.repeat(10_000))).is_ok());
+        for tiny in ["+\r\n", ":1\r\n", "*0\r\n", "$1\r\nx\r\n"] {
+            let error = read(format!("*1\r\n*300000\r\n{}", tiny.repeat(300_000))).unwrap_err();
+            assert!(error.to_string().contains("too long"), "{error}");
+        }
+    }
+
+    #[test]
+    fn arrays_nest_to_a_bounded_depth() {
+        let nested = |depth| "*1\r\n".repeat(depth) + ":1\r\n";
+        assert!(whole(nested(DEEPEST).as_bytes()).is_ok());
+        assert_eq!(
+            whole(nested(DEEPEST + 1).as_bytes()).unwrap_err().kind(),
+            ErrorKind::InvalidData
+        );
+    }
+
+    #[test]
+    fn the_room_that_a_long_reply_took_is_given_back() {
+        let (long, short) = (Reply::Bytes(vec![0; 100_000]), Reply::Int(1));
+        let bytes = [encode(&long), encode(&short)].concat();
+        let (mut reader, mut receive) = (Reader::new(), dripping(&bytes, &[usize::MAX]));
+        assert_eq!(patiently(&mut reader, &mut receive).unwrap(), long);
+        assert_eq!(patiently(&mut reader, &mut receive).unwrap(), short);
+        assert_eq!(reader.buffer.capacity(), USUAL_ROOM);
+    }
+
+    #[test]
+    fn what_is_not_resp2_is_garbage() {
+        for bytes in [
+            "HTTP/1.1 400 Bad Request\r\n\r\n",
+            "%1\r\n+a\r\n:1\r\n",
+            ":abc\r\n",
+            ":\r\n",
+            "$-2\r\n",
+            "*-2\r\n",
+            "$5\r\nhelloworld",
+            "$99999999999999999999\r\n",
+        ] {
+            assert_eq!(
+                whole(bytes.as_bytes()).unwrap_err().kind(),
+                ErrorKind::InvalidData,
+                "{bytes:?}"
+            );
+        }
+        assert_eq!(
+            whole(b"+\xff\r\n").unwrap_err().kind(),
+            ErrorKind::InvalidData
+        );
+        assert_eq!(
+            whole(b"-ERR unknown 'x\xd0\r\n").unwrap(),
+            Reply::Error("ERR unknown 'x\u{fffd}".into())
+        );
+        assert_eq!(whole(b"*-1\r\n").unwrap(), Reply::Nil);
+        assert_eq!(whole(b"-\r\n").unwrap(), Reply::Error(String::new()));
+    }
+}

@@ -1,0 +1,90 @@
+//! Why there is no connection over TLS, from the errors of rustls.
+
+use std::io::{self, ErrorKind};
+
+use rustls::{AlertDescription, CertificateError, Error as TlsError};
+
+use crate::base::error::TlsCause;
+use crate::client::wire::io_error::{plain_redis, tls_refused};
+
+/// The error of a handshake. `head` is what the server sent first.
+pub(crate) fn in_handshake(error: TlsError, head: &[u8], has_begun: bool) -> io::Error {
+    let cause = match &error {
+        TlsError::AlertReceived(
+            AlertDescription::InternalError | AlertDescription::UserCanceled,
+        ) => {
+            return io::Error::new(ErrorKind::ConnectionAborted, error);
+        }
+        // Before TLS 1.3, OpenSSL says only "handshake failure" if a certificate is missing. If
+        // client and server had no cipher in common, it would say so instead of the first reply.
+        TlsError::AlertReceived(AlertDescription::HandshakeFailure) if has_begun => {
+            TlsCause::ClientCertificate
+        }
+        TlsError::AlertReceived(alert) if is_about_certificate(*alert) => {
+            TlsCause::ClientCertificate
+        }
+        TlsError::InvalidCertificate(error) => of_certificate(error),
+        _ if !head.is_empty() && !is_tls(head) => {
+            // Without TLS, Redis takes the first message for a command that it does not know.
+            let is_redis = matches!(head, [b'-', b'A'..=b'Z', ..]);
+            return if is_redis {
+                plain_redis()
+            } else {
+                tls_refused(TlsCause::NotTls, "its first bytes are not TLS")
+            };
+        }
+        _ => TlsCause::Other,
+    };
+    tls_refused(cause, error)
+}
+
+/// An error after the handshake. `is_first` says that the server has sent no data yet.
+///
+/// With TLS 1.3, a server checks the client's certificate after the client's handshake. It has not
+/// read any command then.
+pub(crate) fn after_handshake(error: TlsError, is_first: bool) -> io::Error {
+    match error {
+        TlsError::AlertReceived(alert) if is_first && is_about_certificate(alert) => {
+            tls_refused(TlsCause::ClientCertificate, error)
+        }
+        TlsError::AlertReceived(_) => io::Error::new(ErrorKind::ConnectionAborted, error),
+        _ => io::Error::new(ErrorKind::InvalidData, error),
+    }
+}
+
+fn is_tls(head: &[u8]) -> bool {
+    // The type of a record, and the first digit of its version.
+    matches!(head, [0x14..=0x18] | [0x14..=0x18, 3, ..])
+}
+
+fn is_about_certificate(alert: AlertDescription) -> bool {
+    matches!(
+        alert,
+        AlertDescription::NoCertificate
+            | AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied
+            | AlertDescription::CertificateRequired
+            // OpenSSL says so if another authority has the name of one that it trusts.
+            | AlertDescription::DecryptError
+    )
+}
+
+fn of_certificate(error: &CertificateError) -> TlsCause {
+    match error {
+        // A bad signature: another authority has the name of one that is trusted.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => TlsCause::UnknownIssuer,
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            TlsCause::WrongName
+        }
+        CertificateError::Expired
+        | CertificateError::ExpiredContext { .. }
+        | CertificateError::NotValidYet
+        | CertificateError::NotValidYetContext { .. } => TlsCause::Expired,
+        _ => TlsCause::Other,
+    }
+}

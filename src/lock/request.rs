@@ -1,0 +1,173 @@
+//! The methods that `Lock` and `LockManager` share: taking a lock, and running a closure under it.
+//! A request borrows all its parts, so that re-entering a lock allocates nothing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::base::emit::debug;
+use crate::base::error::Error;
+use crate::base::error::body::Body;
+use crate::base::key::Name;
+use crate::base::options::{Options, invalid_option};
+use crate::base::stop::Stop;
+use crate::guard::{LockGuard, MultiLockGuard};
+use crate::hold::Parcel;
+use crate::session::Session;
+
+pub(crate) struct Request<'a> {
+    pub(crate) session: &'a Arc<Session>,
+    pub(crate) name: Name<'a>,
+    pub(crate) options: &'a Options,
+    /// Ends the wait.
+    pub(crate) stop: Option<&'a Stop>,
+}
+
+impl Request<'_> {
+    pub(crate) fn lock(&self) -> Result<LockGuard, Error> {
+        self.enter(self.options.wait)
+    }
+
+    pub(crate) fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
+        match self.enter(Some(limit)) {
+            Err(Error::Timeout { .. }) => Ok(None),
+            entered => entered.map(Some),
+        }
+    }
+
+    pub(crate) fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error> {
+        self.try_lock_for(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    pub(crate) fn current(&self) -> Option<LockGuard> {
+        let held = self.session.current(self.name)?.ok()?;
+        Some(LockGuard::new(Arc::clone(self.session), held))
+    }
+
+    pub(crate) fn assert_held(&self) -> Result<(), Error> {
+        self.session.assert_held(self.name)
+    }
+
+    pub(crate) fn adopt(&self, parcel: &Parcel) -> Result<LockGuard, Error> {
+        let held = self
+            .session
+            .adopt(self.name, self.options, self.stop, parcel)?;
+        Ok(LockGuard::new(Arc::clone(self.session), held))
+    }
+
+    fn enter(&self, limit: Option<Duration>) -> Result<LockGuard, Error> {
+        let patience = self.session.patience(limit);
+        let held = self
+            .session
+            .enter(self.name, self.options, &patience, self.stop)?;
+        Ok(LockGuard::new(Arc::clone(self.session), held))
+    }
+
+    pub(crate) fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
+        self.with_lock_result(|_| Ok(body()))
+    }
+
+    pub(crate) fn with_lock_result<T, E: From<Error>>(
+        &self,
+        body: impl FnOnce(&LockGuard) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.run(self.lock()?, body)
+    }
+
+    pub(crate) fn try_with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<Option<T>, Error> {
+        let guard = self.try_lock_for(Duration::ZERO)?;
+        guard
+            .map(|guard| self.run(guard, |_| Ok(body())))
+            .transpose()
+    }
+
+    fn run<T, E: From<Error>>(
+        &self,
+        guard: LockGuard,
+        body: impl FnOnce(&LockGuard) -> Result<T, E>,
+    ) -> Result<T, E> {
+        run(guard, body, LockGuard::unlock, || {
+            self.name.as_str().to_owned()
+        })
+    }
+}
+
+/// The most locks that one call takes.
+const MOST_AT_ONCE: usize = 64;
+
+/// Several locks that are taken together.
+pub(crate) struct RequestAll<'a> {
+    session: &'a Arc<Session>,
+    /// Sorted, each once.
+    names: Vec<&'a str>,
+    options: &'a Options,
+}
+
+impl<'a> RequestAll<'a> {
+    pub(crate) fn new(
+        session: &'a Arc<Session>,
+        method: &'static str,
+        mut names: Vec<&'a str>,
+        options: &'a Options,
+    ) -> Result<RequestAll<'a>, Error> {
+        names.sort_unstable();
+        names.dedup();
+        let reason = match names.len() {
+            0 => "there is no key",
+            1..=MOST_AT_ONCE => {
+                return Ok(RequestAll {
+                    session,
+                    names,
+                    options,
+                });
+            }
+            _ => "one call takes 64 locks at most",
+        };
+        Err(invalid_option(method, names.len(), reason))
+    }
+
+    pub(crate) fn lock(&self) -> Result<MultiLockGuard, Error> {
+        self.enter(self.options.wait)
+    }
+
+    pub(crate) fn try_lock_for(&self, limit: Duration) -> Result<Option<MultiLockGuard>, Error> {
+        match self.enter(Some(limit)) {
+            Err(Error::Timeout { .. }) => Ok(None),
+            entered => entered.map(Some),
+        }
+    }
+
+    pub(crate) fn with_locks_result<T, E: From<Error>>(
+        &self,
+        body: impl FnOnce(&MultiLockGuard) -> Result<T, E>,
+    ) -> Result<T, E> {
+        run(self.lock()?, body, MultiLockGuard::unlock, || {
+            self.names.join(", ")
+        })
+    }
+
+    fn enter(&self, limit: Option<Duration>) -> Result<MultiLockGuard, Error> {
+        let held = self.session.enter_all(&self.names, self.options, limit)?;
+        Ok(MultiLockGuard::new(Arc::clone(self.session), held))
+    }
+}
+
+/// Runs a closure, and the release behind it.
+fn run<G, T, U, E: From<Error>>(
+    guard: G,
+    body: impl FnOnce(&G) -> Result<T, E>,
+    unlock: impl FnOnce(G) -> Result<U, Error>,
+    name: impl FnOnce() -> String,
+) -> Result<T, E> {
+    let _body = Body;
+    match (body(&guard), unlock(guard)) {
+        (Err(error), unlocked) => {
+            if let Err(also) = unlocked {
+                debug!(target: "relatch::release", "after the error of a closure under lock {:?}: {also}", name());
+            }
+            Err(error)
+        }
+        (Ok(value), Ok(_) | Err(Error::Unconfirmed { .. })) => Ok(value),
+        // The closure may have run without the lock.
+        (Ok(_), Err(error)) => Err(error.into()),
+    }
+}

@@ -1,0 +1,173 @@
+//! The settings of the connections: login, TLS, sentinels, timeouts, replicas.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::options::Replicas;
+use crate::manager::builder::Builder;
+use crate::manager::builder::memory::without_server;
+use crate::store::Login;
+#[cfg(feature = "tls-no-provider")]
+use crate::store::Tls;
+
+impl Builder {
+    /// Asks `provider` for a user and a password each time a connection is opened, in place of a
+    /// login in the URL. For passwords that expire. (The user of a Redis without ACLs is
+    /// `default`.)
+    ///
+    /// The threads of the manager and the destructors of guards open connections, too, so
+    /// `provider` has to return soon, and must not take a lock of this manager. If it panics,
+    /// opening the connection fails.
+    ///
+    /// ```no_run
+    /// # fn token() -> String { String::new() }
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .credentials(|| ("worker".to_owned(), token()))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn credentials(
+        mut self,
+        provider: impl Fn() -> (String, String) + Send + Sync + 'static,
+    ) -> Builder {
+        self.credentials = Some(Arc::new(provider));
+        self
+    }
+
+    /// The number of the database, in place of the one in the URL.
+    pub fn database(mut self, number: u32) -> Builder {
+        self.address = self.address.and_then(|address| match address {
+            Some(address) => Ok(Some(address.with_db(number))),
+            None => Err(without_server("database")),
+        });
+        self
+    }
+
+    /// How to log in to the sentinels. They have users and passwords of their own, so by default
+    /// the manager does not log in there, even if the URL has a login. `None`: a sentinel with
+    /// `requirepass`, and no ACLs.
+    pub fn sentinel_login(mut self, username: Option<&str>, password: &str) -> Builder {
+        let username = username.map(str::to_owned);
+        self.sentinel_login = Some(Login {
+            username,
+            password: password.to_owned(),
+        });
+        self
+    }
+
+    /// How connections to the sentinels use TLS, if their certificates need other settings than that
+    /// of the master. By default, connections to the sentinels use TLS if those to the master do,
+    /// with the same settings.
+    #[cfg(feature = "tls-no-provider")]
+    pub fn sentinel_tls(mut self, tls: Tls) -> Builder {
+        (self.sentinel_tls, self.sentinel_plaintext) = (Some(tls), false);
+        self
+    }
+
+    /// Connections to the sentinels use no TLS, although those to the master do.
+    ///
+    /// Only for sentinels that nobody else can stand in for: the manager believes which server a
+    /// sentinel names, and trusts that server if its certificate is valid for the name. Who answers
+    /// in the place of a sentinel names a server of its own, with a certificate of its own, and gets
+    /// the password of the URL. It then decides who has the locks. (If
+    /// [`Tls::roots`](crate::Tls::roots) trusts an authority that issues certificates to your
+    /// servers only, or with [`Tls::server_name`](crate::Tls::server_name), there is no such
+    /// certificate.)
+    #[cfg(feature = "tls-no-provider")]
+    pub fn sentinel_plaintext(mut self) -> Builder {
+        (self.sentinel_tls, self.sentinel_plaintext) = (None, true);
+        self
+    }
+
+    /// How connections use TLS, with a URL whose scheme is `rediss`, `rediss+sentinel` or
+    /// `rediss+cluster`. Defaults to [`Tls::new`].
+    #[cfg(feature = "tls-no-provider")]
+    pub fn tls(mut self, tls: Tls) -> Builder {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// The most connections that the pool has open at a time, up to 10,000 (the default limit of
+    /// Redis). Defaults to 64. In a cluster, each node has a pool of this size.
+    ///
+    /// The keeper, the listener and each `force_unlock` open connections of their own.
+    ///
+    /// A connection is in use only while a command is under way, so a few connections serve many
+    /// threads. The pool opens a connection when a thread needs one, and closes it after ten
+    /// minutes without use.
+    pub fn pool_size(mut self, connections: u32) -> Builder {
+        self.settings.pool_size = connections;
+        self
+    }
+
+    /// How long opening a connection may take, login included. Between 1 ms and 1 hour; defaults to
+    /// 1 second.
+    ///
+    /// The limit does not include the time in which the system resolves a host name, but
+    /// [`build`](Builder::build) and a wait with a limit do. (With sentinels it does include that,
+    /// and the time to ask them.) If the name has several addresses, each gets half of what is left
+    /// of this time, and the last one all: for the connection and for the login. The address
+    /// of the last login that succeeded is tried first.
+    pub fn connect_timeout(mut self, limit: Duration) -> Builder {
+        self.settings.connect_timeout = limit;
+        self
+    }
+
+    /// How long an answer may take. Between 1 ms and 1 hour; defaults to 1 second.
+    ///
+    /// A release takes no longer than this limit, and neither does dropping a guard. Dropping the
+    /// manager's last handle can take longer, because it also waits for threads (see
+    /// [`LockManager`](crate::LockManager)).
+    ///
+    /// A connection that comes from the pool may be dead. So its first command usually waits only
+    /// for half of the caller's time, and the other half is left for a fresh connection. If the
+    /// last answer over that connection was slow, the first command waits longer, up to three
+    /// quarters.
+    pub fn response_timeout(mut self, limit: Duration) -> Builder {
+        self.settings.response_timeout = limit;
+        self
+    }
+
+    /// Counts a lock as taken only once replicas have acknowledged it. Redis waits for them for
+    /// `timeout` at most, which is between 1 ms and the
+    /// [`response_timeout`](Builder::response_timeout), and looks at the time ten times a second.
+    /// Off by default.
+    ///
+    /// A master answers before its replicas have the lock. If it dies then, a replica without the
+    /// lock becomes the master, and another process takes the lock as well. This option sends
+    /// `WAIT` (or `WAITAOF`) after a `SET` that took the lock, and behind each renewal. A hold is
+    /// valid for a lease from the send of its `SET` or of its last acknowledged renewal.
+    ///
+    /// *Too few replicas.* The lock is not taken: its key is deleted again, and a waiter tries
+    /// until its wait ends or, without a limit, for
+    /// [`tolerate_outage`](Builder::tolerate_outage). The error then says how many replicas
+    /// answered. A hold whose renewals are not acknowledged ends with its last acknowledged lease.
+    ///
+    /// *What it closes.* With [`Replicas::all`], whichever replica the sentinels promote has the
+    /// lock. The price: a replica that is down stops every lock, until it returns or an operator
+    /// makes the sentinels forget it (`SENTINEL RESET`). With [`Replicas::at_least`], a failover
+    /// that loses a lock becomes less likely, not impossible: of two replicas, the one that
+    /// acknowledged may be cut off, and the sentinels promote the other.
+    ///
+    /// *What stays open.* A master that restarts empty before the sentinels notice has no lock, and
+    /// its replicas delete theirs. `WAIT` counts replicas and does not name them: a new replica
+    /// that the sentinels have not found yet (they look every ten seconds) can stand in for one
+    /// that is cut off. After a failover, the replica's clock counts: the lease ends at the same
+    /// time of day there, so if that clock is ahead, the lease ends earlier by as much. A release
+    /// never waits for replicas: if the failover loses it, the lock comes back without a holder,
+    /// and nobody can take it until its lease ends.
+    ///
+    /// *What it costs.* Taking a lock takes one more round trip to Redis, and Redis one to its
+    /// replicas. A try that finds the lock busy, reentry and a release cost nothing more. Threads
+    /// of one process do not hand the lock off: as with
+    /// [`local_handoff(0)`](Builder::local_handoff).
+    ///
+    /// The user needs the right `+wait` (with [`on_disk`](Replicas::on_disk), `+waitaof`). If the
+    /// server refuses the command, no lock is taken, and the error says so.
+    pub fn replicas(mut self, replicas: Replicas, timeout: Duration) -> Builder {
+        self.settings.replicas = Some((replicas, timeout));
+        self
+    }
+}

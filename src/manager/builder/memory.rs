@@ -1,0 +1,129 @@
+//! Managers without a Redis: in memory, for tests and single-process programs; and disabled.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::base::emit::warn;
+use crate::base::error::Error;
+use crate::base::options::Settings;
+use crate::manager::LockManager;
+use crate::manager::builder::Builder;
+use crate::session::Session;
+
+impl LockManager {
+    /// A manager whose locks are in the memory of this process, with every option at its default.
+    /// For tests, and for a program that runs in one process and may get a second one later. Opens
+    /// no socket.
+    ///
+    /// Threads exclude each other, queue, re-enter, time out and lose locks as with a Redis: only
+    /// the store is another one. A key has its lease, and the keeper's thread renews it. A process
+    /// that is stopped for longer than the lease loses its locks. [Controls](LockManager::memory)
+    /// end leases, delete keys, make time pass and have the store go away. Each call makes a store
+    /// of its own, which the clones of the manager share. Other processes are not excluded.
+    ///
+    /// One thing is different: threads hand a lock off without a limit of time, since no other
+    /// process wants it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// let of_another_thread = std::thread::scope(|scope| {
+    ///     scope.spawn(|| locks.try_lock("orders:42").map(|guard| guard.is_some())).join().unwrap()
+    /// });
+    /// assert!(!of_another_thread?);
+    /// guard.unlock()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn in_memory() -> LockManager {
+        LockManager::new(Arc::new(Session::in_memory(
+            false,
+            Settings::default(),
+            None,
+        )))
+    }
+
+    /// A builder for a manager [in memory](LockManager::in_memory) with options of its own.
+    ///
+    /// What is about a server is refused in [`build`](Builder::build): logins, the database, TLS,
+    /// sentinels, replicas. [`pool_size`](Builder::pool_size),
+    /// [`connect_timeout`](Builder::connect_timeout), [`poll_every`](Builder::poll_every),
+    /// [`client_tracking`](Builder::client_tracking) and
+    /// [`local_handoff`](Builder::local_handoff) have no effect.
+    pub fn builder_in_memory() -> Builder {
+        Builder::at(Ok(None))
+    }
+
+    /// A manager that excludes nobody: **every lock is granted at once, to every thread and every
+    /// process**. For a switch in the configuration of a program that can run without locks, such
+    /// as a developer's machine. It is no lock, and not for tests either: a test with it cannot
+    /// find a missing lock. Tests use [`in_memory`](LockManager::in_memory).
+    ///
+    /// Sends nothing, starts no thread, and logs a warning once in the process. A thread re-enters
+    /// what it holds, and the depth counts. A hold is valid until it is released, whatever its
+    /// lease, `renew` and `max_hold`; nothing is [kept](crate::Lock::keep_at_least). A parcel
+    /// can be [adopted](crate::Lock::adopt) again and again, by any process, and its fence may be
+    /// larger than the adopter's.
+    /// [`holder`](crate::Lock::holder) knows nobody.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// # let is_enabled = false;
+    /// # let url = "redis://127.0.0.1/";
+    /// let locks = match is_enabled {
+    ///     true => relatch::LockManager::connect(url)?,
+    ///     false => relatch::LockManager::disabled(),
+    /// };
+    /// locks.with_lock("orders:42", || println!("perhaps not alone"))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn disabled() -> LockManager {
+        static HAS_WARNED: AtomicBool = AtomicBool::new(false);
+        if !HAS_WARNED.swap(true, Ordering::Relaxed) {
+            warn!(
+                target: "relatch::disabled",
+                "locks are disabled by this program: each one is granted at once, and excludes nobody"
+            );
+        }
+        LockManager::new(Arc::new(Session::in_memory(
+            true,
+            Settings::default(),
+            None,
+        )))
+    }
+}
+
+impl Builder {
+    /// Refuses what only a server has, if there is none.
+    pub(super) fn check_without_server(&self) -> Result<(), Error> {
+        if !matches!(self.address, Ok(None)) {
+            return Ok(());
+        }
+        let refused = [
+            ("credentials", self.credentials.is_some()),
+            ("sentinel_login", self.sentinel_login.is_some()),
+            ("tls", self.tls.is_some()),
+            ("sentinel_tls", self.sentinel_tls.is_some()),
+            ("sentinel_plaintext", self.sentinel_plaintext),
+            ("replicas", self.settings.replicas.is_some()),
+        ];
+        match refused.into_iter().find(|(_, is_set)| *is_set) {
+            Some((option, _)) => Err(without_server(option)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The error for an option that only a server has.
+pub(super) fn without_server(option: &'static str) -> Error {
+    let reason = "there is no server: the manager is in memory";
+    Error::InvalidOption {
+        option,
+        value: None,
+        reason,
+    }
+}

@@ -1,0 +1,382 @@
+//! The builder of a manager: every setting, and its default.
+//!
+//! [`connections`] has the settings of the connections, and [`memory`] the managers without a
+//! Redis. As one of the handles, this room may use `manager` and what is below it.
+
+mod connections;
+mod memory;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::error::Error;
+use crate::base::options::{Settings, WarnAfter};
+use crate::keeping::losses::{LostLock, OnLost};
+use crate::manager::LockManager;
+use crate::session::Session;
+use crate::store::{Address, AskCredentials, Login, Tls};
+
+/// Makes a [`LockManager`] with settings of its own. [`LockManager::builder`] returns a builder.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), relatch::Error> {
+/// let locks = relatch::LockManager::builder("redis://:secret@127.0.0.1/2")
+///     .prefix("shop:lock:")
+///     .lease(Duration::from_secs(10))
+///     .build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a builder does nothing until it builds"]
+pub struct Builder {
+    /// `None`: the locks are in memory.
+    address: Result<Option<Address>, Error>,
+    credentials: Option<AskCredentials>,
+    sentinel_login: Option<Login>,
+    tls: Option<Tls>,
+    sentinel_tls: Option<Tls>,
+    sentinel_plaintext: bool,
+    settings: Settings,
+    on_lost: Option<OnLost>,
+}
+
+impl LockManager {
+    /// A manager with every option at its default, connected to the Redis at `url`:
+    /// `redis://[user:password@]host[:port][/db]`, `unix:///path/to/socket[?db=n]`, or with
+    /// sentinels `redis+sentinel://[user:password@]host[:port][,host[:port]...]/name[/db]`, or with
+    /// a cluster `redis+cluster://[user:password@]host[:port][,host[:port]...]`. For TLS, which
+    /// needs the feature `tls`, write `rediss` in the place of `redis`.
+    ///
+    /// Speaks to Redis once, within the connect timeout of a second.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Builder::build`].
+    pub fn connect(url: &str) -> Result<LockManager, Error> {
+        LockManager::builder(url).build()
+    }
+
+    /// As [`connect`](LockManager::connect), with the URL that the environment variable
+    /// `RELATCH_URL` or, if that is not set, `REDIS_URL` names. An empty variable counts as not
+    /// set.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoAddress`] if neither is set, and otherwise as for [`Builder::build`]. A variable
+    /// that is not UTF-8 is an [`Error::InvalidOption`].
+    pub fn from_env() -> Result<LockManager, Error> {
+        Builder::from_env().build()
+    }
+
+    /// A builder for a manager with options of its own. Sends nothing.
+    pub fn builder(url: &str) -> Builder {
+        Builder::at(Address::parse(url).map(Some))
+    }
+
+    /// A builder for a manager whose Redis is the master that these sentinels know by `name`, as
+    /// with the URL `redis+sentinel://host:port,host:port/name`. Sends nothing.
+    ///
+    /// Set the login with [`Builder::credentials`] and the database with [`Builder::database`].
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let sentinels = [("s1.internal", 26379), ("s2.internal", 26379), ("s3.internal", 26379)];
+    /// let locks = relatch::LockManager::builder_with_sentinels(sentinels, "mymaster").build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder_with_sentinels(
+        sentinels: impl IntoIterator<Item = (impl Into<String>, u16)>,
+        name: impl Into<String>,
+    ) -> Builder {
+        let hosts = sentinels
+            .into_iter()
+            .map(|(host, port)| (host.into(), port))
+            .collect();
+        Builder::at(Address::of_sentinels(hosts, name.into()).map(Some))
+    }
+}
+
+impl Builder {
+    /// A builder with the URL that the environment variable `RELATCH_URL` or, if that is not set,
+    /// `REDIS_URL` names: for options beside those of
+    /// [`LockManager::from_env`](LockManager::from_env). Sends nothing. What is wrong with the
+    /// variables is an error of [`build`](Builder::build).
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::Builder::from_env().prefix("shop:lock:").build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_env() -> Builder {
+        let [first, second] = ["RELATCH_URL", "REDIS_URL"];
+        let set = |name| {
+            std::env::var_os(name)
+                .filter(|url| !url.is_empty())
+                .map(|url| (name, url))
+        };
+        let not_utf8 = |option| {
+            // It is not shown, because it may have a password.
+            Error::InvalidOption {
+                option,
+                value: None,
+                reason: "this environment variable is not UTF-8",
+            }
+        };
+        let found = set(first)
+            .or_else(|| set(second))
+            .ok_or(Error::NoAddress { first, second });
+        let url = found.and_then(|(name, url)| url.into_string().map_err(|_| not_utf8(name)));
+        Builder::at(url.and_then(|url| Address::parse(&url)).map(Some))
+    }
+
+    fn at(address: Result<Option<Address>, Error>) -> Builder {
+        let settings = Settings::default();
+        Builder {
+            address,
+            credentials: None,
+            tls: None,
+            sentinel_login: None,
+            sentinel_tls: None,
+            sentinel_plaintext: false,
+            settings,
+            on_lost: None,
+        }
+    }
+
+    /// The text that each key begins with in Redis. Defaults to `lock:`.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Builder {
+        self.settings.prefix = prefix.into();
+        self
+    }
+
+    /// The lease of every lock that does not set its own: see [`Lock::lease`](crate::Lock::lease).
+    /// Defaults to 30 seconds.
+    pub fn lease(mut self, lease: Duration) -> Builder {
+        self.settings.options.lease = lease;
+        self
+    }
+
+    /// The longest lease that is accepted. Defaults to 24 hours.
+    ///
+    /// This limit catches a lease that is too long by mistake. After a crash, other processes would
+    /// have to wait until that lease ends.
+    pub fn max_lease(mut self, cap: Duration) -> Builder {
+        self.settings.max_lease = cap;
+        self
+    }
+
+    /// The wait of every lock that does not set its own: see [`Lock::wait`](crate::Lock::wait).
+    /// Defaults to no limit.
+    pub fn wait(mut self, wait: Duration) -> Builder {
+        self.settings.options.wait = Some(wait);
+        self
+    }
+
+    /// No limit for waits: see [`Lock::wait_forever`](crate::Lock::wait_forever). This is the
+    /// default.
+    pub fn wait_forever(mut self) -> Builder {
+        self.settings.options.wait = None;
+        self
+    }
+
+    /// Whether leases are renewed while locks are held: see [`Lock::renew`](crate::Lock::renew).
+    /// Defaults to yes.
+    pub fn renew(mut self, on: bool) -> Builder {
+        self.settings.options.renewal.on = on;
+        self
+    }
+
+    /// The time from one renewal to the next: see [`Lock::renew_every`](crate::Lock::renew_every).
+    /// Defaults to a third of the lease.
+    pub fn renew_every(mut self, period: Duration) -> Builder {
+        self.settings.options.renewal.every = Some(period);
+        self
+    }
+
+    /// For how long a lock is renewed at most: see [`Lock::max_hold`](crate::Lock::max_hold).
+    /// Defaults to no limit.
+    pub fn max_hold(mut self, limit: Duration) -> Builder {
+        self.settings.options.renewal.max_hold = Some(limit);
+        self
+    }
+
+    /// Whether a waiter takes a lock over from a dead process of the same machine. Defaults to no.
+    ///
+    /// The locks of a process that was killed stay in Redis until their leases end. A waiter on the
+    /// same machine can find out that the process is dead. The token has to name this host and, by
+    /// the first eight digits of its nonce, this boot and this pid namespace. If no process has the
+    /// token's process id any more, the waiter deletes exactly that token and takes the lock. In
+    /// any doubt it waits as usual. Only Linux provides enough information for this.
+    ///
+    /// Work that the dead process had begun stays half done, and a child process of it may still
+    /// run.
+    ///
+    /// Leave this option off where processes or machines are copied while they run (snapshots of
+    /// virtual machines, CRIU). A copy has the host name, boot and pid namespace of its original,
+    /// but other processes. A process that runs on only one of the two machines looks dead to the
+    /// other machine.
+    pub fn reclaim_dead(mut self, on: bool) -> Builder {
+        self.settings.options.reclaim_dead = on;
+        self
+    }
+
+    /// Whether holds get fencing tokens: see [`Lock::fenced`](crate::Lock::fenced). Defaults to no.
+    pub fn fenced(mut self, on: bool) -> Builder {
+        self.settings.options.fenced = on;
+        self
+    }
+
+    /// Whether a thread may take a lock again that it has: see
+    /// [`Lock::reentrant`](crate::Lock::reentrant). Defaults to yes.
+    pub fn reentrant(mut self, on: bool) -> Builder {
+        self.settings.options.reentrant = on;
+        self
+    }
+
+    /// Calls `callback` once for each lost hold, as soon as the manager finds the loss.
+    ///
+    /// The calls come one after the other, on a thread of their own (`relatch-on-lost`): a slow or
+    /// panicking callback stops no renewal. Dropping the last handle waits for the calls that are
+    /// due, at most for the response timeout.
+    pub fn on_lost(mut self, callback: impl Fn(&LostLock) + Send + Sync + 'static) -> Builder {
+        self.on_lost = Some(Arc::new(callback));
+        self
+    }
+
+    /// Logs a warning (target `relatch::slow`) for each thread that waits for a lock for longer
+    /// than `wait`, and for each lock that is held for longer than `held`. Off by default. Both are
+    /// at least 1 ms; with `Duration::MAX`, one of the two is never logged.
+    ///
+    /// The warnings are repeated after twice the time, four times the time and so on, for as long
+    /// as the wait or the hold lasts. They name the key and the thread; for a wait the holder, if
+    /// it is known, and the time left until its deadline; for a hold the time left of its lease.
+    ///
+    /// The keeper's thread logs them, and is started with the manager for that. Taking and
+    /// releasing a lock costs the same as without. A warning is late by up to the response timeout
+    /// while a renewal has no answer.
+    pub fn warn_after(mut self, wait: Duration, held: Duration) -> Builder {
+        self.settings.warn_after = Some(WarnAfter { wait, held });
+        self
+    }
+
+    /// How long a wait goes on while Redis gives no proper answer: a wait with a limit until that
+    /// limit, or for as long as this, whichever is shorter. Defaults to 10 seconds, counted from the
+    /// first attempt without an answer.
+    ///
+    /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and
+    /// notices an outage then. A thread that waits behind another thread of its process makes no
+    /// attempt of its own. For such a thread, the outage begins with the other thread's first
+    /// attempt without an answer or, if that is later, with its own wait.
+    ///
+    /// One failed attempt is no outage yet: its connection may have been dead. So a wait whose limit
+    /// has not come makes a second one, and each of the two may take the connect timeout and the
+    /// response timeout. A single try ([`try_lock`](crate::Lock::try_lock)) has that time once.
+    pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
+        self.settings.tolerate_outage = limit;
+        self
+    }
+
+    /// Whether Redis sends invalidations to this manager (see [Waiting](crate#waiting)). They wake
+    /// waiters, and report the loss of a renewed lock at once. Defaults to yes.
+    ///
+    /// If this is off, the manager opens no connection for invalidations, waiters
+    /// [poll](Builder::poll_every), and the next renewal finds a loss. Switch it off where
+    /// invalidations are known not to work: this saves the attempts.
+    pub fn client_tracking(mut self, on: bool) -> Builder {
+        self.settings.client_tracking = on;
+        self
+    }
+
+    /// The longest pause between two tries of a waiter that receives no invalidations. Between 1 ms
+    /// and 1 hour; defaults to 64 ms.
+    ///
+    /// The first pause is a millisecond, and each pause is twice as long as the one before. A
+    /// random part, half of the pause at most, is then cut off.
+    pub fn poll_every(mut self, longest: Duration) -> Builder {
+        self.settings.poll_every = longest;
+        self
+    }
+
+    /// For how long threads of this process may hand a contended lock off among themselves before
+    /// they leave it to other processes for a moment. Defaults to 5 ms; zero disables hand-offs.
+    ///
+    /// If a thread of this manager waits for a lock that another thread releases, the manager sends
+    /// the release and the waiter's `SET` together: in one round trip instead of two, and other
+    /// processes cannot come in between. A longer time gives this process more turns a second, and
+    /// makes other processes wait longer. When the time is over, the lock stays free for 0.25 to
+    /// 3.3 ms (longer if many other processes want it), so that a waiter of another process can
+    /// take it. The same limit holds for a single thread that takes a lock again and again.
+    ///
+    /// With [`replicas`](Builder::replicas), nothing is handed off, and this option has no effect.
+    pub fn local_handoff(mut self, longest: Duration) -> Builder {
+        self.settings.local_handoff = longest;
+        self
+    }
+
+    /// Makes the manager and speaks to Redis once: connects, logs in and sends a `PING`, or reads
+    /// the map of the cluster. So a wrong address, password or database fails here. Blocks for the
+    /// connect timeout at most.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::InvalidOption`]: an option or the URL cannot work. Nothing was sent.
+    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system started no thread, or gave no
+    ///   random bits. Nothing was sent.
+    /// - [`Error::Unavailable`]: nothing answers at the address, or something that is not Redis
+    ///   does.
+    /// - [`Error::Refused`]: Redis refused the login, the database or the `PING`.
+    pub fn build(self) -> Result<LockManager, Error> {
+        let session = self.session()?;
+        session.check()?;
+        Ok(LockManager::new(session))
+    }
+
+    /// Makes the manager and sends nothing: for a program that may start before its Redis does.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::InvalidOption`]: an option or the URL cannot work.
+    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system started no thread, or gave no
+    ///   random bits.
+    pub fn build_unchecked(self) -> Result<LockManager, Error> {
+        Ok(LockManager::new(self.session()?))
+    }
+
+    fn session(self) -> Result<Arc<Session>, Error> {
+        self.check_without_server()?;
+        self.settings.check()?;
+        let Some(address) = self.address? else {
+            return Session::in_memory(false, self.settings, self.on_lost)
+                .started()
+                .map(Arc::new);
+        };
+        let mut target = address.with_tls(self.tls)?;
+        target.set_credentials(self.credentials)?;
+        target.set_sentinels(
+            self.sentinel_login,
+            self.sentinel_tls,
+            self.sentinel_plaintext,
+        )?;
+        Session::new(target, self.settings, self.on_lost).map(Arc::new)
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("address", &self.address)
+            .field("credentials", &self.credentials.is_some())
+            .field("sentinel_login", &self.sentinel_login.is_some())
+            .field("tls", &self.tls)
+            .field("sentinel_tls", &self.sentinel_tls)
+            .field("sentinel_plaintext", &self.sentinel_plaintext)
+            .field("settings", &self.settings)
+            .field("on_lost", &self.on_lost.is_some())
+            .finish()
+    }
+}

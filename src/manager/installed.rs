@@ -1,0 +1,234 @@
+//! A process-wide manager, for codebases where passing a handle around is not possible.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use crate::base::error::Error;
+use crate::guard::{LockGuard, MultiLockGuard};
+use crate::lock::Lock;
+use crate::manager::LockManager;
+
+static INSTALLED: OnceLock<LockManager> = OnceLock::new();
+
+thread_local! {
+    /// The managers of this thread's tests, the latest at the end.
+    static FOR_TESTS: RefCell<Vec<&'static LockManager>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Makes `manager` the one that [`with_lock`] and [`installed`] use, for the rest of the process.
+///
+/// ```no_run
+/// # fn charge_card() {}
+/// # fn main() -> Result<(), relatch::Error> {
+/// relatch::install(relatch::LockManager::connect("redis://127.0.0.1/")?)?;
+///
+/// // Anywhere else in the program:
+/// relatch::with_lock("orders:42", || charge_card())?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// [`Error::AlreadyInstalled`] if a manager was installed before. The earlier manager stays.
+pub fn install(manager: LockManager) -> Result<(), Error> {
+    INSTALLED.set(manager).map_err(|_| Error::AlreadyInstalled)
+}
+
+/// The manager that this thread has installed [for a test](install_for_test) or, if there is none,
+/// the one that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed.
+pub fn installed() -> Result<&'static LockManager, Error> {
+    // A thread that is ending may have no managers of tests any more.
+    let for_test = FOR_TESTS
+        .try_with(|all| all.borrow().last().copied())
+        .unwrap_or(None);
+    for_test
+        .or_else(|| INSTALLED.get())
+        .ok_or(Error::NotInstalled)
+}
+
+/// Makes `manager` the one that [`installed`] returns in this thread, until the result is dropped.
+/// For tests of code that uses the process-wide manager. Sends nothing.
+///
+/// No other thread sees it: tests that run at the same time do not see each other's. If the code
+/// under test starts a thread that uses the process-wide manager, give that thread a clone of the
+/// manager, and let it call this function, too.
+///
+/// Of several managers of one thread, the one that was installed last counts. When it is dropped,
+/// the one before it comes back.
+///
+/// `installed` hands out references that last as long as the process. So each call leaks its
+/// manager: a few kilobytes and, once it has held a lock that is renewed, its keeper's thread. A
+/// manager of a Redis also keeps its other threads and its connections.
+///
+/// ```
+/// use relatch::{LockManager, install_for_test, with_lock};
+///
+/// # fn main() -> Result<(), relatch::Error> {
+/// let restore = install_for_test(LockManager::in_memory());
+/// with_lock("orders:42", || println!("under a lock, without a Redis"))?;
+/// drop(restore);
+/// assert!(relatch::installed().is_err(), "nothing was installed before");
+/// # Ok(())
+/// # }
+/// ```
+pub fn install_for_test(manager: LockManager) -> Restore {
+    let manager: &'static LockManager = Box::leak(Box::new(manager));
+    // If the thread is ending, there is no list any more.
+    let _ = FOR_TESTS.try_with(|all| all.borrow_mut().push(manager));
+    Restore {
+        manager,
+        in_this_thread: PhantomData,
+    }
+}
+
+/// Ends the time of a manager that was [installed for a test](install_for_test), when it is
+/// dropped.
+#[derive(Debug)]
+#[must_use = "the manager is there until this is dropped"]
+pub struct Restore {
+    manager: &'static LockManager,
+    in_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        let _ = FOR_TESTS.try_with(|all| all.borrow_mut().retain(|it| !ptr::eq(*it, self.manager)));
+    }
+}
+
+/// [`LockManager::with_lock`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::with_lock`](crate::Lock::with_lock).
+pub fn with_lock<T>(key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
+    installed()?.with_lock(key, body)
+}
+
+/// [`LockManager::try_with_lock`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::try_with_lock`](crate::Lock::try_with_lock).
+pub fn try_with_lock<T>(
+    key: impl AsRef<str>,
+    body: impl FnOnce() -> T,
+) -> Result<Option<T>, Error> {
+    installed()?.try_with_lock(key, body)
+}
+
+/// [`LockManager::with_lock_result`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// As for [`with_lock`](crate::with_lock()), and the closure's own.
+pub fn with_lock_result<T, E: From<Error>>(
+    key: impl AsRef<str>,
+    body: impl FnOnce(&LockGuard) -> Result<T, E>,
+) -> Result<T, E> {
+    installed()?.with_lock_result(key, body)
+}
+
+/// [`LockManager::lock`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::lock`](crate::Lock::lock).
+pub fn lock(key: impl AsRef<str>) -> Result<LockGuard, Error> {
+    installed()?.lock(key)
+}
+
+/// [`LockManager::try_lock`] on the manager that was [`install`]ed.
+///
+/// **`if try_lock(key)?.is_some() { .. }` runs its block without the lock.** Write
+/// `if let Some(_guard) = try_lock(key)? { .. }` or, better, [`try_with_lock`].
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::try_lock`](crate::Lock::try_lock).
+pub fn try_lock(key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
+    installed()?.try_lock(key)
+}
+
+/// [`LockManager::try_lock_for`] on the manager that was [`install`]ed. Keep the guard in a
+/// variable with a name.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::try_lock_for`](crate::Lock::try_lock_for).
+pub fn try_lock_for(key: impl AsRef<str>, limit: Duration) -> Result<Option<LockGuard>, Error> {
+    installed()?.try_lock_for(key, limit)
+}
+
+/// [`LockManager::try_lock_until`] on the manager that was [`install`]ed. Keep the guard in a
+/// variable with a name.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::try_lock_until`](crate::Lock::try_lock_until).
+pub fn try_lock_until(key: impl AsRef<str>, deadline: Instant) -> Result<Option<LockGuard>, Error> {
+    installed()?.try_lock_until(key, deadline)
+}
+
+/// [`LockManager::current`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed.
+pub fn current(key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
+    Ok(installed()?.current(key))
+}
+
+/// [`LockManager::assert_held`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::assert_held`](crate::Lock::assert_held).
+pub fn assert_held(key: impl AsRef<str>) -> Result<(), Error> {
+    installed()?.assert_held(key)
+}
+
+/// [`LockManager::lock_all`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see [`LockManager::lock_all`].
+pub fn lock_all<K: AsRef<str>>(keys: impl AsRef<[K]>) -> Result<MultiLockGuard, Error> {
+    installed()?.lock_all(keys)
+}
+
+/// [`LockManager::with_locks`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see [`LockManager::with_locks`].
+pub fn with_locks<K: AsRef<str>, T>(
+    keys: impl AsRef<[K]>,
+    body: impl FnOnce() -> T,
+) -> Result<T, Error> {
+    installed()?.with_locks(keys, body)
+}
+
+/// [`LockManager::named`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed.
+pub fn named(key: impl AsRef<str>) -> Result<Lock, Error> {
+    Ok(installed()?.named(key))
+}

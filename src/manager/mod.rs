@@ -1,0 +1,330 @@
+//! The handle that a program keeps.
+
+pub(crate) mod installed;
+pub(crate) mod builder;
+
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::base::error::Error;
+use crate::base::stats::Stats;
+use crate::guard::{LockGuard, MultiLockGuard};
+use crate::hold::{HeldLock, Parcel};
+use crate::lock::Lock;
+use crate::lock::request::{Request, RequestAll};
+use crate::session::{Memory, Session};
+use crate::waiting::waits::WaitingThread;
+
+/// Locks on one Redis: a pool of connections, and the holds of this process.
+///
+/// Make a manager with [`connect`](LockManager::connect) or [`builder`](LockManager::builder), then
+/// clone and share it: all clones are the same manager. Two managers of one process do not share
+/// their holds. A thread that waits for a key which it holds through another manager gets
+/// [`Error::WouldDeadlock`].
+///
+/// Dropping the last handle or guard ends the manager's threads. The drop waits for the keeper,
+/// renewer, callback, listener and sentinel threads, for each at most 0.1 s longer than the response
+/// timeout (a timeout below 0.1 s counts as 0.1 s).
+///
+/// The methods that take a lock exist here, with a key, and on a [`Lock`]. A `Lock` also has
+/// options, [`holder`](Lock::holder) and [`force_unlock`](Lock::force_unlock).
+///
+/// ```no_run
+/// # fn charge_card() {}
+/// # fn main() -> Result<(), relatch::Error> {
+/// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+/// locks.with_lock("orders:42", || charge_card())?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct LockManager {
+    session: Arc<Session>,
+}
+
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "they are those of the methods of `Lock`, which lists them"
+)]
+impl LockManager {
+    pub(crate) fn new(session: Arc<Session>) -> LockManager {
+        LockManager { session }
+    }
+
+    /// A named lock, whose options can be set. Takes nothing and sends nothing.
+    pub fn named(&self, key: impl AsRef<str>) -> Lock {
+        Lock::new(Arc::clone(&self.session), key.as_ref())
+    }
+
+    /// [`Lock::lock`] on the lock named `key`, with the same errors.
+    pub fn lock(&self, key: impl AsRef<str>) -> Result<LockGuard, Error> {
+        self.request(key.as_ref()).lock()
+    }
+
+    /// [`Lock::try_lock`] on the lock named `key`, with the same errors.
+    ///
+    /// **`if locks.try_lock(key)?.is_some() { .. }` runs its block without the lock.** Write
+    /// `if let Some(_guard) = locks.try_lock(key)? { .. }` or, better,
+    /// [`try_with_lock`](LockManager::try_with_lock).
+    pub fn try_lock(&self, key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
+        self.request(key.as_ref()).try_lock_for(Duration::ZERO)
+    }
+
+    /// [`Lock::try_lock_for`] on the lock named `key`, with the same errors. Keep the guard in a
+    /// variable with a name.
+    pub fn try_lock_for(
+        &self,
+        key: impl AsRef<str>,
+        limit: Duration,
+    ) -> Result<Option<LockGuard>, Error> {
+        self.request(key.as_ref()).try_lock_for(limit)
+    }
+
+    /// [`Lock::try_lock_until`] on the lock named `key`, with the same errors. Keep the guard in a
+    /// variable with a name.
+    pub fn try_lock_until(
+        &self,
+        key: impl AsRef<str>,
+        deadline: Instant,
+    ) -> Result<Option<LockGuard>, Error> {
+        self.request(key.as_ref()).try_lock_until(deadline)
+    }
+
+    /// [`Lock::current`] on the lock named `key`.
+    #[must_use]
+    pub fn current(&self, key: impl AsRef<str>) -> Option<LockGuard> {
+        self.request(key.as_ref()).current()
+    }
+
+    /// [`Lock::assert_held`] on the lock named `key`, with the same errors.
+    pub fn assert_held(&self, key: impl AsRef<str>) -> Result<(), Error> {
+        self.request(key.as_ref()).assert_held()
+    }
+
+    /// [`Lock::with_lock`] on the lock named `key`, with the same errors.
+    pub fn with_lock<T>(&self, key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
+        self.request(key.as_ref()).with_lock(body)
+    }
+
+    /// [`Lock::try_with_lock`] on the lock named `key`, with the same errors.
+    pub fn try_with_lock<T>(
+        &self,
+        key: impl AsRef<str>,
+        body: impl FnOnce() -> T,
+    ) -> Result<Option<T>, Error> {
+        self.request(key.as_ref()).try_with_lock(body)
+    }
+
+    /// [`Lock::with_lock_result`] on the lock named `key`, with the same errors.
+    pub fn with_lock_result<T, E: From<Error>>(
+        &self,
+        key: impl AsRef<str>,
+        body: impl FnOnce(&LockGuard) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.request(key.as_ref()).with_lock_result(body)
+    }
+
+    /// Takes several locks, and blocks while one of them is busy, for the manager's
+    /// [`wait`](crate::Builder::wait) at most. All of them, or none.
+    ///
+    /// The locks are taken in the order of their keys' bytes, however they are given; a key that is
+    /// given twice counts once. So two callers with `[a, b]` and `[b, a]` do not wait for each
+    /// other. The locks have the options of the manager, and one deadline. While the caller waits
+    /// for one of them, it keeps those before it, and holds none of those behind it.
+    ///
+    /// What this thread holds already is entered again, first. If the thread holds a lock whose key
+    /// comes *behind* one that is still to be taken, the order is broken: then only a limited wait,
+    /// or [`Error::WouldDeadlock`] within a process, ends a deadlock.
+    ///
+    /// Each lock is taken as by [`lock`](LockManager::lock), and released as by
+    /// [`unlock`](LockGuard::unlock): n free locks cost 2n commands, one after the other.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn transfer() {}
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+    /// let both = locks.lock_all(["account:7", "account:3"])?;
+    /// both.confirm(Duration::from_secs(5))?;
+    /// transfer();
+    /// both.unlock()
+    /// # }
+    /// ```
+    ///
+    /// If locks have to be given back and the time is over, the call takes longer by that, at most by
+    /// 100 ms; without a limit, by the response timeout. What has no answer by then is given back in
+    /// the background. A [`Stop`](crate::Stop) does not end this wait; a
+    /// [shutdown](LockManager::shutdown) does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::lock`] for one of the locks, which the error names, and which is not
+    /// necessarily the first; the others are given back. [`Error::InvalidOption`] for no key, or
+    /// more than 64.
+    pub fn lock_all<K: AsRef<str>>(&self, keys: impl AsRef<[K]>) -> Result<MultiLockGuard, Error> {
+        self.request_all("lock_all", keys.as_ref())?.lock()
+    }
+
+    /// Takes several locks if all of them are free now. `Ok(None)` means that one is busy, and that
+    /// none is held. Keep the guard in a variable with a name: a block behind `.is_some()` runs
+    /// without the locks. Otherwise as [`lock_all`](LockManager::lock_all).
+    ///
+    /// Blocks for one answer for each lock, or for one attempt without an answer.
+    pub fn try_lock_all<K: AsRef<str>>(
+        &self,
+        keys: impl AsRef<[K]>,
+    ) -> Result<Option<MultiLockGuard>, Error> {
+        self.request_all("try_lock_all", keys.as_ref())?
+            .try_lock_for(Duration::ZERO)
+    }
+
+    /// [`lock_all`](LockManager::lock_all), waiting for `limit` at most. `Ok(None)` means that one
+    /// of the locks was busy until then. Keep the guard in a variable with a name.
+    /// [`Error::WouldDeadlock`] stays an error, as for
+    /// [`Lock::try_lock_for`].
+    pub fn try_lock_all_for<K: AsRef<str>>(
+        &self,
+        keys: impl AsRef<[K]>,
+        limit: Duration,
+    ) -> Result<Option<MultiLockGuard>, Error> {
+        self.request_all("try_lock_all_for", keys.as_ref())?
+            .try_lock_for(limit)
+    }
+
+    /// Runs a closure under several locks, and returns its result: what
+    /// [`with_lock`](LockManager::with_lock) is for one, and [`lock_all`](LockManager::lock_all)
+    /// for the way in which they are taken.
+    pub fn with_locks<K: AsRef<str>, T>(
+        &self,
+        keys: impl AsRef<[K]>,
+        body: impl FnOnce() -> T,
+    ) -> Result<T, Error> {
+        self.request_all("with_locks", keys.as_ref())?
+            .with_locks_result(|_| Ok(body()))
+    }
+
+    /// Runs a closure that can fail under several locks: see
+    /// [`with_lock_result`](LockManager::with_lock_result) and
+    /// [`lock_all`](LockManager::lock_all).
+    pub fn with_locks_result<K: AsRef<str>, T, E: From<Error>>(
+        &self,
+        keys: impl AsRef<[K]>,
+        body: impl FnOnce(&MultiLockGuard) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.request_all("with_locks_result", keys.as_ref())?
+            .with_locks_result(body)
+    }
+
+    /// [`Lock::force_unlock_if`] on the lock named `key`, with the same errors.
+    pub fn force_unlock_if(&self, key: impl AsRef<str>, token: &str) -> Result<bool, Error> {
+        self.session.force_unlock_if(key.as_ref().into(), token)
+    }
+
+    /// [`Lock::adopt`] on the lock that the parcel names, with the same errors.
+    pub fn adopt(&self, parcel: &Parcel) -> Result<LockGuard, Error> {
+        self.request(parcel.key()).adopt(parcel)
+    }
+
+    /// The controls of a manager [in memory](LockManager::in_memory), for tests. `None` for any
+    /// other manager.
+    #[must_use]
+    pub fn memory(&self) -> Option<Memory> {
+        Memory::of(&self.session)
+    }
+
+    /// What this process holds through this manager, the oldest first. Sends nothing.
+    #[must_use]
+    pub fn held(&self) -> Vec<HeldLock> {
+        self.session.held()
+    }
+
+    /// The threads of this process that wait for a lock of this manager, those that have waited
+    /// longest first: for whom, and how long they have left. Sends nothing, and does not block.
+    ///
+    /// A thread is listed from its first sleep on. What it waits for may be a thread of this
+    /// process, another process, or a Redis that gives no answer.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<WaitingThread> {
+        self.session.waiting()
+    }
+
+    /// What this manager has done since it was made, and what goes on now. Sends nothing.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.session.stats()
+    }
+
+    /// Ends the use of this manager: from now on, its locks can no longer be taken, and all waits
+    /// for them return [`Error::Stopped`]. Then waits until other threads have given back what they
+    /// hold, for `limit` at most, and returns what is held after that: an empty list means that no
+    /// lock of this manager is left in Redis.
+    ///
+    /// For the end of a program, before it returns from `main` or calls
+    /// [`process::exit`](std::process::exit). Without it, other processes would have to wait until
+    /// the leases end. Threads that hold locks can finish their work, and re-enter what they hold.
+    /// What this thread holds itself is listed, and not waited for. Detached holds are waited for,
+    /// whoever has them. All clones of the manager are shut down with it, for ever.
+    ///
+    /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response
+    /// timeout together) if a command is under way by then. Sends nothing. Three things may be left
+    /// in Redis though the list is empty: locks that are [kept](Lock::keep_at_least), locks that
+    /// were [handed over](crate::LockGuard::hand_over) and not adopted yet, and keys whose claim,
+    /// adoption or release had no answer. All of them expire. In a forked child, returns an empty
+    /// list at once.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+    /// for left in locks.shutdown(Duration::from_secs(10)) {
+    ///     eprintln!("still held: {left}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "the list says what is still held"]
+    pub fn shutdown(&self, limit: Duration) -> Vec<HeldLock> {
+        self.session.shutdown(limit)
+    }
+
+    /// As [`shutdown`](LockManager::shutdown), and then gives back what is still held. Returns what
+    /// that was.
+    ///
+    /// The threads that held these locks have lost them, with
+    /// [`LostCause::ShutDown`](crate::LostCause::ShutDown), and may not know yet: if their work
+    /// goes on, it runs beside that of the next holder. So call this only if the process ends right
+    /// after.
+    ///
+    /// Sends one compare-and-delete for each lock, and blocks for at most the response timeout
+    /// longer than `shutdown`, or by one answer longer if a command is under way by then: its thread
+    /// gets no lock, and gives back what that command took. Keys that could not be deleted expire
+    /// with their leases.
+    #[must_use = "the list says whose work may be half done"]
+    pub fn shutdown_and_release(&self, limit: Duration) -> Vec<HeldLock> {
+        self.session.shutdown_and_release(limit)
+    }
+
+    fn request_all<'a, K: AsRef<str>>(
+        &'a self,
+        method: &'static str,
+        keys: &'a [K],
+    ) -> Result<RequestAll<'a>, Error> {
+        let names = keys.iter().map(AsRef::as_ref).collect();
+        RequestAll::new(&self.session, method, names, &self.session.settings.options)
+    }
+
+    fn request<'a>(&'a self, key: &'a str) -> Request<'a> {
+        Request {
+            session: &self.session,
+            name: key.into(),
+            options: &self.session.settings.options,
+            stop: None,
+        }
+    }
+}
+
+/// A panic under a lock leaves no manager half changed: unwinding drops the guard, which releases
+/// the lock.
+impl UnwindSafe for LockManager {}
+impl RefUnwindSafe for LockManager {}

@@ -1,0 +1,650 @@
+//! Giving a lock back: the order of the steps, compare and delete, and what the answer means.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use crate::base::backoff::Backoff;
+use crate::base::clock::Moment;
+use crate::base::emit::{debug, warn};
+use crate::base::error::{Error, LostCause};
+use crate::base::options::Lease;
+use crate::base::sync::thread;
+use crate::hold::Hold;
+use crate::keeping::orphans::OrphanKey;
+use crate::keeping::shared::Keeper;
+use crate::store::{ClaimReply, Compared, Failure, Fate, Store};
+use crate::waiting::handoff::{Claim, HandoffOutcome};
+use crate::waiting::queues::Turn;
+
+/// Gives a lock back by the deadline. `ask` sends one try of the release to Redis.
+///
+/// `local_handoff` says how long threads of this process may hand the lock off among themselves.
+/// `None`: the lock stays taken for a while, so no thread gets it, and nothing deletes its key
+/// until then.
+///
+/// The caller has taken the hold out of the thread's map already. If it were still there, a
+/// destructor that takes the lock meanwhile would re-enter a hold that is being released.
+pub(crate) fn give_back(
+    keeper: &Keeper,
+    hold: &Hold,
+    turn: Turn,
+    local_handoff: Option<Duration>,
+    deadline: Moment,
+    ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
+) -> Result<(), Error> {
+    let began = Moment::now();
+    // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the claim
+    //    could not go out with the release, and each turn would cost one more round trip.
+    let next = turn.hand_off(local_handoff.unwrap_or_default(), began, deadline);
+
+    // 2. Close the hold, so that no thread trusts it any more. If this came after step 3, the
+    //    holder would trust a lock that another process may have by then. The keeper would find the
+    //    key gone, and report our own release as a loss.
+    let valid_until = keeper.work.lock().leases.close(hold, began);
+    keeper
+        .counters
+        .given_back(began.since(hold.acquired.answered), hold.thread_has_ended());
+
+    // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
+    let deletes = local_handoff.is_some();
+    let mut release = Release {
+        hold,
+        valid_until,
+        began,
+        deadline,
+        deletes,
+        maybe_done: false,
+    };
+    let mut handed = HandoffOutcome::NotTaken;
+    let outcome = release.run(next.as_ref().map(|next| &next.claim), &mut handed, ask);
+
+    release.conclude(keeper, &turn, &outcome);
+
+    // 7. End the turn. If this came before step 3, the next thread would compete with this
+    //    release. If it came before step 4, the next thread could hold the lock while this hold
+    //    does not count as over yet.
+    if let Some(next) = next
+        && let Some((Claim { token, lease, .. }, may_reappear)) = turn.settle(&next, handed)
+    {
+        let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
+        keeper.delete_later(OrphanKey {
+            redis_key,
+            token,
+            gone_by,
+            may_reappear,
+        });
+    }
+    outcome.result
+}
+
+/// Has the keeper delete what a hold may have left in Redis, but not before this moment. (A renewal
+/// that is executed late may add another lease.)
+pub(crate) fn delete_from(keeper: &Keeper, hold: &Hold, moment: Moment) {
+    let (redis_key, token) = (hold.key.in_redis().to_owned(), hold.token.clone());
+    let gone_by = hold.lease().gone_by(hold.gone_by());
+    keeper.delete_from(
+        OrphanKey {
+            redis_key,
+            token,
+            gone_by,
+            may_reappear: false,
+        },
+        moment,
+    );
+}
+
+/// Sends one try of the release: compare and delete. The `claim` of the next thread of this process
+/// goes out behind it, so Redis executes the deletion first. `handed` gets what became of the
+/// claim.
+pub(crate) fn remove(
+    store: &Store,
+    hold: &Hold,
+    claim: Option<&Claim>,
+    handed: &mut HandoffOutcome,
+    deadline: Moment,
+) -> Result<Compared, Failure> {
+    let (key, token) = (hold.key.in_redis(), &hold.token);
+    let mut connection = store.checkout(key, deadline)?;
+    let Some(claim) = claim else {
+        return connection.remove(key, token, deadline);
+    };
+    let sent = Moment::now();
+    match connection.remove_and_claim(token, claim.wanted(key), deadline) {
+        Ok((removed, claimed)) => {
+            if let ClaimReply::Taken { fence } = claimed {
+                *handed = HandoffOutcome::Taken {
+                    sent,
+                    answered: Moment::now(),
+                    fence,
+                };
+            }
+            removed
+        }
+        Err(failure) => {
+            if let Fate::Unknown { link_stands } = failure.fate() {
+                if link_stands {
+                    // Redis may still execute the claim. `abandon` writes a deletion behind it on
+                    // the same connection, so that Redis executes the deletion later.
+                    connection.abandon(key, &claim.token);
+                }
+                *handed = HandoffOutcome::Unanswered { sent };
+            }
+            Err(failure)
+        }
+    }
+}
+
+/// Sends one try of the release of a lock that stays taken for a while.
+pub(crate) fn keep(store: &Store, hold: &Hold, deadline: Moment) -> Result<Compared, Failure> {
+    let key = hold.key.in_redis();
+    let mut connection = store.checkout(key, deadline)?;
+    // A lease is whole milliseconds. If the fraction were cut off, the key would expire too soon.
+    // If the time is over by now, the key has to end; Redis refuses an expiry of zero.
+    let rest = hold
+        .keep_until()
+        .since(Moment::now())
+        .max(Duration::from_nanos(1));
+    let rest = Lease::new(rest + Duration::from_nanos(999_999));
+    connection.keep(key, &hold.token, rest.millis(), deadline)
+}
+
+/// The release of one hold, over as many tries as it takes.
+#[derive(Debug)]
+pub(crate) struct Release<'a> {
+    hold: &'a Hold,
+    /// When the validity of the hold would have ended. `None` if the hold was over when the release
+    /// began.
+    valid_until: Option<Moment>,
+    began: Moment,
+    deadline: Moment,
+    /// False if the lock stays taken for a while.
+    deletes: bool,
+    /// A try had no answer, and may have been executed.
+    maybe_done: bool,
+}
+
+/// What came of a release.
+#[derive(Debug)]
+struct Outcome {
+    result: Result<(), Error>,
+    /// Redis has said what became of the key.
+    answered: bool,
+}
+
+impl Release<'_> {
+    /// Repeats the release until Redis answers, another try would not help, or the next try would
+    /// come after the deadline.
+    fn run(
+        &mut self,
+        claim: Option<&Claim>,
+        handed: &mut HandoffOutcome,
+        mut ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
+    ) -> Outcome {
+        let mut backoff = Backoff::after_failure();
+        loop {
+            // The claim is sent once. If a try has no answer, Redis may still execute the claim
+            // that went out with it.
+            let claim = claim.filter(|_| *handed == HandoffOutcome::NotTaken);
+            let answer = ask(claim, handed, self.deadline);
+            match self.next(answer, &mut backoff, Moment::now()) {
+                ControlFlow::Break(released) => return released,
+                ControlFlow::Continue(pause) => thread::sleep(pause),
+            }
+        }
+    }
+
+    /// The steps between the answer to a release and the end of its turn: see [`give_back`].
+    fn conclude(&self, keeper: &Keeper, turn: &Turn, outcome: &Outcome) {
+        // 4. Record how the hold ended. If this came before step 3, the first thread in the queue
+        //    would see that the hold is over, and ask Redis for a key that still exists.
+        if let Ok(()) | Err(Error::Unconfirmed { .. }) = &outcome.result {
+            self.hold.mark_released();
+        }
+        // Also if the key was there: a call may have told the thread that the hold was lost, and
+        // the keeper would have found that a moment later.
+        keeper.report_loss(self.hold);
+
+        // 5. Have the keeper delete what may be left of the key. If this came before step 3, the
+        //    keeper could delete the key first, and the answer to our own release would look like a
+        //    loss. Even if the lease has run out by our clock, the key may exist: a renewal without
+        //    an answer may have extended it. A key that was to be kept stays until its time.
+        let outlived = matches!(
+            outcome.result,
+            Err(Error::Lost {
+                cause: LostCause::Expired,
+                ..
+            })
+        );
+        if !outcome.answered || outlived && self.hold.gone_by() > self.began {
+            delete_from(
+                keeper,
+                self.hold,
+                if self.deletes {
+                    Moment::now()
+                } else {
+                    self.hold.keep_until()
+                },
+            );
+        }
+
+        // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have
+        //    taken the turn when the lease ran out, and have asked over the connection that has now
+        //    deleted the key. Because of `NOLOOP`, Redis sends no invalidation then. The same is
+        //    true if the waiter had the turn all along: this hold was adopted outside of the queue,
+        //    or its thread is ending. If this came before step 3, the waiter would find the key and
+        //    sleep again.
+        if self.valid_until.is_none() || turn.is_outside() {
+            keeper
+                .listeners
+                .wakeups
+                .wake(self.hold.key.in_redis().as_bytes());
+        }
+    }
+
+    /// Handles the answer to a try, or its failure. Returns the end of the release, or the pause
+    /// before the next try. After the first lost answer there is no pause: the next try goes over
+    /// another connection.
+    fn next(
+        &mut self,
+        answer: Result<Compared, Failure>,
+        backoff: &mut Backoff,
+        now: Moment,
+    ) -> ControlFlow<Outcome, Duration> {
+        let failure = match answer {
+            Ok(compared) => {
+                return ControlFlow::Break(Outcome {
+                    result: self.judge(compared, now),
+                    answered: true,
+                });
+            }
+            Err(failure) => failure,
+        };
+        debug!(target: "relatch::release", "releasing lock {:?}: {failure:?}", self.hold.key.name());
+        let is_lost = matches!(failure.fate(), Fate::Unknown { .. });
+        let pause = if is_lost && !self.maybe_done {
+            Duration::ZERO
+        } else {
+            backoff.pause()
+        };
+        self.maybe_done |= is_lost;
+        if failure.can_pass() && now.after(pause) < self.deadline {
+            return ControlFlow::Continue(pause);
+        }
+        ControlFlow::Break(Outcome {
+            result: Err(self.unconfirmed(failure, now)),
+            answered: false,
+        })
+    }
+
+    /// Redis decides how a release ends. [`Compared::Done`] means that the key held the token until
+    /// Redis deleted it. So no other process held the lock meanwhile, even if the lease had run out
+    /// by the local clock. But if Redis said earlier that the token was gone, another process may
+    /// have had the lock in between, so the hold stays lost.
+    ///
+    /// A key that is absent or holds another token proves a loss if the hold was over when the
+    /// release began, or if the answer came before the hold's validity would have ended. A later
+    /// answer proves nothing: the lease may have run out while the release was on its way. If an
+    /// earlier try had no answer (`maybe_done`), that try may have deleted the key, so a hold whose
+    /// validity has not ended counts as released. But a key that was to be kept would still be
+    /// there: if it is gone before its time, nothing is kept.
+    fn judge(&self, compared: Compared, now: Moment) -> Result<(), Error> {
+        if self.hold.token_was_gone() {
+            return Err(self.hold.lose(LostCause::Expired)); // A recorded cause stays.
+        }
+        let cause = match (compared, self.valid_until) {
+            (Compared::Done, _) => return Ok(()),
+            (_, Some(until)) if until <= now => return Err(self.ran_out_on_the_way()),
+            (_, Some(_)) if self.maybe_done && (self.deletes || self.hold.keep_until() <= now) => {
+                return Ok(());
+            }
+            (Compared::Absent, Some(_)) => LostCause::Deleted,
+            (Compared::Absent, None) => LostCause::Expired,
+            // The key may hold the next thread's token, which went out with an earlier try.
+            (Compared::NotOurs, None) if self.maybe_done => LostCause::Expired,
+            (Compared::NotOurs, _) => LostCause::Taken,
+        };
+        Err(self.hold.lose(cause))
+    }
+
+    fn ran_out_on_the_way(&self) -> Error {
+        let source = "the lease ran out while the release was on its way".into();
+        Error::Unconfirmed {
+            key: self.hold.key.name().to_string(),
+            at_most: Duration::ZERO,
+            source,
+        }
+    }
+
+    /// Returns the error of a release without an answer. If the hold was over when the release
+    /// began, or was found lost since, it is lost. Otherwise, the caller had the lock until the
+    /// release began.
+    fn unconfirmed(&self, failure: Failure, now: Moment) -> Error {
+        if self.valid_until.is_none() || self.hold.lost().is_some() {
+            return self.hold.lose(LostCause::Expired);
+        }
+        let kept = if self.deletes {
+            Moment::PAST
+        } else {
+            self.hold.keep_until()
+        };
+        let gone_by = self.hold.gone_by().max(kept);
+        let (name, at_most) = (self.hold.key.name(), gone_by.since(now));
+        warn!(
+            target: "relatch::release",
+            "the release of lock {name:?} is not confirmed: its key may exist for up to {at_most:.1?}"
+        );
+        Error::Unconfirmed {
+            key: name.to_string(),
+            at_most,
+            source: failure.into_cause(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::options::{Lease, Options};
+    use crate::hold::tests::{sample, sample_with};
+    use crate::keeping::renewal::on_renewal;
+    use crate::store::Refusal;
+
+    const LEASE: Duration = Duration::from_secs(1);
+    const ALL: [Compared; 3] = [Compared::Done, Compared::Absent, Compared::NotOurs];
+
+    /// The result that the caller gets.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum End {
+        Released,
+        Unconfirmed,
+        Lost(LostCause),
+    }
+    use End::{Lost, Released, Unconfirmed};
+    use LostCause::{Deleted, Expired, Taken};
+
+    fn end(result: &Result<(), Error>) -> End {
+        match result {
+            Ok(()) => Released,
+            Err(Error::Unconfirmed { at_most, .. }) => {
+                assert_eq!(
+                    *at_most,
+                    Duration::ZERO,
+                    "Redis has said that the token is gone"
+                );
+                Unconfirmed
+            }
+            Err(Error::Lost { cause, .. }) => Lost(*cause),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// Whether the hold was valid when the release began, and whether the answer came before that
+    /// validity would have ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Timing {
+        InTime,
+        ValidButAnsweredLate,
+        Over,
+    }
+    use Timing::{InTime, Over, ValidButAnsweredLate};
+
+    fn release_of(hold: &Hold, valid_until: Option<Moment>) -> Release<'_> {
+        let (began, deadline) = (Moment::now(), Moment::NEVER);
+        Release {
+            hold,
+            valid_until,
+            began,
+            deadline,
+            deletes: true,
+            maybe_done: false,
+        }
+    }
+
+    /// How the release of a hold ends. `lost_before`: the hold was lost before the release, with
+    /// this cause.
+    fn release(
+        compared: Compared,
+        time: Timing,
+        maybe_done: bool,
+        lost_before: Option<LostCause>,
+    ) -> End {
+        let sent = Moment::from_nanos(1_000);
+        let hold = sample("a", LEASE, sent);
+        let end_of_hold = hold.valid_until();
+        if let Some(cause) = lost_before {
+            hold.lose(cause);
+        }
+        let valid_until = hold.close(if time == Over { end_of_hold } else { sent });
+        // For a hold that was lost before, `close` returns `None`. Unless `time` is `Over`, the
+        // test assumes that the loss became known just after `close`.
+        let valid_until = valid_until.or((time != Over).then_some(end_of_hold));
+        let late = u64::from(time != InTime);
+        let answered = Moment::from_nanos(end_of_hold.as_nanos() - 1 + late);
+        end(&Release {
+            maybe_done,
+            ..release_of(&hold, valid_until)
+        }
+        .judge(compared, answered))
+    }
+
+    #[test]
+    fn each_answer_to_a_release_has_its_result() {
+        let table = [
+            // Columns: the answer; the timing; two results. The first result is for an answer to
+            // the first try. The second is for an answer after an earlier one was lost.
+            (Compared::Done, InTime, [Released, Released]),
+            (Compared::Done, ValidButAnsweredLate, [Released, Released]),
+            (Compared::Done, Over, [Released, Released]),
+            (Compared::Absent, InTime, [Lost(Deleted), Released]),
+            (
+                Compared::Absent,
+                ValidButAnsweredLate,
+                [Unconfirmed, Unconfirmed],
+            ),
+            (Compared::Absent, Over, [Lost(Expired), Lost(Expired)]),
+            (Compared::NotOurs, InTime, [Lost(Taken), Released]),
+            (
+                Compared::NotOurs,
+                ValidButAnsweredLate,
+                [Unconfirmed, Unconfirmed],
+            ),
+            (Compared::NotOurs, Over, [Lost(Taken), Lost(Expired)]),
+        ];
+        for (compared, time, [first, later]) in table {
+            let asked = (compared, time);
+            assert_eq!(release(compared, time, false, None), first, "{asked:?}");
+            assert_eq!(
+                release(compared, time, true, None),
+                later,
+                "{asked:?}, after an answer was lost"
+            );
+        }
+    }
+
+    /// A key that was to be kept is there until then, or was never kept.
+    #[test]
+    fn a_key_that_is_gone_before_its_time_was_not_kept() {
+        let sent = Moment::from_nanos(1_000);
+        let options = Options {
+            lease: LEASE,
+            keep_at_least: LEASE / 2,
+            ..Options::default()
+        };
+        let end_at = |compared, answered| {
+            let hold = sample_with("a", &options, sent);
+            let valid_until = Some(hold.valid_until());
+            let keeping = Release {
+                deletes: false,
+                maybe_done: true,
+                ..release_of(&hold, valid_until)
+            };
+            end(&keeping.judge(compared, answered))
+        };
+        let until = sent.after(LEASE / 2);
+        let before = Moment::from_nanos(until.as_nanos() - 1);
+        assert_eq!(end_at(Compared::Done, before), Released);
+        assert_eq!(end_at(Compared::Absent, until), Released);
+        assert_eq!(end_at(Compared::Absent, before), Lost(Deleted));
+        assert_eq!(end_at(Compared::NotOurs, before), Lost(Taken));
+    }
+
+    #[test]
+    fn a_hold_that_redis_has_denied_stays_lost() {
+        for compared in ALL {
+            for time in [InTime, ValidButAnsweredLate, Over] {
+                for maybe_done in [false, true] {
+                    for cause in [Deleted, Taken] {
+                        let end = release(compared, time, maybe_done, Some(cause));
+                        assert_eq!(end, Lost(cause), "{compared:?}, {time:?}, {maybe_done}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_hold_that_a_renewal_has_denied_after_its_lease_stays_lost() {
+        for compared in [Compared::Absent, Compared::NotOurs] {
+            let hold = sample("a", LEASE, Moment::from_nanos(1_000));
+            assert!(!hold.is_valid(Moment::now()));
+            hold.lose(Expired);
+            assert!(!on_renewal(
+                &hold,
+                Lease::new(LEASE),
+                compared,
+                Moment::now(),
+                Moment::now()
+            ));
+            let result = release_of(&hold, None).judge(Compared::Done, Moment::now());
+            assert_eq!(end(&result), Lost(Expired), "{compared:?}");
+        }
+    }
+
+    #[test]
+    fn a_hold_that_the_clock_alone_has_ended_can_still_count_as_released() {
+        for maybe_done in [false, true] {
+            assert_eq!(
+                release(Compared::Done, Over, maybe_done, Some(Expired)),
+                Released
+            );
+            for compared in [Compared::Absent, Compared::NotOurs] {
+                // The first cause stays.
+                assert_eq!(
+                    release(compared, Over, maybe_done, Some(Expired)),
+                    Lost(Expired),
+                    "{compared:?}"
+                );
+            }
+        }
+    }
+
+    fn lost_answer() -> Failure {
+        Failure::Unanswered {
+            link_stands: true,
+            cause: "no answer".into(),
+        }
+    }
+
+    #[test]
+    fn a_release_is_tried_again_at_once_after_the_first_lost_answer_and_then_with_pauses() {
+        let hold = sample("a", LEASE, Moment::now());
+        let mut release = release_of(&hold, Some(hold.valid_until()));
+        let mut backoff = Backoff::after_failure();
+        let mut pause = |failure| match release.next(Err(failure), &mut backoff, Moment::now()) {
+            ControlFlow::Continue(pause) => pause,
+            ControlFlow::Break(released) => panic!("{released:?}"),
+        };
+        let shortest = Duration::from_millis(5);
+        assert!(
+            pause(Failure::not_sent("refused")) >= shortest,
+            "the server is not there"
+        );
+        assert_eq!(pause(lost_answer()), Duration::ZERO);
+        assert!(pause(lost_answer()) >= shortest);
+        let ControlFlow::Break(released) =
+            release.next(Ok(Compared::Absent), &mut backoff, Moment::now())
+        else {
+            panic!("Redis has answered");
+        };
+        assert!(
+            released.answered && released.result.is_ok(),
+            "an earlier try may have deleted it"
+        );
+    }
+
+    #[test]
+    fn a_release_ends_where_the_next_try_would_come_after_its_deadline() {
+        let hold = sample("a", LEASE, Moment::now());
+        let deadline = Moment::now().after(Duration::from_millis(500));
+        let mut backoff = Backoff::after_failure();
+        let mut end_at = |valid_until, failure, now| {
+            let mut release = Release {
+                deadline,
+                ..release_of(&hold, valid_until)
+            };
+            match release.next(Err(failure), &mut backoff, now) {
+                ControlFlow::Break(Outcome {
+                    result: Err(error),
+                    answered: false,
+                }) => Some(error),
+                ControlFlow::Break(released) => panic!("{released:?}"),
+                ControlFlow::Continue(_) => None,
+            }
+        };
+        let before = Moment::from_nanos(deadline.as_nanos() - 1);
+        let valid_until = Some(hold.valid_until());
+        assert!(end_at(valid_until, lost_answer(), before).is_none());
+        let unconfirmed = end_at(valid_until, lost_answer(), deadline);
+        assert!(
+            matches!(unconfirmed, Some(Error::Unconfirmed { at_most, .. }) if at_most > LEASE / 4)
+        );
+        let lost = end_at(None, lost_answer(), deadline);
+        assert!(
+            matches!(lost, Some(Error::Lost { cause: Expired, .. })),
+            "it had run out before"
+        );
+    }
+
+    #[test]
+    fn a_release_that_redis_refuses_for_good_is_not_tried_again() {
+        let hold = sample("a", LEASE, Moment::now());
+        let refusal = Refusal {
+            code: "NOPERM".into(),
+            message: "NOPERM no".into(),
+        };
+        let next = release_of(&hold, Some(hold.valid_until())).next(
+            Err(Failure::Refused(refusal)),
+            &mut Backoff::after_failure(),
+            Moment::now(),
+        );
+        assert!(matches!(
+            next,
+            ControlFlow::Break(Outcome {
+                answered: false,
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn a_claim_of_the_next_thread_is_sent_once() {
+        let hold = sample("a", LEASE, Moment::now());
+        let next = Claim {
+            token: "next".into(),
+            lease: Lease::new(LEASE),
+            counter: None,
+        };
+        let (mut handed, mut sent) = (HandoffOutcome::NotTaken, Vec::new());
+        let mut release = release_of(&hold, Some(hold.valid_until()));
+        let released = release.run(Some(&next), &mut handed, |claim, handed, _| {
+            sent.push(claim.is_some());
+            if sent.len() == 2 {
+                return Ok(Compared::Done);
+            }
+            *handed = HandoffOutcome::Unanswered { sent: Moment::PAST };
+            Err(lost_answer())
+        });
+        assert!(released.result.is_ok());
+        assert_eq!(sent, [true, false]);
+    }
+}

@@ -1,0 +1,420 @@
+//! What this thread holds, and how deep. A `thread_local!` map leads from the key's name to the
+//! hold. The hold has the depth; only its thread writes it.
+
+use std::cell::{Cell, RefCell};
+use std::mem;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::base::clock::Moment;
+use crate::base::emit;
+use crate::base::error::{Error, LostCause};
+use crate::base::options::Options;
+use crate::base::stats::metrics::HELD;
+use crate::base::sync::HashMap;
+use crate::base::sync::{per_thread, process};
+use crate::hold::Hold;
+use crate::waiting::deadlocks::HeldBy;
+use crate::waiting::queues::Turn;
+
+/// The most guards of one lock that one thread may have. A million are a leak, not a design, and
+/// with this limit the count never wraps.
+const MAX_DEPTH: u32 = 1 << 20;
+
+per_thread! {
+    /// The holds of this thread, by the name of their key.
+    ///
+    /// No function here runs other code while the map is borrowed: a destructor that takes or
+    /// releases a lock would borrow the map again, and panic. When the thread ends, the map is
+    /// dropped: each turn goes to the next waiter, and nothing is sent to Redis.
+    static HOLDS: RefCell<Holds> = RefCell::default();
+}
+
+per_thread! {
+    /// How many holds this thread has entered.
+    static ENTERED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Each name has one entry for each manager of which this thread holds the lock.
+type Holds = HashMap<Arc<str>, Vec<Entry>>;
+
+/// A hold in the thread's map, with its turn in the process's queue.
+///
+/// The guards share the hold and not the turn, so the turn ends with the thread even if a guard was
+/// forgotten.
+struct Entry {
+    manager: u64,
+    held: Rc<Held>,
+    /// The turn of the hold, until the last guard takes it out. If the thread ends first, the turn
+    /// is still here.
+    turn: Option<Turn>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Some(turn) = self.turn.take() {
+            if self.held.hold.owner.pid() != process::id() {
+                // The rest locks the queue and, in memory, the keys. If another thread of the
+                // parent had one of them locked at the fork, the copy of a forked child stays
+                // locked for ever, and the child would not end.
+                mem::forget(turn);
+                return;
+            }
+            self.held.hold.mark_thread_ended();
+            emit::change(&HELD, -1.0);
+        }
+    }
+}
+
+/// A hold, as the guards of its thread share it: by an `Rc`, so a guard is not `Send`.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) hold: Arc<Hold>,
+    /// The thread's count of such entries. What has a lower one is around this: a hold that was
+    /// attached may be older than one that is around it.
+    pub(crate) entered: u64,
+}
+
+/// What became of a hold when one of its guards was dropped.
+#[derive(Debug)]
+pub(crate) enum Left {
+    /// Other guards are alive, and this is their number.
+    StillHeld(u32),
+    /// It was the last guard. The caller ends the turn, after the release.
+    LastGuard(Turn),
+    /// The thread is ending, and its map is gone. Its turn is over.
+    ThreadEnding,
+}
+
+impl Held {
+    /// Takes one guard off. With the last guard, takes the hold out of the map.
+    pub(crate) fn leave(self: &Rc<Held>) -> Left {
+        let depth = self.hold.depth() - 1;
+        self.hold.set_depth(depth);
+        if depth > 0 {
+            return Left::StillHeld(depth);
+        }
+        self.take_out().map_or(Left::ThreadEnding, Left::LastGuard)
+    }
+
+    /// Takes the hold out of the map, whatever its depth. Returns its turn. `None` if the thread is
+    /// ending, and the map is gone.
+    pub(crate) fn take_out(self: &Rc<Held>) -> Option<Turn> {
+        with(|holds| {
+            let name = self.hold.key.name();
+            let same = holds.get_mut(name)?;
+            let place = same
+                .iter()
+                .position(|entry| Rc::ptr_eq(&entry.held, self))?;
+            let turn = same.swap_remove(place).turn.take();
+            if same.is_empty() {
+                holds.remove(name);
+            }
+            turn
+        })?
+    }
+}
+
+/// The hold of this thread on the lock `name`, if there is one.
+pub(crate) fn find(manager: u64, name: &str) -> Option<Rc<Held>> {
+    with(|holds| {
+        let entry = holds
+            .get(name)?
+            .iter()
+            .find(|entry| entry.manager == manager)?;
+        Some(Rc::clone(&entry.held))
+    })?
+}
+
+/// Re-enters the lock `name`, if the options allow that. `None` if this thread does not hold it.
+/// With `Err`, the depth stays as it is.
+pub(crate) fn reenter(
+    manager: u64,
+    name: &str,
+    options: &Options,
+    now: Moment,
+) -> Option<Result<Rc<Held>, Error>> {
+    let held = find(manager, name)?;
+    let depth = held.hold.depth();
+    // The loss comes first: the thread has to learn of it, whatever it wanted.
+    if let Err(lost) = held.hold.check(now) {
+        return Some(Err(lost));
+    }
+    if !options.reentrant {
+        return Some(Err(Error::AlreadyHeld {
+            key: name.to_owned(),
+        }));
+    }
+    if options.fenced && held.hold.fence.is_none() {
+        let reason = "this thread holds it already, and took it without a fence";
+        return Some(Err(Error::NoFence {
+            key: name.to_owned(),
+            reason,
+        }));
+    }
+    if depth == MAX_DEPTH {
+        return Some(Err(Error::DepthOverflow {
+            key: name.to_owned(),
+            depth,
+        }));
+    }
+    held.hold.set_depth(depth + 1);
+    held.hold.keep_at_least(options.keep_at_least, now);
+    Some(Ok(held))
+}
+
+/// Enters a hold with a depth of one: a new one, or one that was in another thread's map before.
+pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
+    ENTERED.set(ENTERED.get() + 1);
+    let held = Rc::new(Held {
+        hold,
+        entered: ENTERED.get(),
+    });
+    let entry = Entry {
+        manager,
+        held: Rc::clone(&held),
+        turn: Some(turn),
+    };
+    // If the thread is ending, the turn is dropped, and the hold lasts as long as its lease.
+    with(|holds| {
+        holds
+            .entry(Arc::clone(held.hold.key.name()))
+            .or_default()
+            .push(entry);
+    });
+    held
+}
+
+/// What this thread holds, through all managers, the oldest first.
+pub(crate) fn held() -> Vec<HeldBy> {
+    let all = with(|holds| {
+        let all = holds
+            .values()
+            .flatten()
+            .map(|entry| (entry.manager, Arc::clone(&entry.held.hold)));
+        all.collect()
+    });
+    let mut all: Vec<_> = all.unwrap_or_default();
+    all.sort_by_key(|(_, hold)| hold.number);
+    all
+}
+
+/// A lock that this thread has lost and still has guards of, if its hold came before the one that
+/// was `entered` then: its name, and how it was lost.
+pub(crate) fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCause)> {
+    let lost = |entry: &Entry| {
+        let hold = &entry.held.hold;
+        hold.check(now).err()?;
+        hold.lost()
+            .map(|cause| (hold.key.name().to_string(), cause))
+    };
+    with(|holds| {
+        holds
+            .values()
+            .flatten()
+            .filter(|entry| entry.held.entered < entered)
+            .find_map(lost)
+    })?
+}
+
+/// `None` if the thread is ending and the map is gone.
+fn with<T>(use_holds: impl FnOnce(&mut Holds) -> T) -> Option<T> {
+    HOLDS
+        .try_with(|holds| use_holds(&mut holds.borrow_mut()))
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::hold::tests::sample;
+    use crate::waiting::queues::WaitQueues;
+
+    fn entered(manager: u64, name: &str) -> Rc<Held> {
+        let hold = Arc::new(sample(name, Duration::from_secs(30), Moment::now()));
+        let turn = Arc::new(WaitQueues::default()).free_turn(hold.key.name());
+        enter(manager, hold, turn)
+    }
+
+    fn reentered(manager: u64, name: &str) -> Result<Rc<Held>, Error> {
+        reenter(manager, name, &Options::default(), Moment::now()).expect("held")
+    }
+
+    #[test]
+    fn depth_counts_the_guards_of_a_hold() {
+        let held = entered(1, "a");
+        assert!(Rc::ptr_eq(&held, &reentered(1, "a").unwrap()));
+        assert_eq!(held.hold.depth(), 2);
+        assert!(matches!(held.leave(), Left::StillHeld(1)));
+        assert!(matches!(held.leave(), Left::LastGuard(_)));
+        assert!(reenter(1, "a", &Options::default(), Moment::now()).is_none());
+        HOLDS.with(|holds| {
+            assert!(
+                holds.borrow().is_empty(),
+                "nothing is kept of a key that is not held"
+            );
+        });
+    }
+
+    #[test]
+    fn managers_keys_and_threads_are_kept_apart() {
+        let one = entered(1, "a");
+        let two = entered(2, "a");
+        assert!(Rc::ptr_eq(&one, &reentered(1, "a").unwrap()));
+        assert!(Rc::ptr_eq(&two, &reentered(2, "a").unwrap()));
+        assert!(reenter(1, "b", &Options::default(), Moment::now()).is_none());
+        assert!(
+            std::thread::spawn(|| reenter(1, "a", &Options::default(), Moment::now()).is_none())
+                .join()
+                .unwrap()
+        );
+        assert!(matches!(two.leave(), Left::StillHeld(1)));
+        assert_eq!((one.hold.depth(), two.hold.depth()), (2, 1));
+        assert!(matches!(two.leave(), Left::LastGuard(_)));
+        assert!(
+            Rc::ptr_eq(&one, &reentered(1, "a").unwrap()),
+            "the other manager's stays"
+        );
+    }
+
+    #[test]
+    fn holds_of_one_name_are_kept_apart_in_whichever_order_they_go() {
+        for order in [[1, 2, 3, 4], [4, 3, 2, 1], [3, 1, 4, 2], [2, 4, 1, 3]] {
+            let all = [1, 2, 3, 4].map(|manager| (manager, entered(manager, "a")));
+            for gone in 0..=order.len() {
+                let rest: Vec<_> = (1..=4)
+                    .filter(|manager| order[gone..].contains(manager))
+                    .collect();
+                let is_found = |(manager, of): &&(u64, Rc<Held>)| {
+                    find(*manager, "a").is_some_and(|found| Rc::ptr_eq(&found, of))
+                };
+                let found: Vec<_> = all
+                    .iter()
+                    .filter(is_found)
+                    .map(|(manager, _)| *manager)
+                    .collect();
+                assert_eq!(found, rest, "{order:?}");
+                let listed: Vec<_> = held().iter().map(|(manager, _)| *manager).collect();
+                assert_eq!(listed, rest, "{order:?}: not all, or not the oldest first");
+                for (_, next) in all
+                    .iter()
+                    .filter(|(manager, _)| order.get(gone) == Some(manager))
+                {
+                    assert!(matches!(next.leave(), Left::LastGuard(_)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_hold_beside_one_of_the_same_name_is_seen() {
+        let (_first, second) = (entered(1, "b"), entered(2, "b"));
+        let _ = second.hold.lose(LostCause::Deleted);
+        assert_eq!(
+            lost_around(u64::MAX, Moment::now())
+                .map(|(name, _)| name)
+                .as_deref(),
+            Some("b")
+        );
+    }
+
+    #[test]
+    fn a_lost_hold_cannot_be_taken_again_and_keeps_its_depth() {
+        let held = entered(1, "a");
+        let _ = held.hold.lose(LostCause::Deleted);
+        assert!(matches!(
+            reentered(1, "a"),
+            Err(Error::Lost {
+                cause: LostCause::Deleted,
+                ..
+            })
+        ));
+        assert_eq!(held.hold.depth(), 1);
+    }
+
+    #[test]
+    fn a_lost_hold_is_around_those_that_came_later() {
+        let number = |held: &Rc<Held>| held.entered;
+        let is_lost = |entered| lost_around(entered, Moment::now()).map(|(name, _)| name);
+        let [one, two, three] = ["one", "two", "three"].map(|name| entered(1, name));
+        assert_eq!(is_lost(u64::MAX), None);
+        let _ = two.hold.lose(LostCause::Deleted);
+        assert_eq!(is_lost(u64::MAX).as_deref(), Some("two"));
+        assert_eq!(is_lost(number(&three)).as_deref(), Some("two"));
+        assert_eq!((is_lost(number(&two)), is_lost(number(&one))), (None, None));
+        assert!(matches!(two.leave(), Left::LastGuard(_)));
+        assert_eq!(is_lost(u64::MAX), None);
+        // By the clock alone, in the middle of time for which all was well.
+        let end = one.hold.valid_until();
+        assert_eq!(
+            lost_around(u64::MAX, Moment::from_nanos(end.as_nanos() - 1)),
+            None
+        );
+        assert_eq!(
+            lost_around(u64::MAX, end).expect("it has run out").1,
+            LostCause::Expired
+        );
+    }
+
+    #[test]
+    fn a_hold_that_is_attached_is_inside_of_those_that_the_thread_had_before() {
+        let before = entered(1, "attached");
+        let turn = before.take_out().expect("it was entered");
+        let outer = entered(1, "outer");
+        let attached = enter(1, Arc::clone(&before.hold), turn);
+        assert!(attached.hold.number < outer.hold.number);
+        let is_lost = |held: &Held| lost_around(held.entered, Moment::now()).map(|(name, _)| name);
+        let _ = attached.hold.lose(LostCause::Deleted);
+        assert_eq!(is_lost(&outer), None);
+        let _ = outer.hold.lose(LostCause::Deleted);
+        assert_eq!(is_lost(&attached).as_deref(), Some("outer"));
+    }
+
+    #[test]
+    fn a_hold_that_ends_sooner_than_those_before_is_noticed() {
+        let long = entered(1, "long");
+        assert_eq!(lost_around(u64::MAX, Moment::now()), None);
+        let sooner = Moment::now().after(Duration::from_secs(1));
+        let hold = Arc::new(sample("short", Duration::from_secs(1), Moment::now()));
+        let turn = Arc::new(WaitQueues::default()).free_turn(hold.key.name());
+        let short = enter(1, hold, turn);
+        assert!(lost_around(u64::MAX, sooner).is_some());
+        assert!(matches!(short.leave(), Left::LastGuard(_)));
+        assert_eq!(lost_around(u64::MAX, sooner), None);
+        long.hold.set_lease(
+            crate::base::options::Lease::new(Duration::from_secs(1)),
+            Moment::now(),
+        );
+        assert!(lost_around(u64::MAX, sooner.after(Duration::from_secs(1))).is_some());
+    }
+
+    #[test]
+    fn the_depth_never_wraps() {
+        let held = entered(1, "a");
+        held.hold.set_depth(MAX_DEPTH);
+        assert!(matches!(
+            reentered(1, "a"),
+            Err(Error::DepthOverflow {
+                depth: MAX_DEPTH,
+                ..
+            })
+        ));
+        assert_eq!(held.hold.depth(), MAX_DEPTH);
+    }
+
+    #[test]
+    fn a_thread_that_ends_gives_up_its_turn_even_with_a_guard_forgotten() {
+        let queues = Arc::new(WaitQueues::default());
+        let theirs = Arc::clone(&queues);
+        let thread = std::thread::spawn(move || {
+            let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
+            let turn = theirs.free_turn(hold.key.name());
+            turn.holds(&hold);
+            std::mem::forget(enter(1, hold, turn));
+        });
+        thread.join().unwrap();
+        drop(queues.free_turn(&"a".into()));
+    }
+}

@@ -1,0 +1,92 @@
+//! The keys of a store in memory: which are there, and until when.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::base::clock::Moment;
+use crate::base::owner::holder::Holder;
+use crate::base::sync::HashMap;
+use crate::client::Compared;
+use crate::client::Wanted;
+
+#[derive(Default)]
+pub(super) struct Keys {
+    /// Keys that have expired, or were removed, stay until the table would grow.
+    pub(super) by_name: HashMap<String, Entry>,
+    /// Until then, each command fails.
+    pub(super) away_until: Moment,
+    /// The fencing token that was given last, of all keys.
+    pub(super) fence: u64,
+}
+
+pub(super) struct Entry {
+    pub(super) value: String,
+    /// The fencing token of the hold, if it has one.
+    pub(super) fence: Option<u64>,
+    /// When its holder took the key.
+    pub(super) taken: Moment,
+    pub(super) expires: Moment,
+}
+
+impl Entry {
+    pub(super) fn is_live(&self) -> bool {
+        Moment::now() < self.expires
+    }
+
+    pub(super) fn holder(&self) -> Holder {
+        Holder::new(
+            self.value.as_bytes(),
+            Some(self.expires.since(Moment::now())),
+        )
+    }
+}
+
+impl Keys {
+    pub(super) fn live(&mut self, key: &str) -> Option<&mut Entry> {
+        self.by_name.get_mut(key).filter(|entry| entry.is_live())
+    }
+
+    pub(super) fn is_away(&self) -> bool {
+        Moment::now() < self.away_until
+    }
+
+    /// The entry of a key, if its value is the token. Otherwise what it is instead.
+    pub(super) fn of_token(&mut self, key: &str, token: &str) -> Result<&mut Entry, Compared> {
+        match self.live(key) {
+            Some(entry) if entry.value == token => Ok(entry),
+            Some(_) => Err(Compared::NotOurs),
+            None => Err(Compared::Absent),
+        }
+    }
+
+    /// Takes a key that is free.
+    pub(super) fn take(&mut self, wanted: Wanted<'_>) -> Option<u64> {
+        if self.by_name.len() == self.by_name.capacity() {
+            self.by_name.retain(|_, entry| entry.is_live());
+            // So the next time comes after as many new keys as there are now.
+            self.by_name.reserve(self.by_name.len() + 1);
+        }
+        let (value, fence) = (wanted.token.to_owned(), self.fence(wanted));
+        let now = Moment::now();
+        let expires = now.after(Duration::from_millis(wanted.lease));
+        let entry = Entry {
+            value,
+            fence,
+            taken: now,
+            expires,
+        };
+        self.by_name.insert(wanted.key.to_owned(), entry);
+        fence
+    }
+
+    /// The next fencing token, if one is wanted. As on Redis: never less than the time, so that a
+    /// resource accepts it after a restart.
+    pub(super) fn fence(&mut self, wanted: Wanted<'_>) -> Option<u64> {
+        wanted.counter?;
+        let time = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_micros();
+        self.fence = (self.fence + 1).max(u64::try_from(time).unwrap_or(0));
+        Some(self.fence)
+    }
+}

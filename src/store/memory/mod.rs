@@ -1,0 +1,394 @@
+//! A store in the memory of this process: the same commands with the same answers, and no server.
+//!
+//! It sends nothing, starts no thread and does not wait. A key has a lease, and expires by the
+//! clock. The controls for tests delete keys, make them older, and have commands fail for a while.
+
+mod keys;
+
+use std::fmt;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::owner::holder::{Holder, KEPT};
+use crate::base::sync::Mutex;
+use crate::client::Failure;
+use crate::client::Wanted;
+use crate::client::{AdoptReply, ClaimReply, Compared, Seen};
+use crate::store::memory::keys::{Entry, Keys};
+
+/// Called with a key that has changed: a waiter may have asked about it.
+type OnChange = OnceLock<Box<dyn Fn(&str) + Send + Sync>>;
+
+#[derive(Default)]
+pub(crate) struct MemoryStore {
+    keys: Mutex<Keys>,
+    on_change: OnChange,
+    /// Nobody is excluded: there are no keys, and each command has the answer that its caller hopes
+    /// for.
+    pub(super) is_disabled: bool,
+}
+
+impl MemoryStore {
+    pub(super) fn new(is_disabled: bool) -> MemoryStore {
+        MemoryStore {
+            is_disabled,
+            ..MemoryStore::default()
+        }
+    }
+
+    /// Registers `call`, which gets each key that is removed.
+    pub(crate) fn on_change(&self, call: impl Fn(&str) + Send + Sync + 'static) {
+        let _ = self.on_change.set(Box::new(call)); // The keeper sets it once.
+    }
+
+    pub(super) fn is_away(&self) -> bool {
+        self.keys.lock().is_away()
+    }
+
+    /// Runs a command, unless the store is away.
+    fn run<T>(&self, command: impl FnOnce(&mut Keys) -> T) -> Result<T, Failure> {
+        let mut keys = self.keys.lock();
+        if keys.is_away() {
+            return Err(Failure::not_sent(
+                "the store in memory is away: `Memory::go_away` was called",
+            ));
+        }
+        Ok(command(&mut keys))
+    }
+
+    fn changed(&self, key: &str) {
+        if let Some(call) = self.on_change.get() {
+            call(key);
+        }
+    }
+
+    pub(super) fn ping(&self) -> Result<(), Failure> {
+        self.run(|_| ())
+    }
+
+    pub(super) fn claim(&self, wanted: Wanted<'_>) -> Result<ClaimReply, Failure> {
+        self.run(|keys| match keys.live(wanted.key) {
+            _ if self.is_disabled => ClaimReply::Taken {
+                fence: keys.fence(wanted),
+            },
+            Some(entry) => ClaimReply::Busy(Some(entry.holder())),
+            None => ClaimReply::Taken {
+                fence: keys.take(wanted),
+            },
+        })
+    }
+
+    pub(crate) fn remove(&self, key: &str, token: &str) -> Result<Compared, Failure> {
+        let compared = self.compare(key, token, |entry| entry.expires = Moment::PAST)?;
+        self.changed(key);
+        Ok(compared)
+    }
+
+    /// Removes a key and takes it for another thread, in one step.
+    pub(super) fn remove_and_claim(
+        &self,
+        token: &str,
+        wanted: Wanted<'_>,
+    ) -> Result<(Compared, ClaimReply), Failure> {
+        self.run(
+            |keys| match keys.of_token(wanted.key, token).map(|_| Compared::Done) {
+                Err(Compared::NotOurs) => (Compared::NotOurs, ClaimReply::Busy(None)),
+                Ok(compared) | Err(compared) => (
+                    compared,
+                    ClaimReply::Taken {
+                        fence: keys.take(wanted),
+                    },
+                ),
+            },
+        )
+    }
+
+    /// The key expires after `rest`, in milliseconds, and nobody owns it from now on.
+    pub(super) fn keep(&self, key: &str, token: &str, rest: u64) -> Result<Compared, Failure> {
+        let kept = format!("{KEPT}{token}");
+        if self.run(|keys| keys.of_token(key, &kept).is_ok())? {
+            return Ok(Compared::Done); // It was executed before.
+        }
+        self.compare(key, token, |entry| {
+            entry.value = kept;
+            entry.expires = Moment::now().after(Duration::from_millis(rest));
+        })
+    }
+
+    /// Swaps the token of a lock that was handed over.
+    pub(super) fn adopt(&self, old: &str, wanted: Wanted<'_>) -> Result<AdoptReply, Failure> {
+        self.run(|keys| match keys.of_token(wanted.key, old).map(|_| ()) {
+            _ if self.is_disabled => AdoptReply::Adopted {
+                fence: keys.fence(wanted),
+            },
+            Ok(()) => AdoptReply::Adopted {
+                fence: keys.take(wanted),
+            },
+            Err(Compared::Absent) => AdoptReply::Absent,
+            Err(_) => AdoptReply::NotOurs,
+        })
+    }
+
+    /// Gives a key a lease, in milliseconds, from now on. Never shortens the time that it has.
+    pub(crate) fn extend(&self, key: &str, token: &str, lease: u64) -> Result<Compared, Failure> {
+        self.compare(key, token, |entry| {
+            entry.expires = entry
+                .expires
+                .max(Moment::now().after(Duration::from_millis(lease)));
+        })
+    }
+
+    fn compare(
+        &self,
+        key: &str,
+        token: &str,
+        change: impl FnOnce(&mut Entry),
+    ) -> Result<Compared, Failure> {
+        self.run(|keys| match keys.of_token(key, token) {
+            _ if self.is_disabled => Compared::Done,
+            Ok(entry) => {
+                change(entry);
+                Compared::Done
+            }
+            Err(compared) => compared,
+        })
+    }
+
+    /// Who has a key, with the fencing token if that is asked for.
+    pub(super) fn look(&self, key: &str, with_fence: bool) -> Result<Seen, Failure> {
+        self.run(|keys| match keys.live(key) {
+            Some(entry) => {
+                let fence = entry.fence.filter(|_| with_fence);
+                Seen::Somebody(entry.holder().with_fence(fence))
+            }
+            None => Seen::Nothing,
+        })
+    }
+
+    /// Deletes a key whatever its value, and returns who had it.
+    pub(super) fn force(&self, key: &str) -> Result<Option<Holder>, Failure> {
+        self.run(|_| ())?;
+        Ok(self.delete(key))
+    }
+}
+
+/// The controls for tests.
+impl MemoryStore {
+    /// Deletes a key, and returns who had it.
+    pub(crate) fn delete(&self, key: &str) -> Option<Holder> {
+        let entry = self
+            .keys
+            .lock()
+            .by_name
+            .remove(key)
+            .filter(Entry::is_live)?;
+        self.changed(key);
+        Some(entry.holder())
+    }
+
+    /// Makes each key older by `span`, and an outage. But not what was taken since `began`.
+    pub(crate) fn age(&self, span: Duration, began: Moment) {
+        let mut keys = self.keys.lock();
+        for entry in keys
+            .by_name
+            .values_mut()
+            .filter(|entry| entry.taken < began)
+        {
+            entry.expires = entry.expires.before(span);
+        }
+        keys.away_until = keys.away_until.before(span);
+    }
+
+    /// Commands fail for `span` from now on. During an outage: until then at least.
+    pub(crate) fn go_away(&self, span: Duration) {
+        let mut keys = self.keys.lock();
+        keys.away_until = keys.away_until.max(Moment::now().after(span));
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore")
+            .field("is_disabled", &self.is_disabled)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted<'a>(key: &'a str, token: &'a str) -> Wanted<'a> {
+        Wanted {
+            key,
+            token,
+            lease: 60_000,
+            counter: None,
+        }
+    }
+
+    /// The end of a key. [`Moment::PAST`] if it does not hold the token.
+    fn end_of(store: &MemoryStore, key: &str, token: &str) -> Moment {
+        store
+            .keys
+            .lock()
+            .of_token(key, token)
+            .map_or(Moment::PAST, |entry| entry.expires)
+    }
+
+    fn is_taken(store: &MemoryStore, key: &str, token: &str) -> bool {
+        matches!(
+            store.claim(wanted(key, token)),
+            Ok(ClaimReply::Taken { .. })
+        )
+    }
+
+    #[test]
+    fn each_command_compares_the_token() {
+        let store = MemoryStore::default();
+        assert!(is_taken(&store, "a", "one") && !is_taken(&store, "a", "two"));
+        for (key, token, compared) in [
+            ("a", "two", Compared::NotOurs),
+            ("b", "one", Compared::Absent),
+        ] {
+            assert_eq!(store.remove(key, token).unwrap(), compared);
+            assert_eq!(store.extend(key, token, 1000).unwrap(), compared);
+            assert_eq!(store.keep(key, token, 1000).unwrap(), compared);
+            assert_eq!(end_of(&store, key, token), Moment::PAST);
+        }
+        let (removed, claim) = store.remove_and_claim("two", wanted("a", "three")).unwrap();
+        assert!(
+            removed == Compared::NotOurs && matches!(claim, ClaimReply::Busy(None)),
+            "{claim:?}"
+        );
+        let (removed, claim) = store.remove_and_claim("one", wanted("a", "three")).unwrap();
+        assert!(
+            removed == Compared::Done && matches!(claim, ClaimReply::Taken { .. }),
+            "{claim:?}"
+        );
+        assert_eq!(store.remove("a", "three").unwrap(), Compared::Done);
+        assert!(is_taken(&store, "a", "four"));
+        let (removed, claim) = store.remove_and_claim("gone", wanted("b", "five")).unwrap();
+        assert!(
+            removed == Compared::Absent && matches!(claim, ClaimReply::Taken { .. }),
+            "{claim:?}"
+        );
+    }
+
+    #[test]
+    fn an_expired_key_is_absent_and_leaves_nothing_behind() {
+        let store = MemoryStore::default();
+        for key in 0..1000 {
+            let key = key.to_string();
+            assert!(is_taken(&store, &key, "one"));
+            store.age(Duration::from_secs(60), Moment::NEVER);
+            assert_eq!(store.remove(&key, "one").unwrap(), Compared::Absent);
+        }
+        assert!(
+            store.keys.lock().by_name.len() < 100,
+            "expired keys pile up"
+        );
+    }
+
+    #[test]
+    fn a_key_that_was_removed_leaves_nothing_to_the_next_holder() {
+        let (store, changes) = (
+            MemoryStore::default(),
+            std::sync::Arc::new(Mutex::new(Vec::new())),
+        );
+        let changed = std::sync::Arc::clone(&changes);
+        store.on_change(move |key| changed.lock().push(key.to_owned()));
+        assert!(is_taken(&store, "a", "one"));
+        store.extend("a", "one", 600_000).unwrap();
+        assert_eq!(store.remove("a", "one").unwrap(), Compared::Done);
+        assert!(is_taken(&store, "a", "two"));
+        assert!(end_of(&store, "a", "two") < Moment::now().after(Duration::from_secs(61)));
+        assert!(store.delete("a").is_some() && store.delete("a").is_none());
+        assert_eq!(*changes.lock(), ["a", "a"], "waiters are woken");
+    }
+
+    #[test]
+    fn a_table_that_grows_keeps_every_key_that_lives() {
+        let store = MemoryStore::default();
+        let keys: Vec<String> = (0..100).map(|n| n.to_string()).collect();
+        assert!(keys.iter().all(|key| is_taken(&store, key, "one")));
+        assert!(keys.iter().all(|key| !is_taken(&store, key, "two")));
+        assert!(
+            keys.iter()
+                .all(|key| end_of(&store, key, "one") > Moment::PAST)
+        );
+    }
+
+    /// A control for tests makes keys older in several steps. A waiter may take a key in between.
+    #[test]
+    fn what_is_taken_since_the_control_began_does_not_get_older() {
+        let (store, began) = (MemoryStore::default(), Moment::now());
+        assert!(is_taken(&store, "a", "one"));
+        let end = end_of(&store, "a", "one");
+        store.age(Duration::from_secs(60), began);
+        assert_eq!(end_of(&store, "a", "one"), end);
+        store.age(Duration::from_secs(60), Moment::NEVER);
+        assert!(is_taken(&store, "a", "two"));
+    }
+
+    #[test]
+    fn an_outage_passes_and_a_shorter_one_does_not_end_it() {
+        let (store, second) = (MemoryStore::default(), Duration::from_secs(1));
+        for span in [60 * second, second] {
+            store.go_away(span);
+        }
+        store.age(59 * second, Moment::NEVER);
+        assert!(store.ping().is_err() && store.is_away());
+        store.age(second, Moment::NEVER);
+        assert!(store.ping().is_ok() && !store.is_away());
+    }
+
+    #[test]
+    fn an_adoption_takes_the_lock_from_nobody_but_its_sender() {
+        for is_disabled in [false, true] {
+            let store = MemoryStore::new(is_disabled);
+            let adopts = |key| {
+                let reply = store.adopt("one", wanted(key, "two")).unwrap();
+                matches!(reply, AdoptReply::Adopted { .. })
+            };
+            assert!(is_taken(&store, "a", "one") && adopts("a"));
+            assert_eq!(adopts("a"), is_disabled, "the parcel was used");
+            assert_eq!(store.remove("a", "two").unwrap(), Compared::Done);
+            assert_eq!(adopts("a"), is_disabled, "nobody has the lock");
+        }
+    }
+
+    #[test]
+    fn a_disabled_store_grants_everything_and_knows_nobody() {
+        let store = MemoryStore::new(true);
+        assert!(is_taken(&store, "a", "one") && is_taken(&store, "a", "two"));
+        for token in ["one", "two", "three"] {
+            assert_eq!(store.extend("a", token, 1000).unwrap(), Compared::Done);
+            assert_eq!(store.keep("a", token, 1000).unwrap(), Compared::Done);
+            assert_eq!(store.remove("a", token).unwrap(), Compared::Done);
+        }
+        assert!(matches!(store.look("a", true), Ok(Seen::Nothing)));
+        assert!(matches!(store.force("a"), Ok(None)));
+    }
+
+    #[test]
+    fn a_renewal_never_shortens_a_lease_and_a_fence_never_repeats() {
+        let store = MemoryStore::default();
+        let numbered = |key| Wanted {
+            counter: Some("counter"),
+            ..wanted(key, "one")
+        };
+        let fence = |key| match store.claim(numbered(key)) {
+            Ok(ClaimReply::Taken { fence }) => fence,
+            other => panic!("{other:?}"),
+        };
+        let first = fence("a");
+        assert!(first > Some(0) && fence("b") > first);
+        let end = end_of(&store, "a", "one");
+        assert_eq!(store.extend("a", "one", 1000).unwrap(), Compared::Done);
+        assert_eq!(end_of(&store, "a", "one"), end);
+        store.extend("a", "one", 120_000).unwrap();
+        assert!(end_of(&store, "a", "one") > end);
+    }
+}

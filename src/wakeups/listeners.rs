@@ -1,0 +1,176 @@
+//! The listeners of a manager: one for each node that has waiters or renewed holds. (Without a
+//! cluster, there is one node.)
+//!
+//! The first wait for a busy lock of a node, or the first renewal there, starts the listener. When
+//! a node leaves the cluster, its listener ends.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::sync::HashMap;
+use crate::base::sync::Mutex;
+use crate::store::{Node, Store};
+use crate::wakeups::listener::{Listener, OnInvalidation};
+use crate::wakeups::table::Wakeups;
+
+/// The most listeners of a manager. Each is a connection and a thread. Waiters for keys of further
+/// nodes poll.
+const MOST: usize = 64;
+
+pub(crate) struct Listeners {
+    store: Arc<Store>,
+    response_timeout: Duration,
+    /// A key that nobody else knows, to test whether invalidations arrive. `None` if there are to
+    /// be no listeners.
+    probe: Option<String>,
+    on_invalidation: Arc<OnInvalidation>,
+    pub(crate) wakeups: Arc<Wakeups>,
+    running: Mutex<Running>,
+}
+
+#[derive(Default)]
+struct Running {
+    by_node: HashMap<u64, Arc<Listener>>,
+    stop: bool,
+}
+
+impl Listeners {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        response_timeout: Duration,
+        probe: Option<String>,
+        on_invalidation: impl Fn(Option<&[u8]>, &Node) + Send + Sync + 'static,
+    ) -> Listeners {
+        let wakeups = Arc::<Wakeups>::default();
+        let weak = Arc::downgrade(&wakeups);
+        store.on_close(move |link| {
+            if let Some(wakeups) = weak.upgrade() {
+                wakeups.wake_over(link);
+            }
+        });
+        if let Some(memory) = store.memory() {
+            let weak = Arc::downgrade(&wakeups);
+            memory.on_change(move |key| {
+                if let Some(wakeups) = weak.upgrade() {
+                    wakeups.wake(key.as_bytes());
+                }
+            });
+        }
+        let (on_invalidation, running) =
+            (Arc::new(Box::new(on_invalidation) as _), Mutex::default());
+        Listeners {
+            store,
+            response_timeout,
+            probe,
+            on_invalidation,
+            wakeups,
+            running,
+        }
+    }
+
+    /// The listener of this node, if there is one.
+    pub(crate) fn of(&self, node: &Node) -> Option<Arc<Listener>> {
+        self.running.lock().by_node.get(&node.number).cloned()
+    }
+
+    /// The listener of the node that has this key, if there is one.
+    pub(crate) fn of_key(&self, redis_key: &str) -> Option<Arc<Listener>> {
+        self.of(&*self.store.node_of(redis_key)?)
+    }
+
+    /// Starts the listener of this node, once. It connects by itself, and no thread waits for that.
+    pub(crate) fn start(&self, node: &Arc<Node>) {
+        let Some(probe) = &self.probe else { return };
+        if let Some(listener) = self.add(node) {
+            listener.start(probe);
+        }
+    }
+
+    fn add(&self, node: &Arc<Node>) -> Option<Arc<Listener>> {
+        let mut running = self.running.lock();
+        if let Some(listener) = running.by_node.get(&node.number) {
+            return Some(Arc::clone(listener));
+        }
+        running.by_node.retain(|_, listener| !listener.is_over());
+        if running.stop || node.is_retired() || running.by_node.len() >= MOST {
+            return None;
+        }
+        let (store, node) = (Arc::clone(&self.store), Arc::clone(node));
+        let (number, timeout) = (node.number, self.response_timeout);
+        let (pass, wakeups) = (Arc::clone(&self.on_invalidation), Arc::clone(&self.wakeups));
+        let listener = Arc::new(Listener::new(store, node, timeout, pass, wakeups));
+        running.by_node.insert(number, Arc::clone(&listener));
+        Some(listener)
+    }
+
+    /// Ends the threads.
+    pub(crate) fn stop(&self) {
+        let mut running = self.running.lock();
+        running.stop = true;
+        let listeners: Vec<_> = running
+            .by_node
+            .drain()
+            .map(|(_, listener)| listener)
+            .collect();
+        drop(running);
+        // All are told before the first is waited for, so that they end together.
+        for listener in &listeners {
+            listener.tell_to_stop();
+        }
+        for listener in listeners {
+            listener.stop();
+        }
+    }
+}
+
+impl fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listeners").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+impl Listeners {
+    /// The listener of the only node, without its thread.
+    pub(crate) fn only(&self) -> Arc<Listener> {
+        let node = self.store.node_of("").expect("there is one node");
+        self.add(&node).expect("there is room")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::options::Settings;
+    use crate::store::Target;
+
+    fn store() -> Arc<Store> {
+        Arc::new(Store::new(Target::nowhere(), &Settings::default()).unwrap())
+    }
+
+    #[test]
+    fn beyond_the_limit_a_node_has_no_listener_until_another_node_leaves() {
+        let nodes: Vec<_> = (0..=MOST).map(|_| store().node_of("").unwrap()).collect();
+        let listeners = Listeners::new(store(), Duration::from_millis(50), None, |_, _| ());
+        assert!(
+            nodes[..MOST]
+                .iter()
+                .all(|node| listeners.add(node).is_some())
+        );
+        assert!(listeners.add(&nodes[MOST]).is_none() && listeners.of(&nodes[MOST]).is_none());
+        assert!(listeners.add(&nodes[0]).is_some(), "it has one already");
+        nodes[0].retire();
+        assert!(listeners.add(&nodes[MOST]).is_some());
+        assert!(listeners.add(&nodes[0]).is_none(), "it has left");
+    }
+
+    #[test]
+    fn after_the_end_no_listener_starts() {
+        let store = store();
+        let node = store.node_of("").unwrap();
+        let listeners = Listeners::new(store, Duration::from_millis(50), None, |_, _| ());
+        listeners.stop();
+        assert!(listeners.add(&node).is_none());
+    }
+}

@@ -1,0 +1,213 @@
+//! The threads that sleep until a key changes in Redis.
+
+use std::mem;
+use std::sync::Arc;
+
+use crate::base::clock::Moment;
+use crate::base::sync::HashMap;
+use crate::base::sync::{Condvar, Mutex};
+
+/// The sleeping threads of one manager: at most one for each key, since the others queue behind it.
+#[derive(Debug, Default)]
+pub(crate) struct Wakeups {
+    /// The parker of each sleeping thread. This mutex is locked before the state of a parker:
+    /// parkers are unparked under it, so the other order could deadlock.
+    by_key: Mutex<HashMap<Box<[u8]>, Arc<Parker>>>,
+}
+
+/// Wakes one thread. A wake-up that comes before the thread sleeps is not lost.
+#[derive(Debug, Default)]
+struct Parker {
+    state: Mutex<State>,
+    unparked: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    woken: bool,
+    /// The connection over which the thread asked last, if Redis tracks what is read over it.
+    asked_over: Option<u64>,
+}
+
+/// A thread's place in the table, for as long as it waits.
+#[derive(Debug)]
+pub(crate) struct Registration<'a> {
+    wakeups: &'a Wakeups,
+    redis_key: &'a str,
+    parker: Arc<Parker>,
+}
+
+impl Wakeups {
+    /// From now on, invalidations of this key wake the thread.
+    pub(crate) fn register<'a>(&'a self, redis_key: &'a str) -> Registration<'a> {
+        let parker = Arc::<Parker>::default();
+        self.by_key
+            .lock()
+            .insert(redis_key.as_bytes().into(), Arc::clone(&parker));
+        Registration {
+            wakeups: self,
+            redis_key,
+            parker,
+        }
+    }
+
+    /// Wakes the thread that waits for this key, if there is one.
+    pub(crate) fn wake(&self, redis_key: &[u8]) {
+        if let Some(parker) = self.by_key.lock().get(redis_key) {
+            parker.unpark();
+        }
+    }
+
+    /// Wakes the threads that wait for such keys.
+    pub(crate) fn wake_those(&self, is_meant: impl Fn(&[u8]) -> bool) {
+        let by_key = self.by_key.lock();
+        by_key
+            .iter()
+            .filter(|(key, _)| is_meant(key))
+            .for_each(|(_, parker)| parker.unpark());
+    }
+
+    /// The thread that waits for this key has asked over this connection, which it still has.
+    pub(crate) fn asked_over(&self, redis_key: &[u8], link: u64) {
+        if let Some(parker) = self.by_key.lock().get(redis_key) {
+            parker.state.lock().asked_over = Some(link);
+        }
+    }
+
+    /// Wakes the threads that asked over this connection last. The connection is closed, so Redis
+    /// sends no invalidations of the keys that were read over it.
+    pub(crate) fn wake_over(&self, link: u64) {
+        for parker in self
+            .by_key
+            .lock()
+            .values()
+            .filter(|parker| parker.state.lock().asked_over == Some(link))
+        {
+            parker.unpark();
+        }
+    }
+}
+
+impl Parker {
+    fn unpark(&self) {
+        self.state.lock().woken = true;
+        self.unparked.notify_one();
+    }
+}
+
+impl Registration<'_> {
+    /// Forgets earlier wake-ups. Call this before asking Redis: the answer is newer than the
+    /// changes that caused them. True if there was a wake-up.
+    pub(crate) fn forget(&self) -> bool {
+        mem::take(&mut self.parker.state.lock().woken)
+    }
+
+    /// Sleeps until the thread is woken, but not beyond `until`. True if it was woken.
+    pub(crate) fn wait(&self, until: Moment) -> bool {
+        let mut state = self.parker.state.lock();
+        loop {
+            let now = Moment::now();
+            if state.woken || until <= now {
+                return state.woken;
+            }
+            self.parker
+                .unparked
+                .wait_for(&mut state, until.one_wait_from(now));
+        }
+    }
+}
+
+impl Drop for Registration<'_> {
+    fn drop(&mut self) {
+        let mut by_key = self.wakeups.by_key.lock();
+        let redis_key = self.redis_key.as_bytes();
+        if by_key
+            .get(redis_key)
+            .is_some_and(|parker| Arc::ptr_eq(parker, &self.parker))
+        {
+            by_key.remove(redis_key);
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    impl Wakeups {
+        /// True if no thread waits.
+        pub(crate) fn is_empty(&self) -> bool {
+            self.by_key.lock().is_empty()
+        }
+    }
+
+    fn soon() -> Moment {
+        Moment::now().after(Duration::from_secs(10))
+    }
+
+    fn at_once() -> Moment {
+        Moment::now().after(Duration::from_millis(5))
+    }
+
+    #[test]
+    fn a_wake_up_is_for_the_thread_that_waits_for_that_key() {
+        let wakeups = Wakeups::default();
+        thread::scope(|scope| {
+            let one = wakeups.register("one");
+            let two = wakeups.register("two");
+            let asleep = scope.spawn(move || one.wait(soon()));
+            wakeups.wake(b"one");
+            assert!(asleep.join().unwrap());
+            assert!(!two.wait(at_once()));
+        });
+        assert!(
+            wakeups.is_empty(),
+            "nothing is kept of a thread that has gone"
+        );
+    }
+
+    #[test]
+    fn a_connection_that_is_closed_wakes_the_threads_that_asked_over_it_last() {
+        let wakeups = Wakeups::default();
+        let [one, two, three] = ["one", "two", "three"].map(|key| wakeups.register(key));
+        for (key, link) in [("one", 1), ("two", 1), ("two", 2), ("gone", 1)] {
+            wakeups.asked_over(key.as_bytes(), link);
+        }
+        wakeups.wake_over(1);
+        assert!(one.wait(soon()));
+        assert!(
+            !two.wait(at_once()),
+            "it has asked over another connection since"
+        );
+        assert!(!three.wait(at_once()), "it has not asked");
+        one.forget();
+        wakeups.wake_over(2);
+        assert!(two.wait(soon()) && !one.wait(at_once()));
+    }
+
+    #[test]
+    fn a_wake_up_before_the_sleep_is_kept_until_it_is_forgotten() {
+        let wakeups = Wakeups::default();
+        let registration = wakeups.register("one");
+        wakeups.wake_those(|_| true);
+        assert!(registration.wait(soon()));
+        assert!(registration.forget());
+        assert!(!registration.forget(), "it is forgotten");
+        assert!(!registration.wait(at_once()));
+    }
+
+    #[test]
+    fn a_waiter_that_goes_late_does_not_remove_the_next_one() {
+        let wakeups = Wakeups::default();
+        let first = wakeups.register("one");
+        let second = wakeups.register("one");
+        drop(first);
+        wakeups.wake(b"one");
+        assert!(second.wait(soon()));
+        drop(second);
+        assert!(wakeups.is_empty());
+    }
+}
