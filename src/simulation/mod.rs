@@ -3,32 +3,20 @@
 //! This room may use all others. A seed decides everything: what the programs do, what goes wrong,
 //! and in which order threads run. `RELATCH_SEED=n cargo test --lib simulation` replays the scene
 //! of a seed, makes it smaller if it fails, and prints what happened in it.
+//!
+//! - `scene`: what the programs of a seed do, and its smaller forms.
+//! - `world`: the servers, and what goes wrong.
+//! - `redis`: a Redis as a state machine, compared with a real one.
+//! - `judge`: what must hold, and what may be excused.
+//! - `rows`: scenes of their own, for promises whose point is a time or an order.
+//! - `interleavings`: threads of one process, with a model in place of Redis.
 
-mod cluster;
-mod engine;
-mod failover;
-mod faults;
-mod flaws;
 mod interleavings;
 mod judge;
-mod ledger;
-mod operator;
-mod plan;
-mod player;
-pub(crate) mod redis;
-mod replication;
-mod routes;
+mod redis;
 mod rows;
 mod scene;
-mod sentinels;
-mod server;
-mod several;
-mod shrinking;
-mod taste;
-mod troubles;
-mod turns;
-mod verdict;
-mod waits;
+mod world;
 
 use std::cell::RefCell;
 use std::env;
@@ -40,7 +28,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::base::sync::scheduler::{self, Ended};
-use crate::simulation::plan::Plan;
+use crate::simulation::scene::plan::Plan;
+use crate::simulation::scene::shrinking;
 
 /// What many scenes came to.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 /// The path and the text of every Rust file in `src` that programs use, with its unit tests.
 fn sources() -> Vec<(PathBuf, String)> {
     let is_only_for_tests = |path: &Path| {
-        ["src/simulation", "src/base/scheduler"]
+        ["src/simulation", "src/base/sync/scheduler"]
             .iter()
             .any(|folder| path.starts_with(root().join(folder)))
     };
@@ -302,13 +302,8 @@ fn the_readme_is_short_and_its_links_lead_somewhere() {
 
 /// The text of the tests in `tests/it` and `tests/history`, and of the scenes of the simulation.
 fn tests() -> String {
-    let folders = [
-        "tests/it",
-        "tests/history",
-        "src/simulation",
-        "src/simulation/rows",
-    ]
-    .map(|folder| fs::read_dir(root().join(folder)).expect("a folder"));
+    let folders = ["tests/it", "tests/history", "src/simulation/rows"]
+        .map(|folder| fs::read_dir(root().join(folder)).expect("a folder"));
     let paths = folders
         .into_iter()
         .flatten()

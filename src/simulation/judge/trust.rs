@@ -3,11 +3,11 @@
 use super::{Hold, JUDGE, Who, held_by, hold, was_removed};
 use crate::HeldLock;
 use crate::base::sync::scheduler::{as_process, fail, has_failed};
-use crate::simulation::ledger;
+use crate::simulation::judge::ledger;
 use crate::simulation::scene::name;
 
 /// The hold is valid, and no server has had its token since then.
-pub(in crate::simulation) fn is_nowhere(number: usize, since: u64) -> bool {
+pub(crate) fn is_nowhere(number: usize, since: u64) -> bool {
     let hold = hold(number);
     as_process(hold.who.process, || hold.watch.seems_valid())
         && !was_removed(hold.key, since)
@@ -15,7 +15,7 @@ pub(in crate::simulation) fn is_nowhere(number: usize, since: u64) -> bool {
 }
 
 /// The manager does not trust its own hold whose key it has deleted.
-pub(in crate::simulation) fn has_deleted(who: Who, token: &str) {
+pub(crate) fn has_deleted(who: Who, token: &str) {
     blame_trusted(
         who,
         |hold| hold.token == token,
@@ -24,12 +24,12 @@ pub(in crate::simulation) fn has_deleted(who: Who, token: &str) {
 }
 
 /// The manager trusts no hold any more, after its shutdown.
-pub(in crate::simulation) fn none_of(who: Who) {
+pub(crate) fn none_of(who: Who) {
     blame_trusted(who, |_| true, "its manager was shut down");
 }
 
 /// The key has run out at all servers: no thread trusts the hold any more.
-pub(in crate::simulation) fn has_run_out(key: usize, token: &str) {
+pub(crate) fn has_run_out(key: usize, token: &str) {
     let open = JUDGE.with_borrow(|judge| {
         let is_it = |hold: &&Hold| {
             hold.key == key
@@ -78,7 +78,7 @@ fn blame_trusted(who: Who, counts: impl Fn(&Hold) -> bool, why: &str) {
 }
 
 /// Whatever this thread holds through its manager is listed.
-pub(in crate::simulation) fn are_listed(who: Who, listed: &[HeldLock]) {
+pub(crate) fn are_listed(who: Who, listed: &[HeldLock]) {
     for number in held_by(who) {
         let hold = JUDGE.with_borrow(|judge| judge.holds[number].clone());
         let is_it = |held: &HeldLock| held.key == name(hold.key) && held.depth >= hold.depth;

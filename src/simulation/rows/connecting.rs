@@ -4,10 +4,10 @@
 use crate::base::sync::scheduler::{
     add_address, later, now, one_in, open_connections, send, thread,
 };
-use crate::simulation::engine::address;
 use crate::simulation::redis::{Redis, Settings};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
-use crate::simulation::server::Server;
+use crate::simulation::world::engine::address;
+use crate::simulation::world::server::Server;
 
 /// The first address of the server's name accepts connections, and answers nothing or closes them.
 /// Either has half of the time.

@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{below, change_link, now, one_in, reset_all, thread};
-use crate::simulation::cluster::move_slot;
-use crate::simulation::engine::{Copies, Engine, address};
 use crate::simulation::redis::{Redis, Settings, slot};
-use crate::simulation::replication::leave;
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
 use crate::simulation::scene::{name, path};
-use crate::simulation::sentinels;
-use crate::simulation::server::Server;
+use crate::simulation::world::cluster::move_slot;
+use crate::simulation::world::engine::{Copies, Engine, address};
+use crate::simulation::world::replication::leave;
+use crate::simulation::world::sentinels;
+use crate::simulation::world::server::Server;
 use crate::{Builder, LockGuard, LockManager, Unlocked};
 
 const CLUSTER: Engine = Engine::Cluster(Copies::NONE);

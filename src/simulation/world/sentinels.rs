@@ -6,21 +6,21 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{below, later};
-use crate::simulation::engine::{Node, address};
 use crate::simulation::redis::{Redis, Settings, Watched};
-use crate::simulation::server::Server;
+use crate::simulation::world::engine::{Node, address};
+use crate::simulation::world::server::Server;
 
 /// The number of the first sentinel's address.
 const FIRST: usize = 50;
 
-pub(super) struct Sentinels {
-    pub(super) servers: Vec<Node>,
+pub(crate) struct Sentinels {
+    pub(crate) servers: Vec<Node>,
     /// The true epoch and master, and what each sentinel knows of it.
     newest: Rc<Cell<(u64, usize)>>,
     known: Rc<[Cell<u64>; 3]>,
 }
 
-pub(super) fn addresses() -> impl Iterator<Item = SocketAddr> {
+pub(crate) fn addresses() -> impl Iterator<Item = SocketAddr> {
     (0..3).map(|number| address(FIRST + number))
 }
 
@@ -30,7 +30,7 @@ fn place(address: SocketAddr) -> (String, u16) {
 }
 
 impl Sentinels {
-    pub(super) fn start(replicas: usize) -> Sentinels {
+    pub(crate) fn start(replicas: usize) -> Sentinels {
         let start = |(number, address)| {
             let mut redis = Redis::new(Settings::default());
             redis.watch(Watched {
@@ -54,7 +54,7 @@ impl Sentinels {
     }
 
     /// Another node is the master: one sentinel knows at once, the others learn of it.
-    pub(super) fn switch(&self, master: usize) {
+    pub(crate) fn switch(&self, master: usize) {
         self.newest.set((self.newest.get().0 + 1, master));
         let first = below(3);
         for (number, server) in self.servers.iter().enumerate() {

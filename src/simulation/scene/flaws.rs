@@ -5,11 +5,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::seeded_bugs;
-use crate::simulation::engine::Engine;
-use crate::simulation::faults::Fault;
 use crate::simulation::part;
-use crate::simulation::plan::Plan;
-use crate::simulation::troubles::Trouble;
+use crate::simulation::scene::plan::Plan;
+use crate::simulation::world::engine::Engine;
+use crate::simulation::world::faults::Fault;
+use crate::simulation::world::troubles::Trouble;
 
 /// Plays the scenes of the seeds up to 20,000 that are suitable.
 fn is_found(flaw: &'static str, suits: fn(&Plan) -> bool) {

@@ -5,13 +5,13 @@ use std::time::Duration;
 use crate::Error;
 use crate::base::sync::scheduler::{fail, now, one_in, trace};
 use crate::simulation::judge;
-use crate::simulation::player::Player;
+use crate::simulation::judge::verdict::{self, Call};
+use crate::simulation::scene::player::Player;
 use crate::simulation::scene::{millis, name};
-use crate::simulation::verdict::{self, Call};
 
 impl Player {
     /// The command may arrive long after the call has returned.
-    pub(super) fn force_unlock(&self, key: usize, only: Option<&str>) {
+    pub(crate) fn force_unlock(&self, key: usize, only: Option<&str>) {
         judge::removes(key);
         let manager = usize::from(one_in(2));
         let lock = self.manager(manager).named(name(key));
@@ -38,13 +38,13 @@ impl Player {
         call.answers(None, &removed.map(|_| ()));
     }
 
-    pub(super) fn force_unlock_if(&self, key: usize) {
+    pub(crate) fn force_unlock_if(&self, key: usize) {
         if let Some(holder) = self.holder(key) {
             self.force_unlock(key, Some(holder.raw()));
         }
     }
 
-    pub(super) fn holder(&self, key: usize) -> Option<crate::Holder> {
+    pub(crate) fn holder(&self, key: usize) -> Option<crate::Holder> {
         let call = Call::begins(self.who(0), &[key], "holder");
         let holder = self.manager(0).named(name(key)).holder();
         call.ends(Some(self.answer()));
@@ -57,7 +57,7 @@ impl Player {
         }
     }
 
-    pub(super) fn look(&self) {
+    pub(crate) fn look(&self) {
         let manager = usize::from(one_in(2));
         let (who, manager) = (self.who(manager), self.manager(manager));
         let listed = manager.held();
@@ -73,7 +73,7 @@ impl Player {
         }
     }
 
-    pub(super) fn shutdown(&self, manager: usize, limit: u64, releases: bool) {
+    pub(crate) fn shutdown(&self, manager: usize, limit: u64, releases: bool) {
         let who = self.who(manager);
         verdict::stops(self.process, Some(who.manager));
         let call = Call::begins(who, &[], "shutdown");

@@ -5,21 +5,21 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{below, later, now};
-use crate::simulation::engine::Servers;
 use crate::simulation::redis::{Snapshot, Write};
-use crate::simulation::server::Server;
+use crate::simulation::world::engine::Servers;
+use crate::simulation::world::server::Server;
 
 /// What goes from a master to a replica, in its order.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     replica: Weak<RefCell<Server>>,
     /// The number of the stream, see [`Server::follows`].
     number: u64,
     /// When the last writes arrive.
     last: u64,
     /// How long writes take at most, beside a short time.
-    pub(super) lag: u64,
+    pub(crate) lag: u64,
     /// Nothing more arrives.
-    pub(super) is_cut: bool,
+    pub(crate) is_cut: bool,
 }
 
 enum News {
@@ -45,7 +45,7 @@ impl Stream {
 
 impl Server {
     /// Sends what was written to the replicas.
-    pub(super) fn replicate(&mut self) {
+    pub(crate) fn replicate(&mut self) {
         let writes = self.redis.take_writes();
         for stream in &mut self.streams {
             for write in &writes {
@@ -81,7 +81,7 @@ impl Server {
 
 impl Servers {
     /// Writes take up to so many milliseconds to get to replicas.
-    pub(super) fn lag(&self, millis: u64) {
+    pub(crate) fn lag(&self, millis: u64) {
         for node in &self.nodes {
             node.borrow_mut()
                 .streams
@@ -92,7 +92,7 @@ impl Servers {
 }
 
 /// The server becomes a replica of `master`, or begins anew as one, with all its data.
-pub(super) fn follow(master: &Rc<RefCell<Server>>, replica: &Rc<RefCell<Server>>) {
+pub(crate) fn follow(master: &Rc<RefCell<Server>>, replica: &Rc<RefCell<Server>>) {
     leave(master, replica);
     let number = {
         let mut replica = replica.borrow_mut();
@@ -117,7 +117,7 @@ pub(super) fn follow(master: &Rc<RefCell<Server>>, replica: &Rc<RefCell<Server>>
 }
 
 /// The server hears nothing of `master` any more. What is under way is lost.
-pub(super) fn leave(master: &Rc<RefCell<Server>>, replica: &Rc<RefCell<Server>>) {
+pub(crate) fn leave(master: &Rc<RefCell<Server>>, replica: &Rc<RefCell<Server>>) {
     let (mut master, mut replica) = (master.borrow_mut(), replica.borrow_mut());
     master.redis.forget_replica(replica.follows);
     master

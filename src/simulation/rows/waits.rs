@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 
 use crate::Error;
 use crate::base::sync::scheduler::{self, below, change_link, fail, later, now, thread};
-use crate::simulation::engine::{Copies, Engine};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, in_scenes_with, locks, since, some};
+use crate::simulation::world::engine::{Copies, Engine};
 
 #[test]
 fn a_waiter_is_woken_when_the_lock_is_released_and_not_a_poll_later() {

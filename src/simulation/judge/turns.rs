@@ -6,16 +6,16 @@
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{has_failed, later, now};
+use crate::simulation::judge::ledger;
+use crate::simulation::judge::verdict::{Call, takes_several, waiting};
 use crate::simulation::judge::{self, Who};
-use crate::simulation::ledger;
-use crate::simulation::verdict::{Call, takes_several, waiting};
 
 /// For how long a lock that somebody waits for is free at most, if nothing goes wrong: the longest
 /// pause between two polls, and the pauses for other processes.
 const FREE: Duration = Duration::from_millis(700);
 
 /// Whether a thread of the process has waited for the lock since then, and none has it.
-pub(super) fn waits(process: usize, key: usize, since: u64) -> bool {
+pub(crate) fn waits(process: usize, key: usize, since: u64) -> bool {
     !judge::has(process, None, key, since)
         && !takes_several(process, None, key, since)
         && waiting(key, since)
@@ -24,7 +24,7 @@ pub(super) fn waits(process: usize, key: usize, since: u64) -> bool {
 }
 
 /// No server has this key any more. A thread that waits for it takes it.
-pub(super) fn is_free(key: usize) {
+pub(crate) fn is_free(key: usize) {
     let at = now();
     if waiting(key, at).is_empty() {
         return;
@@ -53,7 +53,7 @@ pub(super) fn is_free(key: usize) {
 
 /// The threads of a manager get a lock in the order in which they came. (An adoption needs no
 /// turn, and a lock that the thread holds already neither.)
-pub(super) fn came_in_turn(call: &Call) {
+pub(crate) fn came_in_turn(call: &Call) {
     let [key] = call.keys[..] else { return };
     let Who {
         process,

@@ -4,14 +4,14 @@ use std::panic::{self, AssertUnwindSafe};
 
 use crate::base::sync::scheduler::thread;
 use crate::simulation::judge;
-use crate::simulation::plan::{How, SeveralEnd, Terms, Under};
-use crate::simulation::player::Player;
+use crate::simulation::judge::verdict::Call;
+use crate::simulation::scene::plan::{How, SeveralEnd, Terms, Under};
+use crate::simulation::scene::player::Player;
 use crate::simulation::scene::{millis, name};
-use crate::simulation::verdict::Call;
 use crate::{LockManager, MultiLockGuard};
 
 impl Player {
-    pub(super) fn several(
+    pub(crate) fn several(
         &self,
         keys: &[usize],
         how: How,

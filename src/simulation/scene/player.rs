@@ -7,24 +7,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{fail, mpsc, one_in, thread, thread_number, trace};
+use crate::simulation::judge::verdict::{self, Call};
 use crate::simulation::judge::{self, Deal, Who};
-use crate::simulation::plan::{Body, End, How, Op, Plan, Program, Terms, Under, With};
+use crate::simulation::scene::plan::{Body, End, How, Op, Plan, Program, Terms, Under, With};
 use crate::simulation::scene::{self, Left, News, millis, name};
-use crate::simulation::verdict::{self, Call};
 use crate::{DetachedHold, Error, Lock, LockGuard, LockManager, Stop};
 
-pub(super) struct Player {
-    pub(super) process: usize,
-    pub(super) program: Program,
-    pub(super) managers: Vec<LockManager>,
-    pub(super) stop: Stop,
-    pub(super) plan: Arc<Plan>,
-    pub(super) tells: mpsc::Sender<News>,
+pub(crate) struct Player {
+    pub(crate) process: usize,
+    pub(crate) program: Program,
+    pub(crate) managers: Vec<LockManager>,
+    pub(crate) stop: Stop,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) tells: mpsc::Sender<News>,
 }
 
 /// An error of a closure under a lock.
 #[derive(Debug)]
-pub(super) enum Failed {
+pub(crate) enum Failed {
     Lock(Error),
     Own,
 }
@@ -36,7 +36,7 @@ impl From<Error> for Failed {
 }
 
 impl Player {
-    pub(super) fn op(&self, op: &Op) {
+    pub(crate) fn op(&self, op: &Op) {
         trace(|| format!("{op:?}"));
         match op {
             Op::Sleep(time) => thread::sleep(millis(*time)),
@@ -88,7 +88,7 @@ impl Player {
         }
     }
 
-    pub(super) fn who(&self, manager: usize) -> Who {
+    pub(crate) fn who(&self, manager: usize) -> Who {
         let thread = thread_number().expect("inside");
         Who {
             process: self.process,
@@ -97,7 +97,7 @@ impl Player {
         }
     }
 
-    pub(super) fn manager(&self, manager: usize) -> &LockManager {
+    pub(crate) fn manager(&self, manager: usize) -> &LockManager {
         &self.managers[manager % self.managers.len()]
     }
 
@@ -133,7 +133,7 @@ impl Player {
         millis(self.program.lease) * if terms.doubled { 2 } else { 1 }
     }
 
-    pub(super) fn deal(&self, terms: Terms) -> Deal {
+    pub(crate) fn deal(&self, terms: Terms) -> Deal {
         let capped = terms.most_leases > 0;
         // A lease may be doubled, and is renewed three times.
         let by_renewal = self.lease(terms) * 2 / 3 + millis(50);
@@ -152,16 +152,16 @@ impl Player {
     }
 
     /// The time of a release, and of a renewal.
-    pub(super) fn response(&self) -> Duration {
+    pub(crate) fn response(&self) -> Duration {
         millis(self.program.response)
     }
 
     /// The time of connecting and of an answer.
-    pub(super) fn answer(&self) -> Duration {
+    pub(crate) fn answer(&self) -> Duration {
         self.response() * 3
     }
 
-    pub(super) fn limit(&self, how: How) -> Option<Duration> {
+    pub(crate) fn limit(&self, how: How) -> Option<Duration> {
         match how {
             How::Lock => self.program.waits.map(millis),
             How::Try | How::For(0) | How::Wait(0) => Some(self.answer()),
@@ -327,7 +327,7 @@ impl Player {
         let _ = thread::spawn(attaches).join();
     }
 
-    pub(super) fn attach(&self, left: Left) {
+    pub(crate) fn attach(&self, left: Left) {
         let Left {
             hold,
             number,

@@ -1,4 +1,13 @@
-//! Plays the scene of a seed.
+//! Plays the scene of a seed: `plan` and `taste` draw what happens in it, `player`, `several` and
+//! `operator` are the programs, and `shrinking` makes a scene smaller that fails.
+
+mod flaws;
+mod operator;
+pub(crate) mod plan;
+pub(crate) mod player;
+mod several;
+pub(crate) mod shrinking;
+mod taste;
 
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
@@ -10,11 +19,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::base::sync::scheduler::{self, fail, later, mpsc, now, thread, trace};
-use crate::simulation::engine::Servers;
 use crate::simulation::judge::{self, Who};
-use crate::simulation::plan::{OnLost, Plan, Program};
-use crate::simulation::player::Player;
-use crate::simulation::{ledger, routes, verdict};
+use crate::simulation::judge::{ledger, routes, verdict};
+use crate::simulation::scene::plan::{OnLost, Plan, Program};
+use crate::simulation::scene::player::Player;
+use crate::simulation::world::engine::Servers;
 use crate::{DetachedHold, LockManager, LockWatch, Parcel, Stop};
 
 /// A scene that takes longer than this hangs.
@@ -33,46 +42,46 @@ thread_local! {
 
 /// What was handed over, for which key, and when.
 #[derive(Clone)]
-pub(super) struct Sent {
-    pub(super) parcel: Parcel,
+pub(crate) struct Sent {
+    pub(crate) parcel: Parcel,
     key: usize,
-    pub(super) at: u64,
+    pub(crate) at: u64,
     /// When its hold began.
-    pub(super) began: u64,
+    pub(crate) began: u64,
     /// Another process has got the parcel as well.
-    pub(super) is_copied: bool,
+    pub(crate) is_copied: bool,
 }
 
 /// A hold that no thread has. (Those of a killed process are never dropped.)
-pub(super) struct Left {
-    pub(super) hold: ManuallyDrop<DetachedHold>,
-    pub(super) number: usize,
-    pub(super) key: usize,
-    pub(super) who: Who,
+pub(crate) struct Left {
+    pub(crate) hold: ManuallyDrop<DetachedHold>,
+    pub(crate) number: usize,
+    pub(crate) key: usize,
+    pub(crate) who: Who,
 }
 
-pub(super) fn forgets(process: usize) {
+pub(crate) fn forgets(process: usize) {
     FORGOT.with_borrow_mut(|all| all.push(process));
 }
 
-pub(super) fn leave(process: usize, left: Left) {
+pub(crate) fn leave(process: usize, left: Left) {
     LEFT.with_borrow_mut(|all| all.push((process, left)));
 }
 
 /// What a thread of a process tells the one that began it.
-pub(super) enum News {
+pub(crate) enum News {
     Left,
     Ended,
 }
 
-pub(super) fn take_left(process: usize) -> Option<Left> {
+pub(crate) fn take_left(process: usize) -> Option<Left> {
     LEFT.with_borrow_mut(|all| {
         let at = all.iter().position(|it| it.0 == process)?;
         Some(all.remove(at).1)
     })
 }
 
-pub(super) fn send(key: usize, parcel: &Parcel, began: u64) {
+pub(crate) fn send(key: usize, parcel: &Parcel, began: u64) {
     SENT.with_borrow_mut(|all| all.push(parcel.token.clone()));
     let parcel = parcel.to_string().parse().expect("a parcel");
     PARCELS.with_borrow_mut(|all| {
@@ -87,7 +96,7 @@ pub(super) fn send(key: usize, parcel: &Parcel, began: u64) {
 }
 
 /// The oldest parcel for this key. If it `stays`, somebody else gets it as well.
-pub(super) fn received(key: usize, stays: bool) -> Option<Sent> {
+pub(crate) fn received(key: usize, stays: bool) -> Option<Sent> {
     PARCELS.with_borrow_mut(|all| {
         let at = all.iter().position(|it| it.key == key)?;
         all[at].is_copied |= stays;
@@ -99,7 +108,7 @@ pub(super) fn received(key: usize, stays: bool) -> Option<Sent> {
     })
 }
 
-pub(super) fn play(plan: &Arc<Plan>) {
+pub(crate) fn play(plan: &Arc<Plan>) {
     ledger::rest();
     let servers = Rc::new(Servers::start(plan.engine));
     judge::begin(plan);
@@ -229,7 +238,7 @@ fn manager(process: usize, number: usize, program: &Program, plan: &Plan) -> Loc
         .expect("options that can work")
 }
 
-pub(super) fn millis(count: u64) -> Duration {
+pub(crate) fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
@@ -301,7 +310,7 @@ fn ends(player: &Player) {
 }
 
 /// A thread waits until little is left of a hold.
-pub(super) fn watch_risk(process: usize, number: usize, watch: LockWatch, left: Duration) {
+pub(crate) fn watch_risk(process: usize, number: usize, watch: LockWatch, left: Duration) {
     let run = move || {
         let began = now();
         let was = watch.remaining();
@@ -326,7 +335,7 @@ pub(super) fn watch_risk(process: usize, number: usize, watch: LockWatch, left: 
 }
 
 /// A thread waits for the loss of a hold.
-pub(super) fn watch_loss(process: usize, number: usize, watch: LockWatch, limit: Duration) {
+pub(crate) fn watch_loss(process: usize, number: usize, watch: LockWatch, limit: Duration) {
     let run = move || {
         let began = now();
         let cause = watch.wait_lost(limit);
@@ -348,11 +357,11 @@ pub(super) fn watch_loss(process: usize, number: usize, watch: LockWatch, limit:
 }
 
 /// The name of a lock.
-pub(super) fn name(key: usize) -> String {
+pub(crate) fn name(key: usize) -> String {
     format!("k{key}")
 }
 
 /// The key of a lock at the server.
-pub(super) fn path(key: usize) -> Vec<u8> {
+pub(crate) fn path(key: usize) -> Vec<u8> {
     format!("lock:{}", name(key)).into_bytes()
 }

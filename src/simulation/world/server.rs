@@ -7,37 +7,37 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{Answerer, close, later, listen, now, one_in, process_of, send};
+use crate::simulation::judge::{ledger, routes};
 use crate::simulation::redis::{Client, Output, Redis, commands, slot};
-use crate::simulation::replication::Stream;
-use crate::simulation::{ledger, routes};
+use crate::simulation::world::replication::Stream;
 
 /// A server, and its connections: each has a number on the network, and one at the server.
-pub(super) struct Server {
-    pub(super) redis: Redis,
+pub(crate) struct Server {
+    pub(crate) redis: Redis,
     /// The number of the node. (Sentinels have others.)
     number: usize,
     clients: BTreeMap<u64, Client>,
     connections: BTreeMap<Client, u64>,
     /// When this server is looked after next.
     due: Option<u64>,
-    pub(super) me: Weak<RefCell<Server>>,
+    pub(crate) me: Weak<RefCell<Server>>,
     /// What goes to each replica.
-    pub(super) streams: Vec<Stream>,
+    pub(crate) streams: Vec<Stream>,
     /// The number of the stream that this server follows as a replica. No two streams have the
     /// same.
-    pub(super) follows: u64,
+    pub(crate) follows: u64,
     /// What has come while the process was stopped. `None`: it runs.
     stopped: Option<Vec<Event>>,
     is_dead: bool,
     /// The proxy in front of the server answers some commands with errors until then.
-    pub(super) proxy_fails_until: u64,
+    pub(crate) proxy_fails_until: u64,
 }
 
 type Event = Box<dyn FnOnce(&mut Server)>;
 
 impl Server {
     /// Starts a server at this address.
-    pub(super) fn start(address: SocketAddr, name: &str, redis: Redis) -> Rc<RefCell<Server>> {
+    pub(crate) fn start(address: SocketAddr, name: &str, redis: Redis) -> Rc<RefCell<Server>> {
         let IpAddr::V4(ip) = address.ip() else {
             unreachable!("all have such addresses")
         };
@@ -67,7 +67,7 @@ impl Server {
 
     /// Something happens to the server: once its process goes on, if it is stopped, and never if it
     /// is dead.
-    pub(super) fn event(&mut self, event: impl FnOnce(&mut Server) + 'static) {
+    pub(crate) fn event(&mut self, event: impl FnOnce(&mut Server) + 'static) {
         match &mut self.stopped {
             _ if self.is_dead => {}
             Some(events) => events.push(Box::new(event)),
@@ -76,7 +76,7 @@ impl Server {
     }
 
     /// Does something with the server, and sends what comes of it.
-    pub(super) fn act<T>(&mut self, act: impl FnOnce(&mut Redis, u64) -> T) -> T {
+    pub(crate) fn act<T>(&mut self, act: impl FnOnce(&mut Redis, u64) -> T) -> T {
         let result = act(&mut self.redis, now());
         ledger::saw(self.number, &self.redis);
         for it in self.redis.take_heard() {
@@ -124,32 +124,32 @@ impl Server {
     }
 
     /// Nothing is executed until the process goes on. The system accepts connections and bytes.
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         if !self.is_dead {
             self.stopped.get_or_insert_default();
         }
     }
 
-    pub(super) fn go_on(&mut self) {
+    pub(crate) fn go_on(&mut self) {
         for event in self.stopped.take().into_iter().flatten() {
             self.event(event);
         }
     }
 
     /// The process ends. What is on its disk is there when it begins again.
-    pub(super) fn die(&mut self) {
+    pub(crate) fn die(&mut self) {
         self.stopped = None;
         self.act(|redis, now| redis.restart(true, now));
         self.due = None;
         self.is_dead = true;
     }
 
-    pub(super) fn revive(&mut self) {
+    pub(crate) fn revive(&mut self) {
         self.is_dead = false;
         self.act(Redis::advance);
     }
 
-    pub(super) fn runs(&self) -> bool {
+    pub(crate) fn runs(&self) -> bool {
         !self.is_dead && self.stopped.is_none()
     }
 

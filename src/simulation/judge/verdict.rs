@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{fail, now, thread_number, trace};
+use crate::simulation::judge::ledger;
+use crate::simulation::judge::turns;
 use crate::simulation::judge::{self, Who};
-use crate::simulation::ledger;
-use crate::simulation::plan::Body;
-use crate::simulation::player::Failed;
 use crate::simulation::scene::Sent;
-use crate::simulation::turns;
+use crate::simulation::scene::plan::Body;
+use crate::simulation::scene::player::Failed;
 use crate::{Error, Unlocked};
 
 thread_local! {
@@ -23,12 +23,12 @@ const LATE: Duration = Duration::from_millis(2);
 
 /// A call of the crate.
 #[derive(Clone, Debug)]
-pub(super) struct Call {
+pub(crate) struct Call {
     number: usize,
-    pub(super) who: Who,
-    pub(super) keys: Vec<usize>,
+    pub(crate) who: Who,
+    pub(crate) keys: Vec<usize>,
     what: &'static str,
-    pub(super) began: u64,
+    pub(crate) began: u64,
     ended: Option<u64>,
     /// It begins after a shutdown of its manager, and is no reentry.
     has_to_be_refused: bool,
@@ -36,22 +36,22 @@ pub(super) struct Call {
     heeds: bool,
     /// The parcel that it adopts: when its hold began, and until when it can be adopted by the
     /// only process that has it.
-    pub(super) parcel: Option<(u64, u64)>,
+    pub(crate) parcel: Option<(u64, u64)>,
 }
 
 /// A new scene begins.
-pub(super) fn begin() {
+pub(crate) fn begin() {
     CALLS.take();
     STOPS.take();
 }
 
 /// The waits of a process end, or those of one manager, which takes no locks any more.
-pub(super) fn stops(process: usize, manager: Option<usize>) {
+pub(crate) fn stops(process: usize, manager: Option<usize>) {
     STOPS.with_borrow_mut(|stops| stops.push((process, manager, now())));
 }
 
 /// The calls of a process that wait for this lock, and have waited since then.
-pub(super) fn waiting(key: usize, since: u64) -> Vec<Call> {
+pub(crate) fn waiting(key: usize, since: u64) -> Vec<Call> {
     let waits = |call: &Call| {
         call.keys == [key]
             && call.ended.is_none()
@@ -63,7 +63,7 @@ pub(super) fn waiting(key: usize, since: u64) -> Vec<Call> {
 
 /// Whether a thread of the process is in a call for several locks. The judge does not know which of
 /// them it has already.
-pub(super) fn takes_several(process: usize, thread: Option<u64>, key: usize, since: u64) -> bool {
+pub(crate) fn takes_several(process: usize, thread: Option<u64>, key: usize, since: u64) -> bool {
     let is_it = |call: &Call| {
         call.who.process == process
             && thread.is_none_or(|it| it == call.who.thread)
@@ -75,7 +75,7 @@ pub(super) fn takes_several(process: usize, thread: Option<u64>, key: usize, sin
 }
 
 impl Call {
-    pub(super) fn begins(who: Who, keys: &[usize], what: &'static str) -> Call {
+    pub(crate) fn begins(who: Who, keys: &[usize], what: &'static str) -> Call {
         CALLS.with_borrow_mut(|calls| {
             let (number, began) = (calls.len(), now());
             let is_shut =
@@ -99,11 +99,11 @@ impl Call {
         })
     }
 
-    pub(super) fn heeding(self, heeds: bool) -> Call {
+    pub(crate) fn heeding(self, heeds: bool) -> Call {
         Call { heeds, ..self }
     }
 
-    pub(super) fn adopts(self, it: &Sent) -> Call {
+    pub(crate) fn adopts(self, it: &Sent) -> Call {
         let left = if it.is_copied {
             Duration::ZERO
         } else {
@@ -129,7 +129,7 @@ impl Call {
         })
     }
 
-    pub(super) fn blame(&self, why: impl std::fmt::Display) {
+    pub(crate) fn blame(&self, why: impl std::fmt::Display) {
         fail(format!(
             "{} of {:?} by {:?}: {why}",
             self.what, self.keys, self.who
@@ -137,7 +137,7 @@ impl Call {
     }
 
     /// The call has returned, and had to by `limit`, if it has one.
-    pub(super) fn ends(&self, limit: Option<Duration>) {
+    pub(crate) fn ends(&self, limit: Option<Duration>) {
         CALLS.with_borrow_mut(|calls| calls[self.number].ended = Some(now()));
         let took = Duration::from_nanos(now() - self.began);
         let Some(limit) = limit else { return };
@@ -149,14 +149,14 @@ impl Call {
     }
 
     /// An error that is due to what is between the process and the server, or to its pause.
-    pub(super) fn has_trouble(&self) -> bool {
+    pub(crate) fn has_trouble(&self) -> bool {
         let limits = judge::program(self.who.process).response * 3 * 1_000_000;
         let since = self.began.saturating_sub(limits);
         ledger::trouble(since, now()) || judge::was_paused(self.who.process, since)
     }
 
     /// The lock was busy.
-    pub(super) fn was_busy(&self) {
+    pub(crate) fn was_busy(&self) {
         let program = judge::program(self.who.process);
         let others = CALLS.with_borrow(|calls| {
             let is_other = |other: &&Call| {
@@ -184,7 +184,7 @@ impl Call {
     }
 
     /// The call has given no lock.
-    pub(super) fn has_failed(&self, error: &Error) {
+    pub(crate) fn has_failed(&self, error: &Error) {
         match error {
             Error::Timeout { .. } => self.was_busy(),
             Error::Unavailable { .. } | Error::Refused { .. } if self.has_trouble() => {}
@@ -277,7 +277,7 @@ impl Call {
     }
 
     /// The call has given a lock, just now.
-    pub(super) fn has_got(&self) {
+    pub(crate) fn has_got(&self) {
         if self.has_to_be_refused {
             self.blame("it was stopped before");
         }
@@ -286,7 +286,7 @@ impl Call {
     }
 
     /// What the call has given.
-    pub(super) fn got<T>(&self, taken: Result<Option<T>, Error>) -> Option<T> {
+    pub(crate) fn got<T>(&self, taken: Result<Option<T>, Error>) -> Option<T> {
         trace(|| match &taken {
             Ok(Some(_)) => format!("{}: taken", self.what),
             Ok(None) => format!("{}: busy", self.what),
@@ -305,7 +305,7 @@ impl Call {
     }
 
     /// A closure under the lock has run, under this hold if the judge knows it.
-    pub(super) fn ran(
+    pub(crate) fn ran(
         &self,
         ran: bool,
         number: Option<usize>,
@@ -341,7 +341,7 @@ impl Call {
     }
 
     /// Something was asked for about a hold.
-    pub(super) fn answers(&self, number: Option<usize>, result: &Result<(), Error>) {
+    pub(crate) fn answers(&self, number: Option<usize>, result: &Result<(), Error>) {
         trace(|| format!("{}: {result:?}", self.what));
         let mine = number.map_or_else(|| judge::held_by(self.who), |number| vec![number]);
         // What was lost before the judge could be told of it.
@@ -369,7 +369,7 @@ impl Call {
     }
 
     /// The thread keeps the guard, because of this error.
-    pub(super) fn keeps(&self, number: usize, error: &Error) {
+    pub(crate) fn keeps(&self, number: usize, error: &Error) {
         self.ends(None);
         match error {
             Error::OtherGuards { depth, .. }
@@ -398,7 +398,7 @@ impl Call {
     }
 
     /// A guard was given back.
-    pub(super) fn gave_back(&self, number: usize, result: &Result<Unlocked, Error>) {
+    pub(crate) fn gave_back(&self, number: usize, result: &Result<Unlocked, Error>) {
         let left = judge::ends(number);
         match result {
             Ok(Unlocked::Released | Unlocked::Kept { .. }) if left == 0 => self.is_gone(number),
@@ -409,14 +409,14 @@ impl Call {
     }
 
     /// A guard was dropped.
-    pub(super) fn dropped(&self, number: usize) {
+    pub(crate) fn dropped(&self, number: usize) {
         if judge::ends(number) == 0 && !judge::may_be_lost(number) {
             self.is_gone(number);
         }
     }
 
     /// A guard of several locks was dropped or, with a result, unlocked.
-    pub(super) fn gave_several_back(&self, numbers: &[usize], result: Option<Result<(), Error>>) {
+    pub(crate) fn gave_several_back(&self, numbers: &[usize], result: Option<Result<(), Error>>) {
         trace(|| format!("{}: {result:?}", self.what));
         let left: Vec<_> = numbers.iter().map(|number| judge::ends(*number)).collect();
         // What was lost before the judge could be told of it.

@@ -6,21 +6,22 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{below, later, trace};
-use crate::simulation::engine::{Node, Servers, Shard, address};
+use crate::simulation::judge::routes;
 use crate::simulation::redis::{Member, View, slot};
-use crate::simulation::routes;
 use crate::simulation::scene::path;
+use crate::simulation::world::engine::{Node, Servers, Shard, address};
+use crate::simulation::world::server::Server;
 
 /// The number of slots.
 const SLOTS: usize = 16_384;
 
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     /// How things are. Each node learns of it, at some time.
     truth: Rc<RefCell<View>>,
 }
 
 impl Cluster {
-    pub(super) fn start(nodes: &[Node], shards: &[Shard]) -> Cluster {
+    pub(crate) fn start(nodes: &[Node], shards: &[Shard]) -> Cluster {
         let member = |number: usize| {
             let address = address(number);
             let (host, port) = (address.ip().to_string(), address.port());
@@ -56,7 +57,7 @@ impl Cluster {
     }
 
     /// The node that has a slot.
-    pub(super) fn owner(&self, slot: u16) -> usize {
+    pub(crate) fn owner(&self, slot: u16) -> usize {
         let truth = self.truth.borrow();
         let range = truth
             .slots
@@ -66,7 +67,7 @@ impl Cluster {
     }
 
     /// A replica has taken the place of its master.
-    pub(super) fn promoted(&self, nodes: &[Node], old: usize, new: usize) {
+    pub(crate) fn promoted(&self, nodes: &[Node], old: usize, new: usize) {
         let mut truth = self.truth.borrow_mut();
         truth.epoch += 1;
         truth
@@ -86,14 +87,14 @@ impl Cluster {
     }
 
     /// A node has become a replica, and knows it.
-    pub(super) fn returned(&self, nodes: &[Node], node: usize, master: usize) {
+    pub(crate) fn returned(&self, nodes: &[Node], node: usize, master: usize) {
         self.truth.borrow_mut().nodes[node].master = Some(master);
         self.tell(&nodes[node], 0);
         self.tell_all(nodes);
     }
 
     /// A node has another address.
-    pub(super) fn moved(&self, nodes: &[Node], node: usize, address: SocketAddr) {
+    pub(crate) fn moved(&self, nodes: &[Node], node: usize, address: SocketAddr) {
         let mut truth = self.truth.borrow_mut();
         truth.epoch += 1;
         truth.nodes[node].host = address.ip().to_string();
@@ -135,7 +136,7 @@ struct Move {
 }
 
 /// The slot of a key moves to another shard.
-pub(super) fn move_slot(servers: &Rc<Servers>, key: usize) {
+pub(crate) fn move_slot(servers: &Rc<Servers>, key: usize) {
     let Some(cluster) = &servers.cluster else {
         return;
     };
@@ -172,8 +173,7 @@ impl Move {
     }
 
     fn change(&self, node: usize, change: impl FnOnce(&mut View) + 'static) {
-        let event =
-            move |server: &mut super::server::Server| server.redis.view().map_or((), change);
+        let event = move |server: &mut Server| server.redis.view().map_or((), change);
         self.servers.nodes[node].borrow_mut().event(event);
     }
 

@@ -6,49 +6,49 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::base::sync::scheduler::Order;
-use crate::simulation::engine::{Decoy, Engine};
-use crate::simulation::faults::Fault;
-use crate::simulation::ledger::Kind;
-use crate::simulation::taste::Taste;
-use crate::simulation::troubles::Ailment;
+use crate::simulation::judge::ledger::Kind;
+use crate::simulation::scene::taste::Taste;
+use crate::simulation::world::engine::{Decoy, Engine};
+use crate::simulation::world::faults::Fault;
+use crate::simulation::world::troubles::Ailment;
 
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
-    pub(super) order: Order,
-    pub(super) engine: Engine,
-    pub(super) keys: usize,
+pub(crate) struct Plan {
+    pub(crate) order: Order,
+    pub(crate) engine: Engine,
+    pub(crate) keys: usize,
     /// Whether all locks have a fencing token.
-    pub(super) fenced: bool,
-    pub(super) processes: Vec<Program>,
+    pub(crate) fenced: bool,
+    pub(crate) processes: Vec<Program>,
     /// What goes wrong, and when, in milliseconds.
-    pub(super) faults: Vec<(u64, Fault)>,
+    pub(crate) faults: Vec<(u64, Fault)>,
 }
 
 /// A process. Times are in milliseconds.
 #[derive(Clone, Debug)]
-pub(super) struct Program {
+pub(crate) struct Program {
     /// Millionths by which its clock is fast.
-    pub(super) drift: i64,
-    pub(super) lease: u64,
-    pub(super) response: u64,
-    pub(super) renews: bool,
+    pub(crate) drift: i64,
+    pub(crate) lease: u64,
+    pub(crate) response: u64,
+    pub(crate) renews: bool,
     /// The limit of all waits that say nothing else.
-    pub(super) waits: Option<u64>,
-    pub(super) tracks: bool,
-    pub(super) pool: u32,
-    pub(super) managers: usize,
-    pub(super) reclaims: bool,
-    pub(super) outage: u64,
-    pub(super) handoff: u64,
-    pub(super) polls: u64,
-    pub(super) warns: Option<u64>,
-    pub(super) on_lost: OnLost,
-    pub(super) threads: Vec<Vec<Op>>,
+    pub(crate) waits: Option<u64>,
+    pub(crate) tracks: bool,
+    pub(crate) pool: u32,
+    pub(crate) managers: usize,
+    pub(crate) reclaims: bool,
+    pub(crate) outage: u64,
+    pub(crate) handoff: u64,
+    pub(crate) polls: u64,
+    pub(crate) warns: Option<u64>,
+    pub(crate) on_lost: OnLost,
+    pub(crate) threads: Vec<Vec<Op>>,
 }
 
 /// What the callback for losses does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OnLost {
+pub(crate) enum OnLost {
     Returns,
     Blocks,
     Panics,
@@ -56,7 +56,7 @@ pub(super) enum OnLost {
 
 /// What a thread does, one after the other.
 #[derive(Clone, Debug)]
-pub(super) enum Op {
+pub(crate) enum Op {
     Sleep(u64),
     Lock {
         key: usize,
@@ -102,7 +102,7 @@ pub(super) enum Op {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum How {
+pub(crate) enum How {
     /// Waits as long as the manager says: in most programs without a limit.
     Lock,
     Try,
@@ -118,25 +118,25 @@ pub(super) enum How {
     clippy::struct_excessive_bools,
     reason = "they are the options that the lock has"
 )]
-pub(super) struct Terms {
-    pub(super) manager: usize,
-    pub(super) keeps: u64,
+pub(crate) struct Terms {
+    pub(crate) manager: usize,
+    pub(crate) keeps: u64,
     /// It is not reentrant.
-    pub(super) once: bool,
+    pub(crate) once: bool,
     /// It has a `max_hold`, of so many leases.
-    pub(super) most_leases: u64,
+    pub(crate) most_leases: u64,
     /// It is not renewed.
-    pub(super) unrenewed: bool,
+    pub(crate) unrenewed: bool,
     /// Its lease is twice that of the others.
-    pub(super) doubled: bool,
+    pub(crate) doubled: bool,
     /// It is renewed five times in a lease.
-    pub(super) often: bool,
+    pub(crate) often: bool,
     /// The process can stop its waits.
-    pub(super) heeds: bool,
+    pub(crate) heeds: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum With {
+pub(crate) enum With {
     Lock,
     Try,
     Result,
@@ -144,7 +144,7 @@ pub(super) enum With {
 
 /// How a closure under a lock ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Body {
+pub(crate) enum Body {
     Returns,
     Fails,
     Panics,
@@ -152,7 +152,7 @@ pub(super) enum Body {
 
 /// What a thread does under a lock.
 #[derive(Clone, Debug)]
-pub(super) enum Under {
+pub(crate) enum Under {
     Work(u64),
     Extend,
     ExtendTo(u64),
@@ -167,7 +167,7 @@ pub(super) enum Under {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(crate) enum End {
     Unlock,
     UnlockNow,
     Drop,
@@ -182,7 +182,7 @@ pub(super) enum End {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SeveralEnd {
+pub(crate) enum SeveralEnd {
     Unlock,
     Drop,
     Panic,
@@ -191,7 +191,7 @@ pub(super) enum SeveralEnd {
 }
 
 impl Plan {
-    pub(super) fn of(seed: u64) -> Plan {
+    pub(crate) fn of(seed: u64) -> Plan {
         let mut draw = SmallRng::seed_from_u64(seed ^ 0x5eed);
         let draw = &mut draw;
         let engine = Engine::draw(draw);
@@ -266,7 +266,7 @@ impl Program {
 
 impl Plan {
     /// The server's clock is set back, and the counter may be lost as well.
-    pub(super) fn may_lose_fences(&self) -> bool {
+    pub(crate) fn may_lose_fences(&self) -> bool {
         let is_set_back =
             |it: &(u64, Fault)| matches!(it.1, Fault::ClockStep { millis } if millis < 0);
         let restart = |it: &(u64, Fault)| {
@@ -283,7 +283,7 @@ impl Plan {
 
     /// What goes wrong with the network or the servers, from when until when, in nanoseconds from
     /// the beginning.
-    pub(super) fn troubles(&self) -> Vec<(Kind, u64, u64)> {
+    pub(crate) fn troubles(&self) -> Vec<(Kind, u64, u64)> {
         let trouble = |(at, fault): &(u64, Fault)| {
             let (kind, millis) = match fault {
                 // Programs never hear of a script that a server does not know.

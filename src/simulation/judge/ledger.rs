@@ -6,10 +6,11 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{START, later, now};
-use crate::simulation::plan::Plan;
+use crate::simulation::judge;
+use crate::simulation::judge::{routes, turns};
 use crate::simulation::redis::{Redis, Value};
 use crate::simulation::scene::path;
-use crate::simulation::{judge, routes, turns};
+use crate::simulation::scene::plan::Plan;
 
 thread_local! {
     static LEDGER: RefCell<Ledger> = RefCell::default();
@@ -27,7 +28,7 @@ struct Ledger {
 
 /// What goes wrong. Each kind comes with less surprise to programs than those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// The network, or a server.
     Outage,
     Failover,
@@ -54,7 +55,7 @@ impl Entry {
 }
 
 /// A new scene begins, with so many nodes.
-pub(super) fn begin(plan: &Plan, nodes: usize) {
+pub(crate) fn begin(plan: &Plan, nodes: usize) {
     let keys = vec![vec![Vec::new(); nodes]; plan.keys];
     let troubles = plan.troubles().into_iter();
     let troubles = troubles
@@ -68,13 +69,13 @@ pub(super) fn begin(plan: &Plan, nodes: usize) {
 }
 
 /// Nothing is recorded.
-pub(super) fn rest() {
+pub(crate) fn rest() {
     LEDGER.take();
     routes::begin([].into_iter());
 }
 
 /// A node may have changed something.
-pub(super) fn saw(node: usize, redis: &Redis) {
+pub(crate) fn saw(node: usize, redis: &Redis) {
     let count = LEDGER.with_borrow(|ledger| {
         ledger
             .keys
@@ -159,22 +160,22 @@ impl Ledger {
 }
 
 /// Whether a master has this token.
-pub(super) fn has(key: usize, token: &str) -> bool {
+pub(crate) fn has(key: usize, token: &str) -> bool {
     LEDGER.with_borrow(|ledger| ledger.newest(key).any(|it| it == token.as_bytes()))
 }
 
 /// Whether a master has the key.
-pub(super) fn is_there(key: usize) -> bool {
+pub(crate) fn is_there(key: usize) -> bool {
     LEDGER.with_borrow(|ledger| ledger.newest(key).next().is_some())
 }
 
 /// Whether a master had the key at some time since then. Yes if nobody can tell.
-pub(super) fn was_there(key: usize, since: u64) -> bool {
+pub(crate) fn was_there(key: usize, since: u64) -> bool {
     any_since(key, since, |entry| entry.counts().is_some())
 }
 
 /// Whether a node had this token at some time since then. Yes if nobody can tell.
-pub(super) fn had(key: usize, since: u64, token: &str) -> bool {
+pub(crate) fn had(key: usize, since: u64, token: &str) -> bool {
     any_since(key, since, |entry| {
         entry.value.as_deref() == Some(token.as_bytes())
     })
@@ -196,7 +197,7 @@ fn any_since(key: usize, since: u64, is_it: impl Fn(&Entry) -> bool) -> bool {
 }
 
 /// How many nodes have had this token. `None` if nobody can tell.
-pub(super) fn copies(key: usize, token: &str) -> Option<usize> {
+pub(crate) fn copies(key: usize, token: &str) -> Option<usize> {
     let had = |all: &&Vec<Entry>| {
         all.iter()
             .any(|it| it.value.as_deref() == Some(token.as_bytes()))
@@ -208,13 +209,13 @@ pub(super) fn copies(key: usize, token: &str) -> Option<usize> {
 }
 
 /// Whether there is one server, which knows everything.
-pub(super) fn is_one() -> bool {
+pub(crate) fn is_one() -> bool {
     LEDGER.with_borrow(|ledger| ledger.keys.iter().all(|nodes| nodes.len() == 1))
 }
 
 /// When a master gave the lock to this token last. (Without replicas, it may have taken it back
 /// before.)
-pub(super) fn order(key: usize, token: &str) -> Option<u64> {
+pub(crate) fn order(key: usize, token: &str) -> Option<u64> {
     let is_it = |it: &Entry| it.counts() == Some(token.as_bytes());
     let given = |all: &Vec<Entry>| {
         let before = [None].into_iter().chain(all.iter().map(Some));
@@ -231,25 +232,25 @@ pub(super) fn order(key: usize, token: &str) -> Option<u64> {
 }
 
 /// Whether anything went wrong between these moments, or threads may have been slow.
-pub(super) fn trouble(from: u64, until: u64) -> bool {
+pub(crate) fn trouble(from: u64, until: u64) -> bool {
     trouble_of(Kind::Move, from, until)
 }
 
 /// The same for what surprises no less than `least`.
-pub(super) fn trouble_of(least: Kind, from: u64, until: u64) -> bool {
+pub(crate) fn trouble_of(least: Kind, from: u64, until: u64) -> bool {
     let is_near = |it: &(Kind, u64, u64)| it.0 <= least && it.1 <= until && it.2 >= from;
     LEDGER.with_borrow(|ledger| ledger.stalls || ledger.troubles.iter().any(is_near))
 }
 
 /// Whether a failover begins in that time: its first step may silence a node.
-pub(super) fn fails_over(from: u64, until: u64) -> bool {
+pub(crate) fn fails_over(from: u64, until: u64) -> bool {
     let begins = |it: &(Kind, u64, u64)| it.0 == Kind::Failover && (from..=until).contains(&it.1);
     LEDGER.with_borrow(|ledger| ledger.troubles.iter().any(begins))
 }
 
 /// What is left of a key at the end of a scene that nothing explains: `Err`. All that may be left
 /// has an expiry. A kept lock may be left, one that `may_stay`, and any after trouble.
-pub(super) fn is_clean(key: usize, may_stay: impl Fn(&str) -> bool) -> Result<(), String> {
+pub(crate) fn is_clean(key: usize, may_stay: impl Fn(&str) -> bool) -> Result<(), String> {
     let is_left = |it: &&Entry| {
         let Some(value) = it.counts().map(String::from_utf8_lossy) else {
             return false;
@@ -265,6 +266,6 @@ pub(super) fn is_clean(key: usize, may_stay: impl Fn(&str) -> bool) -> Result<()
 }
 
 /// Whether threads may be slow at any time.
-pub(super) fn stalls() -> bool {
+pub(crate) fn stalls() -> bool {
     LEDGER.with_borrow(|ledger| ledger.stalls)
 }

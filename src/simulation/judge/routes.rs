@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::base::sync::scheduler::{has_failed, later, now, trace};
 use crate::simulation::judge;
-use crate::simulation::ledger::{self, Kind};
+use crate::simulation::judge::ledger::{self, Kind};
+use crate::simulation::judge::turns;
 use crate::simulation::redis::Heard;
 use crate::simulation::scene::path;
-use crate::simulation::turns;
 
 /// How long after a `MOVED` a process asks for the map at the latest: it pauses for a second after
 /// each map.
@@ -46,7 +46,7 @@ struct Routes {
 }
 
 /// A new scene begins, in which these nodes have the keys.
-pub(super) fn begin(owners: impl Iterator<Item = usize>) {
+pub(crate) fn begin(owners: impl Iterator<Item = usize>) {
     let owners = owners.map(|node| vec![(node, now())]).collect();
     ROUTES.set(Routes {
         owners,
@@ -55,7 +55,7 @@ pub(super) fn begin(owners: impl Iterator<Item = usize>) {
 }
 
 /// Another node has the key.
-pub(super) fn moved(key: usize, node: usize) {
+pub(crate) fn moved(key: usize, node: usize) {
     ROUTES.with_borrow_mut(|routes| {
         let Some(owners) = routes.owners.get_mut(key) else {
             return;
@@ -67,7 +67,7 @@ pub(super) fn moved(key: usize, node: usize) {
 
 /// A node has answered a command of a process. `knows`: which node has each key, as far as the node
 /// knows.
-pub(super) fn heard(
+pub(crate) fn heard(
     process: usize,
     node: usize,
     it: &Heard,

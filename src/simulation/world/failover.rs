@@ -4,15 +4,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{below, change_link, later, now, trace};
-use crate::simulation::engine::{Node, Servers};
+use crate::simulation::judge;
+use crate::simulation::judge::routes;
 use crate::simulation::redis::{Redis, slot};
-use crate::simulation::replication::{follow, leave};
 use crate::simulation::scene::path;
-use crate::simulation::{judge, routes};
+use crate::simulation::world::engine::{Node, Servers};
+use crate::simulation::world::replication::{follow, leave};
 
 /// What happens to the old master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum How {
+pub(crate) enum How {
     /// It dies, and begins again later.
     Dies,
     /// It is silent, and goes on later.
@@ -23,21 +24,21 @@ pub(super) enum How {
     CutOff,
 }
 
-pub(super) struct Failover {
-    pub(super) servers: Rc<Servers>,
-    pub(super) shard: usize,
-    pub(super) how: How,
+pub(crate) struct Failover {
+    pub(crate) servers: Rc<Servers>,
+    pub(crate) shard: usize,
+    pub(crate) how: How,
     /// When the replica becomes the master, and when the old master is back.
-    pub(super) after: Duration,
-    pub(super) back: Duration,
+    pub(crate) after: Duration,
+    pub(crate) back: Duration,
     /// How long the old master, when it is back, does not know that it was replaced.
-    pub(super) learns: Duration,
+    pub(crate) learns: Duration,
     /// How many keys there are.
-    pub(super) keys: usize,
+    pub(crate) keys: usize,
 }
 
 impl Failover {
-    pub(super) fn begin(self) {
+    pub(crate) fn begin(self) {
         let mut shards = self.servers.shards.borrow_mut();
         if std::mem::replace(&mut shards[self.shard].is_busy, true) {
             return;
@@ -209,19 +210,19 @@ impl Failover {
 
 impl Servers {
     /// The keys that a shard has.
-    pub(super) fn keys_of(&self, shard: usize, keys: usize) -> Vec<usize> {
+    pub(crate) fn keys_of(&self, shard: usize, keys: usize) -> Vec<usize> {
         (0..keys)
             .filter(|key| self.shard_of_key(*key) == shard)
             .collect()
     }
 
     /// The node that has a key.
-    pub(super) fn master_of_key(&self, key: usize) -> usize {
+    pub(crate) fn master_of_key(&self, key: usize) -> usize {
         self.shards.borrow()[self.shard_of_key(key)].master
     }
 
     /// The shard that has a key.
-    pub(super) fn shard_of_key(&self, key: usize) -> usize {
+    pub(crate) fn shard_of_key(&self, key: usize) -> usize {
         let owner = self.cluster.as_ref().map(|it| it.owner(slot(&path(key))));
         owner
             .and_then(|owner| self.shard_of(owner))

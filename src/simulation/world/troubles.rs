@@ -8,14 +8,14 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 
 use crate::base::sync::scheduler::{change_link, later, lose_all, now, reset_all};
-use crate::simulation::engine::Servers;
 use crate::simulation::judge;
 use crate::simulation::redis::Redis;
-use crate::simulation::replication::follow;
+use crate::simulation::world::engine::Servers;
+use crate::simulation::world::replication::follow;
 
 /// What is wrong between the processes and a server.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Trouble {
+pub(crate) enum Trouble {
     /// Nothing arrives at the server, or nothing comes from it, or both.
     Silence([bool; 2]),
     /// Connects hang. What is open goes on.
@@ -35,7 +35,7 @@ pub(super) enum Trouble {
 }
 
 impl Trouble {
-    pub(super) fn draw(draw: &mut SmallRng) -> Trouble {
+    pub(crate) fn draw(draw: &mut SmallRng) -> Trouble {
         match draw.random_range(0..16) {
             0 | 1 => Trouble::Silence([true; 2]),
             2 => Trouble::Silence([true, false]),
@@ -53,7 +53,7 @@ impl Trouble {
         }
     }
 
-    pub(super) fn happens(self, address: SocketAddr, millis: u64, keys: usize) {
+    pub(crate) fn happens(self, address: SocketAddr, millis: u64, keys: usize) {
         let (span, until) = (Duration::from_millis(millis), now() + millis * 1_000_000);
         change_link(address, |link| match self {
             Trouble::Silence([there, here]) => {
@@ -92,7 +92,7 @@ impl Trouble {
 
 /// What is wrong with a server.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Ailment {
+pub(crate) enum Ailment {
     /// The process is stopped, and executes later what has come meanwhile.
     Stops,
     /// The server restarts, with or without its data.
@@ -117,7 +117,7 @@ pub(super) enum Ailment {
 }
 
 impl Ailment {
-    pub(super) fn draw(draw: &mut SmallRng) -> Ailment {
+    pub(crate) fn draw(draw: &mut SmallRng) -> Ailment {
         match draw.random_range(0..17) {
             0 | 1 => Ailment::Stops,
             2..=4 => Ailment::Restart {
@@ -139,7 +139,7 @@ impl Ailment {
         }
     }
 
-    pub(super) fn happens(self, servers: &Rc<Servers>, number: usize, millis: u64, keys: usize) {
+    pub(crate) fn happens(self, servers: &Rc<Servers>, number: usize, millis: u64, keys: usize) {
         let (span, until) = (Duration::from_millis(millis), now() + millis * 1_000_000);
         let number = number % servers.addresses.borrow().len();
         let server = servers.server(number);

@@ -7,16 +7,16 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 
 use crate::base::sync::scheduler::{kill, later, now, pause, power_off, trace};
-use crate::simulation::cluster::move_slot;
-use crate::simulation::engine::{Engine, Servers};
-use crate::simulation::failover::{Failover, How};
 use crate::simulation::judge;
 use crate::simulation::scene::path;
-use crate::simulation::troubles::{Ailment, Trouble};
+use crate::simulation::world::cluster::move_slot;
+use crate::simulation::world::engine::{Engine, Servers};
+use crate::simulation::world::failover::{Failover, How};
+use crate::simulation::world::troubles::{Ailment, Trouble};
 
 /// Times are milliseconds.
 #[derive(Clone, Debug)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// Something is wrong between the processes and a server.
     Trouble {
         server: usize,
@@ -67,7 +67,7 @@ pub(super) enum Fault {
 impl Fault {
     /// What goes wrong in a scene, and after how many milliseconds. A scene has few kinds of
     /// faults, so that rare combinations happen often enough.
-    pub(super) fn draw_some(
+    pub(crate) fn draw_some(
         draw: &mut SmallRng,
         engine: Engine,
         keys: usize,
@@ -140,7 +140,7 @@ impl Fault {
     }
 
     /// It happens now.
-    pub(super) fn happens(&self, servers: &Rc<Servers>, processes: &[usize], keys: usize) {
+    pub(crate) fn happens(&self, servers: &Rc<Servers>, processes: &[usize], keys: usize) {
         trace(|| format!("*** {self:?}"));
         match *self {
             Fault::Trouble {

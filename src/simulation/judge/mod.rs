@@ -1,18 +1,24 @@
 //! Who holds what, and what must hold at each moment: never two valid holders, fences that grow, a
 //! depth that is right, losses that are told in time and once.
+//!
+//! `verdict` judges what calls return and when, `trust` what a manager trusts, `turns` and `routes`
+//! who gets a lock next and from which node; `ledger` is what the servers had, and what went wrong.
 
+pub(crate) mod ledger;
+pub(crate) mod routes;
 mod trust;
+pub(crate) mod turns;
+pub(crate) mod verdict;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{as_process, fail, has_failed, later, now, trace};
-use crate::simulation::ledger;
-use crate::simulation::plan::{Plan, Program};
+use crate::simulation::scene::plan::{Plan, Program};
 use crate::{LockGuard, LockWatch};
 
-pub(super) use trust::{are_listed, has_deleted, has_run_out, is_nowhere, none_of};
+pub(crate) use trust::{are_listed, has_deleted, has_run_out, is_nowhere, none_of};
 
 thread_local! {
     static JUDGE: RefCell<Judge> = RefCell::default();
@@ -45,43 +51,43 @@ struct Judge {
 
 /// A thread of a process, and the manager that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Who {
-    pub(super) process: usize,
-    pub(super) manager: usize,
-    pub(super) thread: u64,
+pub(crate) struct Who {
+    pub(crate) process: usize,
+    pub(crate) manager: usize,
+    pub(crate) thread: u64,
 }
 
 /// What a hold may rely on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Deal {
+pub(crate) struct Deal {
     /// It is not renewed, or only for a while.
-    pub(super) may_expire: bool,
+    pub(crate) may_expire: bool,
     /// It has a `max_hold`.
-    pub(super) capped: bool,
+    pub(crate) capped: bool,
     /// Its lease was made shorter.
-    pub(super) shortened: bool,
+    pub(crate) shortened: bool,
     /// How soon a loss is told while the network works.
-    pub(super) told_within: Duration,
+    pub(crate) told_within: Duration,
 }
 
 #[derive(Clone)]
-pub(super) struct Hold {
-    pub(super) who: Who,
-    pub(super) key: usize,
-    pub(super) deal: Deal,
-    pub(super) token: String,
-    pub(super) fence: Option<u64>,
+pub(crate) struct Hold {
+    pub(crate) who: Who,
+    pub(crate) key: usize,
+    pub(crate) deal: Deal,
+    pub(crate) token: String,
+    pub(crate) fence: Option<u64>,
     watch: LockWatch,
     /// When the call began that took it.
-    pub(super) began: u64,
+    pub(crate) began: u64,
     /// When the last guard was given back.
     ended: Option<u64>,
     /// How many guards there are.
-    pub(super) depth: u32,
+    pub(crate) depth: u32,
 }
 
 /// A new scene begins.
-pub(super) fn begin(plan: &Plan) {
+pub(crate) fn begin(plan: &Plan) {
     JUDGE.with_borrow_mut(|judge| {
         // What a killed process holds must not be dropped.
         let dead = std::mem::take(&mut judge.dead);
@@ -104,18 +110,18 @@ pub(super) fn begin(plan: &Plan) {
     });
 }
 
-pub(super) fn locks_taken() -> u64 {
+pub(crate) fn locks_taken() -> u64 {
     JUDGE.with_borrow(|judge| judge.holds.len() as u64)
 }
 
 /// What is known of a process, whose numbers begin with one.
-pub(super) fn program(process: usize) -> Rc<Program> {
+pub(crate) fn program(process: usize) -> Rc<Program> {
     JUDGE.with_borrow(|judge| Rc::clone(&judge.programs[process - 1]))
 }
 
 /// A thread has a guard more. `extra` guards are there besides those that the judge knows. Returns
 /// the number of the hold.
-pub(super) fn taken(
+pub(crate) fn taken(
     who: Who,
     key: usize,
     began: u64,
@@ -178,7 +184,7 @@ pub(super) fn taken(
 }
 
 /// A guard is gone. Returns how many are left.
-pub(super) fn ends(number: usize) -> u32 {
+pub(crate) fn ends(number: usize) -> u32 {
     change(number, |hold| hold.depth -= 1);
     let hold = hold(number);
     if hold.depth == 0 {
@@ -191,22 +197,22 @@ pub(super) fn ends(number: usize) -> u32 {
 }
 
 /// For how long the hold can be trusted.
-pub(super) fn left(number: usize) -> Duration {
+pub(crate) fn left(number: usize) -> Duration {
     let hold = hold(number);
     as_process(hold.who.process, || hold.watch.remaining())
 }
 
 /// What is known of a hold.
-pub(super) fn hold(number: usize) -> Hold {
+pub(crate) fn hold(number: usize) -> Hold {
     JUDGE.with_borrow(|judge| judge.holds[number].clone())
 }
 
-pub(super) fn change(number: usize, change: impl FnOnce(&mut Hold)) {
+pub(crate) fn change(number: usize, change: impl FnOnce(&mut Hold)) {
     JUDGE.with_borrow_mut(|judge| change(&mut judge.holds[number]));
 }
 
 /// Whether this thread of the process, or any of them, holds the lock, or has held it since then.
-pub(super) fn has(process: usize, thread: Option<u64>, key: usize, since: u64) -> bool {
+pub(crate) fn has(process: usize, thread: Option<u64>, key: usize, since: u64) -> bool {
     let is_it = |hold: &Hold| {
         (hold.who.process, hold.key) == (process, key)
             && thread.is_none_or(|it| it == hold.who.thread)
@@ -216,7 +222,7 @@ pub(super) fn has(process: usize, thread: Option<u64>, key: usize, since: u64) -
 }
 
 /// The locks that this thread holds.
-pub(super) fn held_by(who: Who) -> Vec<usize> {
+pub(crate) fn held_by(who: Who) -> Vec<usize> {
     let is_it = |it: &(usize, &Hold)| {
         (it.1.who.process, it.1.who.thread) == (who.process, who.thread) && it.1.ended.is_none()
     };
@@ -232,7 +238,7 @@ pub(super) fn held_by(who: Who) -> Vec<usize> {
 }
 
 /// Whether anything explains that a hold was lost.
-pub(super) fn may_be_lost(number: usize) -> bool {
+pub(crate) fn may_be_lost(number: usize) -> bool {
     JUDGE.with_borrow(|judge| {
         let hold = &judge.holds[number];
         let Who {
@@ -247,23 +253,23 @@ pub(super) fn may_be_lost(number: usize) -> bool {
 }
 
 /// Whether somebody who does not hold the lock has removed its key since then.
-pub(super) fn was_removed(key: usize, since: u64) -> bool {
+pub(crate) fn was_removed(key: usize, since: u64) -> bool {
     JUDGE.with_borrow(|judge| judge.is_removed(key, since))
 }
 
 /// Somebody who does not hold the lock removes its key until then.
-pub(super) fn removed(key: usize, until: u64) {
+pub(crate) fn removed(key: usize, until: u64) {
     JUDGE.with_borrow_mut(|judge| judge.removed[key].0 = judge.removed[key].0.max(until));
 }
 
 /// A command that removes the key is sent.
-pub(super) fn removes(key: usize) {
+pub(crate) fn removes(key: usize) {
     JUDGE.with_borrow_mut(|judge| judge.removed[key].1 += 1);
 }
 
 /// That command was executed, or will be by then, if it is not too late: `None` if it has removed
 /// nothing.
-pub(super) fn has_removed(key: usize, by: Option<u64>) {
+pub(crate) fn has_removed(key: usize, by: Option<u64>) {
     if let Some(at) = by {
         removed(key, at);
     }
@@ -271,34 +277,34 @@ pub(super) fn has_removed(key: usize, by: Option<u64>) {
 }
 
 /// The process runs no thread until then.
-pub(super) fn paused(process: usize, until: u64) {
+pub(crate) fn paused(process: usize, until: u64) {
     JUDGE.with_borrow_mut(|judge| judge.paused.push((process, now(), until)));
 }
 
-pub(super) fn was_paused(process: usize, since: u64) -> bool {
+pub(crate) fn was_paused(process: usize, since: u64) -> bool {
     JUDGE.with_borrow(|judge| judge.was_paused(process, since))
 }
 
 /// The process was killed: it trusts nothing any more.
-pub(super) fn killed(process: usize) {
+pub(crate) fn killed(process: usize) {
     JUDGE.with_borrow_mut(|judge| judge.dead.push(process));
 }
 
-pub(super) fn is_dead(process: usize) -> bool {
+pub(crate) fn is_dead(process: usize) -> bool {
     JUDGE.with_borrow(|judge| judge.dead.contains(&process))
 }
 
 /// All threads of the process have ended.
-pub(super) fn is_at_its_end(process: usize) {
+pub(crate) fn is_at_its_end(process: usize) {
     JUDGE.with_borrow_mut(|judge| judge.over.push(process));
 }
 
-pub(super) fn is_over(process: usize) -> bool {
+pub(crate) fn is_over(process: usize) -> bool {
     JUDGE.with_borrow(|judge| judge.over.contains(&process))
 }
 
 /// Whether the process has had a hold since then, which it renews.
-pub(super) fn relies(process: usize, key: usize, since: u64) -> bool {
+pub(crate) fn relies(process: usize, key: usize, since: u64) -> bool {
     let is_it = |hold: &Hold| {
         (hold.who.process, hold.key) == (process, key)
             && hold.began < since
@@ -319,17 +325,17 @@ pub(super) fn relies(process: usize, key: usize, since: u64) -> bool {
 }
 
 /// A manager gives back what its threads hold.
-pub(super) fn gives_all_back(process: usize, manager: usize) {
+pub(crate) fn gives_all_back(process: usize, manager: usize) {
     JUDGE.with_borrow_mut(|judge| judge.released.push((process, manager)));
 }
 
 /// `on_lost` was called.
-pub(super) fn told(process: usize, manager: usize, key: usize) {
+pub(crate) fn told(process: usize, manager: usize, key: usize) {
     JUDGE.with_borrow_mut(|judge| judge.told.push((process, manager, key)));
 }
 
 /// A manager has given back a lock that nobody got.
-pub(super) fn undone(who: Who) {
+pub(crate) fn undone(who: Who) {
     JUDGE.with_borrow_mut(|judge| judge.undone.push((who.process, who.manager)));
 }
 
@@ -347,7 +353,7 @@ impl Judge {
 }
 
 /// Never two valid holders.
-pub(super) fn nobody_else(key: usize) {
+pub(crate) fn nobody_else(key: usize) {
     let open = JUDGE.with_borrow(|judge| {
         let counts = |hold: &&Hold| {
             hold.key == key
@@ -399,7 +405,7 @@ fn fences_grow(key: usize, number: usize) {
 }
 
 /// The key does not have this token any more. If somebody holds it, that is told in time.
-pub(super) fn gone(key: usize, token: &str) {
+pub(crate) fn gone(key: usize, token: &str) {
     let lost = JUDGE.with_borrow(|judge| {
         let is_it = |hold: &Hold| hold.key == key && hold.token == token && hold.ended.is_none();
         let number = judge.holds.iter().position(is_it)?;
@@ -429,7 +435,7 @@ pub(super) fn gone(key: usize, token: &str) {
 
 /// `on_lost` was called once for each hold that was lost. A thread of the process calls this, when
 /// all its holds have ended.
-pub(super) fn all_told(process: usize, manager: usize, key: usize) -> Result<(), String> {
+pub(crate) fn all_told(process: usize, manager: usize, key: usize) -> Result<(), String> {
     let is_mine =
         |hold: &&Hold| (hold.who.process, hold.who.manager, hold.key) == (process, manager, key);
     let watches: Vec<_> = JUDGE.with_borrow(|judge| {

@@ -9,15 +9,15 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 
 use crate::base::sync::scheduler::{add_address, change_link, readdress};
-use crate::simulation::cluster::Cluster;
 use crate::simulation::redis::{Redis, Settings};
-use crate::simulation::replication::follow;
-use crate::simulation::sentinels::{self, Sentinels};
-use crate::simulation::server::Server;
+use crate::simulation::world::cluster::Cluster;
+use crate::simulation::world::replication::follow;
+use crate::simulation::world::sentinels::{self, Sentinels};
+use crate::simulation::world::server::Server;
 use crate::{Builder, LockManager, Replicas};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Engine {
+pub(crate) enum Engine {
     Memory,
     Server(Decoy),
     /// A master with replicas whose master never changes.
@@ -29,7 +29,7 @@ pub(super) enum Engine {
 
 /// What a second address of the server's name leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Decoy {
+pub(crate) enum Decoy {
     None,
     Dead { is_first: bool },
     Silent { is_first: bool },
@@ -37,30 +37,30 @@ pub(super) enum Decoy {
 
 /// The replicas of a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Copies {
+pub(crate) struct Copies {
     count: usize,
     /// How many of them have to acknowledge a lock. Zero: the program does not ask for any.
-    pub(super) wanted: usize,
+    pub(crate) wanted: usize,
 }
 
 impl Copies {
-    pub(super) const NONE: Copies = Copies {
+    pub(crate) const NONE: Copies = Copies {
         count: 0,
         wanted: 0,
     };
-    pub(super) const ONE: Copies = Copies {
+    pub(crate) const ONE: Copies = Copies {
         count: 1,
         wanted: 0,
     };
 
     /// All replicas have what was acknowledged, so no failover loses it.
-    pub(super) fn are_safe(self) -> bool {
+    pub(crate) fn are_safe(self) -> bool {
         self.wanted == self.count && self.count > 0
     }
 }
 
 impl Engine {
-    pub(super) fn draw(draw: &mut SmallRng) -> Engine {
+    pub(crate) fn draw(draw: &mut SmallRng) -> Engine {
         let count = draw.random_range(1..=2);
         let wanted = draw.random_range(0..=count);
         match draw.random_range(0..16) {
@@ -81,7 +81,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn builder(self) -> Builder {
+    pub(crate) fn builder(self) -> Builder {
         let (url, wanted) = match self {
             Engine::Memory => return LockManager::builder_in_memory(),
             Engine::Server(_) => ("redis://redis:6379/", None),
@@ -109,7 +109,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn copies(self) -> Copies {
+    pub(crate) fn copies(self) -> Copies {
         match self {
             Engine::Memory | Engine::Server(_) => Copies::NONE,
             Engine::Replicas(copies) | Engine::Sentinel(copies) | Engine::Cluster(copies) => copies,
@@ -117,33 +117,33 @@ impl Engine {
     }
 }
 
-pub(super) type Node = Rc<RefCell<Server>>;
+pub(crate) type Node = Rc<RefCell<Server>>;
 
 /// The servers of a scene.
-pub(super) struct Servers {
+pub(crate) struct Servers {
     /// Where something listens. The nodes come first.
-    pub(super) addresses: RefCell<Vec<SocketAddr>>,
-    pub(super) nodes: Vec<Node>,
-    pub(super) shards: RefCell<Vec<Shard>>,
-    pub(super) sentinels: Option<Sentinels>,
-    pub(super) cluster: Option<Cluster>,
+    pub(crate) addresses: RefCell<Vec<SocketAddr>>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) shards: RefCell<Vec<Shard>>,
+    pub(crate) sentinels: Option<Sentinels>,
+    pub(crate) cluster: Option<Cluster>,
     /// No failover loses what a program was told to have.
-    pub(super) are_safe: bool,
+    pub(crate) are_safe: bool,
 }
 
 /// A master and its replicas, by the numbers of the nodes.
 #[derive(Clone, Debug)]
-pub(super) struct Shard {
-    pub(super) master: usize,
-    pub(super) replicas: Vec<usize>,
+pub(crate) struct Shard {
+    pub(crate) master: usize,
+    pub(crate) replicas: Vec<usize>,
     /// A failover, or the move of a slot, is under way.
-    pub(super) is_busy: bool,
+    pub(crate) is_busy: bool,
     /// Keys that came here from another shard: no replica was asked for them.
-    pub(super) moved: Vec<usize>,
+    pub(crate) moved: Vec<usize>,
 }
 
 impl Servers {
-    pub(super) fn start(engine: Engine) -> Servers {
+    pub(crate) fn start(engine: Engine) -> Servers {
         let copies = engine.copies();
         let masters = match engine {
             Engine::Memory => 0,
@@ -208,20 +208,20 @@ impl Servers {
     }
 
     /// The address of one of the servers.
-    pub(super) fn address(&self, number: usize) -> SocketAddr {
+    pub(crate) fn address(&self, number: usize) -> SocketAddr {
         let addresses = self.addresses.borrow();
         addresses[number % addresses.len()]
     }
 
     /// One of the nodes, or of the sentinels.
-    pub(super) fn server(&self, number: usize) -> Node {
+    pub(crate) fn server(&self, number: usize) -> Node {
         let sentinels = self.sentinels.iter().flat_map(|it| &it.servers);
         let all: Vec<_> = self.nodes.iter().chain(sentinels).collect();
         Rc::clone(all[number % all.len()])
     }
 
     /// The server has another address from now on, behind the same name.
-    pub(super) fn move_to_another_address(&self, number: usize) {
+    pub(crate) fn move_to_another_address(&self, number: usize) {
         let mut addresses = self.addresses.borrow_mut();
         let IpAddr::V4(ip) = addresses[number].ip() else {
             unreachable!("all have such addresses")
@@ -239,7 +239,7 @@ impl Servers {
     }
 
     /// The number of the shard to which a node belongs.
-    pub(super) fn shard_of(&self, node: usize) -> Option<usize> {
+    pub(crate) fn shard_of(&self, node: usize) -> Option<usize> {
         let shards = self.shards.borrow();
         shards
             .iter()
@@ -248,7 +248,7 @@ impl Servers {
 }
 
 /// The address of a node.
-pub(super) fn address(number: usize) -> SocketAddr {
+pub(crate) fn address(number: usize) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, u8::try_from(number + 1).expect("a few")], 6379))
 }
 

@@ -4,10 +4,10 @@
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use crate::simulation::plan::{Body, End, How, Op, Program, SeveralEnd, Terms, Under, With};
+use crate::simulation::scene::plan::{Body, End, How, Op, Program, SeveralEnd, Terms, Under, With};
 
 /// How often the operations of a scene come, relative to others of their kind.
-pub(super) struct Taste {
+pub(crate) struct Taste {
     keys: usize,
     ops: Vec<u32>,
     under: Vec<u32>,
@@ -28,7 +28,7 @@ struct Place<'a> {
 }
 
 impl Taste {
-    pub(super) fn draw(draw: &mut SmallRng, keys: usize) -> Taste {
+    pub(crate) fn draw(draw: &mut SmallRng, keys: usize) -> Taste {
         let mut some = |weights: &[u32]| {
             let mut one = |weight: &u32| if draw.random_bool(0.5) { *weight } else { 0 };
             let mut some: Vec<u32> = weights.iter().map(&mut one).collect();
@@ -53,7 +53,7 @@ impl Taste {
     }
 
     /// What a thread does.
-    pub(super) fn ops(
+    pub(crate) fn ops(
         &mut self,
         draw: &mut SmallRng,
         program: &Program,
@@ -282,7 +282,7 @@ impl Place<'_> {
 }
 
 impl How {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         if matches!(self, How::Try | How::For(0) | How::Wait(0)) {
             "try_lock"
         } else {

@@ -7,6 +7,7 @@ mod lost;
 mod nodes;
 mod parcels;
 mod sets;
+mod waits;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,26 +18,26 @@ use parking_lot::Mutex;
 use crate::base::sync::scheduler::{
     self, Ended, Order, below, change_link, fail, now, one_in, reset_all, thread,
 };
-use crate::simulation::engine::{Decoy, Engine, Servers};
-use crate::simulation::ledger;
+use crate::simulation::judge::ledger;
 use crate::simulation::redis::{Entry, Value};
+use crate::simulation::world::engine::{Decoy, Engine, Servers};
 use crate::{Builder, Error, LockManager, LostCause};
 
-pub(super) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 /// A round trip takes less than this, and so do the steps of a call.
-pub(super) const QUICK: Duration = Duration::from_millis(1);
+pub(crate) const QUICK: Duration = Duration::from_millis(1);
 
-pub(super) struct World {
-    pub(super) servers: Rc<Servers>,
+pub(crate) struct World {
+    pub(crate) servers: Rc<Servers>,
 }
 
 /// Plays `events` with one server in so many orders.
-pub(super) fn in_scenes(times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
+pub(crate) fn in_scenes(times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
     in_scenes_with(Engine::Server(Decoy::None), times, events);
 }
 
-pub(super) fn in_scenes_with(
+pub(crate) fn in_scenes_with(
     engine: Engine,
     times: u64,
     events: impl Fn(&World) + Send + Sync + 'static,
@@ -68,7 +69,7 @@ pub(super) fn in_scenes_with(
 }
 
 impl World {
-    pub(super) fn delete(&self, key: &str) {
+    pub(crate) fn delete(&self, key: &str) {
         let key = format!("lock:{key}");
         self.servers.nodes[0]
             .borrow_mut()
@@ -76,7 +77,7 @@ impl World {
     }
 
     /// Another process has the lock.
-    pub(super) fn occupy(&self, key: &str, number: u32) {
+    pub(crate) fn occupy(&self, key: &str, number: u32) {
         let key = format!("lock:{key}");
         let value = Value::String(format!("host-{number}-1-{number:032x}").into_bytes());
         self.servers.nodes[0].borrow_mut().act(|redis, now| {
@@ -85,7 +86,7 @@ impl World {
         });
     }
 
-    pub(super) fn exists(&self, key: &str) -> bool {
+    pub(crate) fn exists(&self, key: &str) -> bool {
         let mut server = self.servers.nodes[0].borrow_mut();
         server.act(|redis, now| {
             redis.advance(now);
@@ -102,18 +103,18 @@ impl World {
     }
 }
 
-pub(super) fn locks(change: impl FnOnce(Builder) -> Builder) -> LockManager {
+pub(crate) fn locks(change: impl FnOnce(Builder) -> Builder) -> LockManager {
     change(Engine::Server(Decoy::None).builder())
         .build_unchecked()
         .expect("options that can work")
 }
 
-pub(super) fn since(moment: u64) -> Duration {
+pub(crate) fn since(moment: u64) -> Duration {
     Duration::from_nanos(now() - moment)
 }
 
 /// Any time up to `most`.
-pub(super) fn some(most: Duration) -> Duration {
+pub(crate) fn some(most: Duration) -> Duration {
     Duration::from_nanos(below(u64::try_from(most.as_nanos()).expect("a short time")))
 }
 
@@ -146,7 +147,7 @@ fn row_06_a_key_that_is_deleted_at_any_age_of_its_hold_is_told_in_time() {
 
 /// A lease counts from when its command was sent, however late the answer came.
 #[test]
-pub(super) fn row_08_a_hold_in_a_black_hole_ends_with_its_lease_and_its_key_does_not_end_sooner() {
+pub(crate) fn row_08_a_hold_in_a_black_hole_ends_with_its_lease_and_its_key_does_not_end_sooner() {
     in_scenes(200, |world| {
         let (lease, latency) = (3 * SECOND, below(200_000_000));
         change_link(world.servers.address(0), |link| {

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::sync::scheduler::{self, Ended};
-use crate::simulation::plan::{Op, Plan, Under};
 use crate::simulation::scene;
+use crate::simulation::scene::plan::{Op, Plan, Under};
 
 /// In how many orders a smaller scene is tried. (What fails in one order need not fail in another.)
 const ORDERS: u64 = 30;
@@ -16,7 +16,7 @@ const MOST_STEPS: u64 = 20_000_000;
 
 /// Prints the scene of a plan, and what happened in it. If it fails, so does a smaller one that is
 /// printed, too.
-pub(super) fn show(plan: Plan, seed: u64) {
+pub(crate) fn show(plan: Plan, seed: u64) {
     let ended = play(&plan, seed, true);
     print(&plan, &ended);
     if ended.failure.is_none() {
