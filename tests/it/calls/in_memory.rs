@@ -1,0 +1,849 @@
+//! Managers without a Redis: what their controls do, what they start, and what a disabled one
+//! promises. (What is the same as with a Redis: `either_store`.)
+
+use std::fs;
+use std::mem;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use log::LevelFilter;
+use relatch::{
+    Error, LockGuard, LockManager, LostCause, Memory, Owner, Replicas, Unlocked, install,
+    install_for_test, installed,
+};
+use relatch_rig::{LONG, eventually, is_alone, throughout, within};
+
+use crate::calls::logs::{collect, lines_of};
+use crate::support::{ANSWER, MINUTE, PERIOD, assert_lost, assert_unavailable, until_queued};
+
+/// The default lease.
+const LEASE: Duration = Duration::from_secs(30);
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn in_memory() -> (LockManager, Memory) {
+    let locks = LockManager::builder_in_memory()
+        .response_timeout(ANSWER)
+        .build()
+        .expect("it works");
+    let memory = locks.memory().expect("it is in memory");
+    (locks, memory)
+}
+
+/// Has another thread wait for a lock while `meanwhile` runs, and returns what it took.
+fn behind(locks: &LockManager, name: &str, meanwhile: impl FnOnce()) -> Result<(), Error> {
+    thread::scope(|scope| {
+        let (sender, thread) = mpsc::channel();
+        let waiter = scope.spawn(move || {
+            sender
+                .send(Owner::current().thread())
+                .expect("it is awaited");
+            locks.lock(name).map(drop)
+        });
+        until_queued(thread.recv().expect("it began"));
+        meanwhile();
+        within(LONG, "the waiter goes on", || {
+            waiter.join().expect("no panic")
+        })
+    })
+}
+
+/// Takes a lock in a thread that ends with it.
+fn leave(locks: &LockManager, name: &str) {
+    let take = || mem::forget(locks.lock(name).expect("locks"));
+    thread::scope(|scope| scope.spawn(take).join().expect("no panic"));
+}
+
+fn is_lost(guard: &LockGuard) -> bool {
+    !guard.is_valid()
+}
+
+#[test]
+fn a_lock_that_is_free_is_not_waited_for() {
+    let (locks, _) = in_memory();
+    drop(locks.lock("a").expect("it is free"));
+    let stats = locks.stats();
+    assert_eq!((stats.acquired, stats.waited), (1, 0));
+}
+
+#[test]
+fn no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled() {
+    if !is_alone(
+        module_path!(),
+        "no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled",
+    ) {
+        return;
+    }
+    let threads = || {
+        let tasks = fs::read_dir("/proc/self/task").expect("Linux");
+        let names =
+            tasks.map(|task| fs::read_to_string(task.expect("a thread").path().join("comm")));
+        let names = names
+            .map(Result::unwrap_or_default)
+            .filter(|name| name.starts_with("relatch"));
+        names.collect::<Vec<_>>()
+    };
+    let disabled = LockManager::disabled();
+    let (locks, memory) = in_memory();
+    for (locks, keepers) in [(&disabled, 0), (&locks, 1)] {
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| (0..100).for_each(|_| locks.with_lock("a", || ()).expect("locks")));
+            }
+        });
+        let guard = locks.lock("a").expect("locks");
+        guard.extend_to(MINUTE).expect("extends");
+        guard.confirm(SECOND).expect("it is there");
+        guard.ensure(SECOND).expect("it is there");
+        assert!(locks.try_lock_for("a", ANSWER).expect("answers").is_some());
+        leave(locks, "c");
+        if locks.memory().is_none() {
+            assert_eq!(locks.shutdown_and_release(Duration::ZERO).len(), 2);
+            assert_lost(&guard.unlock(), LostCause::ShutDown);
+        }
+        assert_eq!(threads(), vec!["relatch-keeper\n"; keepers]);
+    }
+    memory.go_away(LEASE);
+    assert_unavailable(&locks.try_lock("b"));
+    memory.advance(LEASE);
+    let guard = locks.lock("d").expect("locks");
+    memory.lose("d");
+    assert_lost(&guard.unlock(), LostCause::Deleted);
+    assert_eq!(threads().len(), 1);
+    let open = fs::read_dir("/proc/self/fd").expect("Linux");
+    let open: Vec<_> = open
+        .filter_map(|it| fs::read_link(it.ok()?.path()).ok())
+        .collect();
+    assert!(
+        open.iter()
+            .all(|it| !it.to_string_lossy().starts_with("socket:")),
+        "{open:?}"
+    );
+}
+
+#[test]
+fn advance_ends_leases_and_nothing_else() {
+    let (locks, memory) = in_memory();
+    let renewed = locks.lock("renewed").expect("locks");
+    let short = locks
+        .named("short")
+        .renew(false)
+        .lease(MINUTE)
+        .lock()
+        .expect("locks");
+    let long = locks
+        .named("long")
+        .renew(false)
+        .lease(2 * MINUTE)
+        .lock()
+        .expect("locks");
+    renewed.verify().expect("its key is there");
+    memory.advance(MINUTE / 2);
+    assert!(renewed.is_valid() && short.is_valid() && long.is_valid());
+    assert!(short.remaining() < MINUTE / 2, "{:?}", short.remaining());
+    memory.advance(MINUTE / 2);
+    assert!(renewed.is_valid() && long.is_valid() && is_lost(&short));
+    assert_eq!(locks.stats().lost, 1, "it is told at once");
+    long.verify().expect("its key is there");
+    long.extend_to(3 * MINUTE).expect("extends");
+    memory.advance(2 * MINUTE);
+    assert!(long.is_valid() && renewed.is_valid());
+    let renewals = || {
+        locks
+            .held()
+            .iter()
+            .map(|held| held.renewals)
+            .max()
+            .expect("they are held")
+    };
+    assert!(
+        renewals() >= 9,
+        "one in each third of a lease: {}",
+        renewals()
+    );
+    assert_lost(&short.unlock(), LostCause::Expired);
+    assert_eq!(long.unlock().expect("unlocks"), Unlocked::Released);
+    assert_eq!(renewed.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn a_key_and_its_hold_end_together() {
+    let (locks, memory) = in_memory();
+    let guard = locks
+        .named("a")
+        .renew(false)
+        .lease(MINUTE)
+        .lock()
+        .expect("locks");
+    let other = || {
+        thread::scope(|scope| {
+            scope
+                .spawn(|| locks.try_lock("a").expect("answers").is_some())
+                .join()
+        })
+        .expect("no panic")
+    };
+    // Time also passes by itself, on a busy machine perhaps seconds.
+    for _ in 0..50 {
+        memory.advance(SECOND);
+        assert!(
+            guard.is_valid() && !other(),
+            "two hold the lock, or it ended before its lease"
+        );
+    }
+    memory.advance(10 * SECOND);
+    assert!(is_lost(&guard) && other());
+}
+
+/// With nothing due, and with a hold that is renewed again and again on the way.
+#[test]
+fn an_advance_by_the_longest_time_returns() {
+    let (locks, memory) = in_memory();
+    // On a thread of its own: if it did not return, nor would the test.
+    let advance = || {
+        let (memory, (tell, told)) = (memory.clone(), mpsc::channel());
+        thread::spawn(move || {
+            memory.advance(Duration::MAX);
+            tell.send(())
+        });
+        told.recv_timeout(LONG).expect("it returns");
+    };
+    advance();
+    let renewed = locks.named("a").lease(10 * MINUTE).lock().expect("locks");
+    let other = locks
+        .named("b")
+        .renew(false)
+        .lease(24 * 60 * MINUTE)
+        .lock()
+        .expect("locks");
+    advance();
+    assert!(renewed.is_valid());
+    assert_lost(&other.unlock(), LostCause::Expired);
+}
+
+#[test]
+fn a_waiter_gets_the_lock_when_an_advanced_lease_ends() {
+    let (locks, memory) = in_memory();
+    let begun = Instant::now();
+    let guard = locks
+        .named("a")
+        .renew(false)
+        .lease(MINUTE)
+        .lock()
+        .expect("locks");
+    behind(&locks, "a", || memory.advance(MINUTE)).expect("locks");
+    assert_lost(&guard.unlock(), LostCause::Expired);
+    // The same if nobody of the process holds the lock, and the waiter sleeps until its key ends.
+    leave(&locks, "b");
+    assert!(locks.try_lock("b").expect("answers").is_none());
+    behind(&locks, "b", || memory.advance(LEASE)).expect("locks");
+    leave(&locks, "d");
+    behind(&locks, "d", || {
+        eventually(LONG, "the waiter has asked the store", || {
+            locks.stats().waited > 2
+        });
+        assert!(memory.lose("d"));
+    })
+    .expect("locks");
+    let kept = locks
+        .named("c")
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
+    assert!(matches!(kept.unlock(), Ok(Unlocked::Kept { .. })));
+    behind(&locks, "c", || memory.advance(MINUTE)).expect("locks");
+    assert!(
+        begun.elapsed() < LONG / 2,
+        "nobody has woken a waiter: {:?}",
+        begun.elapsed()
+    );
+}
+
+#[test]
+fn max_hold_and_keep_at_least_go_by_the_advanced_clock() {
+    let (locks, memory) = in_memory();
+    let limited = locks.named("a").max_hold(MINUTE).lock().expect("locks");
+    memory.advance(MINUTE);
+    assert!(limited.is_valid(), "the last lease begins now");
+    memory.advance(LEASE);
+    assert!(is_lost(&limited));
+    drop(limited);
+    let limited = locks.named("a").max_hold(MINUTE).lock().expect("locks");
+    memory.advance(10 * MINUTE);
+    assert!(is_lost(&limited), "also if all of that is one step");
+    drop(limited);
+    let kept = locks
+        .named("b")
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
+    memory.advance(MINUTE);
+    assert_eq!(
+        kept.unlock().expect("unlocks"),
+        Unlocked::Released,
+        "it was held for long enough"
+    );
+}
+
+#[test]
+fn expire_and_lose_end_one_lock_with_their_cause() {
+    let (locks, memory) = in_memory();
+    let [a, b, c] = ["a", "b", "c"].map(|name| locks.lock(name).expect("locks"));
+    behind(&locks, "a", || assert!(memory.expire("a"))).expect("locks");
+    behind(&locks, "b", || assert!(memory.lose("b"))).expect("locks");
+    assert!(!memory.expire("a") && !memory.lose("nobody has it") && !memory.lose(""));
+    assert!(is_lost(&a) && is_lost(&b) && c.is_valid());
+    assert_lost(&a.unlock(), LostCause::Expired);
+    assert_lost(&b.unlock(), LostCause::Deleted);
+    assert_eq!(c.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn a_hold_survives_an_outage_that_is_shorter_than_its_lease() {
+    let (locks, memory) = in_memory();
+    let guard = locks.lock("a").expect("locks");
+    assert!(
+        guard.remaining() <= LEASE,
+        "as with a Redis: {:?}",
+        guard.remaining()
+    );
+    memory.go_away(LEASE / 2);
+    assert!(guard.is_valid());
+    assert!(matches!(
+        guard.confirm(SECOND),
+        Err(Error::Unavailable { .. })
+    ));
+    assert!(matches!(guard.verify(), Err(Error::Unavailable { .. })));
+    assert_unavailable(&locks.try_lock("b"));
+    assert!(locks.lock("a").is_ok(), "reentry asks nobody");
+    memory.advance(LEASE / 2);
+    guard.confirm(SECOND).expect("it is there");
+    memory.advance(MINUTE);
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn a_hold_is_lost_by_an_outage_that_outlasts_its_lease() {
+    let (locks, memory) = in_memory();
+    let guard = locks.lock("a").expect("locks");
+    memory.go_away(LEASE / 2);
+    memory.advance(LEASE / 3);
+    memory.go_away(LEASE); // The same outage, which lasts longer than was planned.
+    assert!(
+        guard.is_valid() && guard.remaining() <= LEASE / 3 * 2,
+        "{:?}",
+        guard.remaining()
+    );
+    assert!(locks.stats().renewal_errors > 0, "its renewals fail");
+    memory.advance(LEASE / 3);
+    assert!(guard.is_valid());
+    memory.advance(LEASE / 3);
+    assert!(is_lost(&guard));
+    let another = locks.try_lock("b");
+    assert!(
+        matches!(another, Err(Error::OuterLost { .. })),
+        "{another:?}"
+    );
+    memory.advance(LEASE);
+    assert_lost(&guard.unlock(), LostCause::Expired);
+    assert!(locks.try_lock("a").expect("answers").is_some());
+}
+
+#[test]
+fn an_outage_and_what_comes_after_it_can_pass_in_one_step() {
+    let (locks, memory) = in_memory();
+    let guard = locks.lock("a").expect("locks");
+    memory.go_away(LEASE / 2);
+    memory.advance(20 * MINUTE);
+    assert!(guard.is_valid(), "it was renewed after the outage");
+    memory.go_away(2 * LEASE);
+    memory.advance(20 * MINUTE);
+    assert_lost(&guard.unlock(), LostCause::Expired);
+    assert!(locks.try_lock("a").expect("answers").is_some());
+}
+
+/// The keeper renews meanwhile, and the threads wait for each other. A thread whose lock was just
+/// taken may lose it, if the keeper did not know of it yet.
+#[test]
+fn time_can_pass_while_other_threads_take_and_release_locks() {
+    let locks = LockManager::builder_in_memory()
+        .lease(PERIOD)
+        .fenced(true)
+        .build()
+        .expect("it works");
+    let memory = locks.memory().expect("it is in memory");
+    let (top, ended) = (AtomicU64::new(0), AtomicU32::new(0));
+    let work = || {
+        let mut good = 0;
+        while good < 500 {
+            let guard = locks.lock("a").expect("locks");
+            let fence = guard.fence().expect("it is fenced");
+            top.fetch_max(fence, Ordering::SeqCst);
+            thread::yield_now();
+            let seen = top.load(Ordering::SeqCst);
+            assert!(
+                seen == fence || is_lost(&guard),
+                "another thread had the lock"
+            );
+            good += u32::from(guard.unlock().is_ok());
+        }
+        ended.fetch_add(1, Ordering::SeqCst);
+    };
+    within(2 * LONG, "all threads have their locks", || {
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(work);
+            }
+            while ended.load(Ordering::SeqCst) < 3 {
+                memory.advance(10 * PERIOD);
+            }
+        });
+    });
+}
+
+#[test]
+fn a_waiter_goes_on_after_an_outage() {
+    let (locks, memory) = in_memory();
+    memory.go_away(MINUTE);
+    let begun = Instant::now();
+    behind(&locks, "a", || memory.advance(MINUTE)).expect("locks");
+    assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_lock_that_was_released_during_an_outage_is_free_after_it() {
+    let (locks, memory) = in_memory();
+    let [short, long] = ["short", "long"].map(|name| locks.lock(name).expect("locks"));
+    memory.go_away(SECOND);
+    let Err(Error::Unconfirmed { at_most, .. }) = short.unlock() else {
+        panic!("nothing answered")
+    };
+    assert!(at_most <= LEASE && at_most > LEASE / 2, "{at_most:?}");
+    memory.advance(SECOND);
+    assert!(
+        locks
+            .try_lock_for("short", LONG)
+            .expect("answers")
+            .is_some(),
+        "deleted after the outage"
+    );
+    memory.go_away(SECOND);
+    drop(long);
+    memory.advance(SECOND);
+    let kept = locks
+        .named("kept")
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
+    memory.go_away(SECOND);
+    assert!(matches!(kept.unlock(), Err(Error::Unconfirmed { .. })));
+    memory.advance(SECOND);
+    assert!(locks.try_lock("kept").expect("answers").is_none());
+    memory.advance(LEASE);
+    assert!(locks.try_lock("kept").expect("answers").is_some());
+    // With a longer lease, it is deleted once it need not be kept any more.
+    let kept = locks
+        .named("kept")
+        .lease(10 * MINUTE)
+        .keep_at_least(MINUTE)
+        .lock()
+        .expect("locks");
+    memory.go_away(SECOND);
+    assert!(matches!(kept.unlock(), Err(Error::Unconfirmed { .. })));
+    memory.advance(MINUTE / 2);
+    assert!(locks.try_lock("kept").expect("answers").is_none());
+    memory.advance(MINUTE / 2);
+    assert!(locks.try_lock_for("kept", LONG).expect("answers").is_some());
+}
+
+#[test]
+fn on_lost_is_called_for_a_lease_that_ends_by_the_real_clock() {
+    let (sender, lost) = mpsc::channel();
+    let builder = LockManager::builder_in_memory().renew(false).lease(ANSWER);
+    let locks = builder.on_lost(move |lost| sender.send(lost.key.clone()).expect("it is awaited"));
+    let locks = locks.build().expect("it works");
+    let guard = locks.lock("a").expect("locks");
+    assert_eq!(lost.recv_timeout(LONG).expect("it is called"), "a");
+    assert!(is_lost(&guard));
+}
+
+#[test]
+fn on_lost_is_called_for_a_hold_that_an_outage_ends() {
+    let (sender, lost) = mpsc::channel();
+    let builder = LockManager::builder_in_memory().lease(ANSWER);
+    let builder = builder.on_lost(move |lost| {
+        sender
+            .send((lost.key.clone(), lost.cause))
+            .expect("it is awaited");
+    });
+    let locks = builder.build().expect("it works");
+    let guard = locks.lock("a").expect("locks");
+    throughout(2 * ANSWER, || assert!(guard.is_valid()));
+    locks.memory().expect("in memory").go_away(2 * ANSWER);
+    assert_eq!(
+        lost.recv_timeout(LONG).expect("it is called"),
+        ("a".to_owned(), LostCause::Expired)
+    );
+    assert!(is_lost(&guard));
+}
+
+/// The keeper has planned to look at the hold when its lease ends, and that is sooner now.
+#[test]
+fn on_lost_is_called_for_a_lease_that_ends_sooner_than_planned() {
+    let (sender, lost) = mpsc::channel();
+    let builder = LockManager::builder_in_memory().renew(false).lease(MINUTE);
+    let locks = builder.on_lost(move |lost| sender.send(lost.cause).expect("it is awaited"));
+    let locks = locks.build().expect("it works");
+    let guard = locks.lock("a").expect("locks");
+    throughout(ANSWER, || assert!(guard.is_valid())); // The keeper sleeps by then.
+    locks.memory().expect("in memory").advance(MINUTE / 60 * 59);
+    assert_eq!(
+        lost.recv_timeout(LONG).expect("it is called"),
+        LostCause::Expired
+    );
+    assert!(is_lost(&guard));
+}
+
+#[test]
+fn on_lost_is_called_for_a_guard_that_was_forgotten() {
+    let (sender, lost) = mpsc::channel();
+    let builder = LockManager::builder_in_memory().lease(ANSWER);
+    let locks = builder.on_lost(move |lost| sender.send(lost.cause).expect("it is awaited"));
+    let locks = locks.build().expect("it works");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let guard = locks.lock("a").expect("locks");
+            throughout(2 * ANSWER, || assert!(guard.is_valid()));
+            mem::forget(guard);
+        });
+    });
+    assert_eq!(
+        lost.recv_timeout(LONG).expect("it is called"),
+        LostCause::Expired
+    );
+    // The hold ends a little before its key.
+    assert!(locks.try_lock_for("a", LONG).expect("answers").is_some());
+    assert_eq!(locks.stats().lost, 1);
+}
+
+#[test]
+fn a_shorter_outage_does_not_end_a_longer_one_and_nothing_is_forced_meanwhile() {
+    let (locks, memory) = in_memory();
+    let guard = locks.lock("a").expect("locks");
+    memory.go_away(LEASE / 2);
+    memory.go_away(SECOND);
+    memory.advance(2 * SECOND);
+    assert_unavailable(&locks.try_lock("b"));
+    assert!(matches!(
+        locks.named("a").force_unlock(),
+        Err(Error::Unavailable { .. })
+    ));
+    assert!(guard.is_valid());
+}
+
+#[test]
+fn a_hold_is_renewed_and_listed_with_what_is_left_of_its_lease() {
+    let (locks, _) = in_memory();
+    let guard = locks.named("a").lease(ANSWER).lock().expect("locks");
+    throughout(3 * ANSWER, || assert!(guard.is_valid()));
+    let holder = locks
+        .named("a")
+        .holder()
+        .expect("answers")
+        .expect("it is held");
+    assert!(
+        holder
+            .time_left()
+            .is_some_and(|it| it <= ANSWER && !it.is_zero()),
+        "{holder}"
+    );
+    let [held] = &locks.held()[..] else {
+        panic!("it is held once")
+    };
+    assert!(held.renewals > 0 && held.valid_for <= ANSWER, "{held:?}");
+    assert_eq!(locks.stats().renewed, u64::from(held.renewals));
+}
+
+#[test]
+fn managers_in_memory_share_nothing_but_with_their_clones() {
+    let (one, _) = in_memory();
+    let (two, _) = in_memory();
+    let guard = one.lock("a").expect("locks");
+    let clone = one.clone();
+    let taken = |locks: &LockManager| locks.try_lock("a").expect("answers").is_some();
+    thread::scope(|scope| {
+        assert!(!scope.spawn(|| taken(&clone)).join().expect("no panic"));
+        assert!(scope.spawn(|| taken(&two)).join().expect("no panic"));
+    });
+    assert!(guard.is_valid());
+}
+
+/// If both managers gave their first holds the same token, a thread would take the hold of the one
+/// for a hold of the other.
+#[test]
+fn a_hold_of_another_manager_in_memory_is_somebody_elses() {
+    let ((one, _), (two, _)) = (in_memory(), in_memory());
+    let held = one.lock("x").expect("locks");
+    let parcel = two
+        .lock("y")
+        .expect("locks")
+        .hand_over()
+        .expect("hands over");
+    assert!(
+        two.try_lock("y")
+            .expect("no deadlock: this thread does not hold it")
+            .is_none()
+    );
+    // The same number of each, for the same name.
+    let (theirs, ours) = (one.lock("z").expect("locks"), two.lock("z").expect("locks"));
+    assert_ne!(theirs.token(), ours.token());
+    let theirs = theirs.hand_over().expect("hands over");
+    assert_lost(
+        &thread::scope(|scope| scope.spawn(|| two.adopt(&theirs).map(drop)).join())
+            .expect("no panic"),
+        LostCause::Taken,
+    );
+    assert!(ours.is_valid() && held.is_valid());
+    assert!(two.adopt(&parcel).is_ok());
+}
+
+#[test]
+fn options_of_servers_are_refused_in_memory() {
+    let builder = LockManager::builder_in_memory;
+    let credentials = || (String::new(), String::new());
+    for (option, builder) in [
+        ("credentials", builder().credentials(credentials)),
+        ("database", builder().database(1)),
+        ("sentinel_login", builder().sentinel_login(None, "secret")),
+        (
+            "replicas",
+            builder().replicas(Replicas::at_least(1), ANSWER),
+        ),
+    ] {
+        let Err(Error::InvalidOption {
+            option: named,
+            reason,
+            ..
+        }) = builder.build()
+        else {
+            panic!("{option}")
+        };
+        assert_eq!(named, option);
+        assert!(reason.contains("in memory"), "{reason}");
+    }
+    assert!(
+        builder()
+            .pool_size(1)
+            .prefix("p:")
+            .poll_every(SECOND)
+            .build()
+            .is_ok()
+    );
+    assert!(matches!(
+        builder().lease(Duration::ZERO).build(),
+        Err(Error::InvalidOption { .. })
+    ));
+}
+
+#[test]
+fn a_disabled_manager_excludes_nobody_and_counts_reentry() {
+    let locks = LockManager::disabled();
+    assert!(locks.memory().is_none());
+    let lock = locks
+        .named("a")
+        .renew(false)
+        .lease(ANSWER)
+        .keep_at_least(MINUTE);
+    let guard = lock.lock().expect("locks");
+    let again = lock.lock().expect("re-enters");
+    assert_eq!((again.depth(), again.token()), (2, guard.token()));
+    thread::scope(|scope| {
+        let other = || {
+            let guard = locks
+                .try_lock("a")
+                .expect("answers")
+                .expect("it is granted");
+            assert_eq!(guard.depth(), 1);
+            guard.unlock().expect("unlocks")
+        };
+        assert_eq!(
+            scope.spawn(other).join().expect("no panic"),
+            Unlocked::Released
+        );
+        let waits = || locks.lock("a").map(drop);
+        within(LONG, "it is granted at once", || scope.spawn(waits).join())
+            .expect("no panic")
+            .expect("locks");
+    });
+    assert_eq!(locks.named("a").holder().expect("answers"), None);
+    assert_eq!(locks.named("a").force_unlock().expect("answers"), None);
+    let begun = Instant::now();
+    eventually(LONG, "the lease is over", || begun.elapsed() > 2 * ANSWER);
+    assert!(guard.is_valid() && !guard.remaining().is_zero());
+    guard.verify().expect("it is there");
+    guard.confirm(ANSWER / 2).expect("it is there");
+    assert_eq!(
+        again.unlock().expect("unlocks"),
+        Unlocked::StillHeld { depth: 1 }
+    );
+    assert_eq!(
+        guard.unlock().expect("unlocks"),
+        Unlocked::Released,
+        "nothing is kept"
+    );
+    lock.lock()
+        .expect("nor is it in the way")
+        .unlock()
+        .expect("unlocks");
+    let fenced = locks.named("b").fenced(true);
+    let fences = [(); 2].map(|()| fenced.lock().expect("locks").fence());
+    assert!(fences[0] < fences[1], "{fences:?}");
+}
+
+/// Calls `check` in another thread. A call that waits where it must not ends with its limit.
+fn elsewhere<T: Send>(check: impl FnOnce() -> T + Send) -> T {
+    within(LONG, "it is granted at once", || {
+        thread::scope(|scope| scope.spawn(check).join())
+    })
+    .expect("no panic")
+}
+
+#[test]
+fn a_disabled_manager_never_makes_a_thread_wait() {
+    let locks = LockManager::disabled();
+    let take = || locks.try_lock("a").expect("answers").is_some();
+    let short = locks.named("a").lease(ANSWER).max_hold(ANSWER);
+    let hold = short.lock().expect("locks").detach().expect("detaches");
+    assert!(elsewhere(take));
+    assert!(take(), "granted to this thread, too");
+    let guard = hold.attach().expect("attaches");
+    throughout(3 * ANSWER, || assert!(guard.is_valid()));
+    let parcel = locks
+        .named("b")
+        .fenced(true)
+        .lock()
+        .expect("locks")
+        .hand_over()
+        .expect("hands over");
+    for _ in 0..2 {
+        let adopted = elsewhere(|| {
+            let guard = locks.adopt(&parcel).expect("adopts");
+            (guard.fence().is_some(), guard.unlock().expect("unlocks"))
+        });
+        assert_eq!(adopted, (true, Unlocked::Released));
+    }
+    drop(
+        LockManager::disabled()
+            .adopt(&parcel)
+            .expect("as in another process"),
+    );
+    let left = within(LONG / 2, "it does not wait for itself", || {
+        locks.shutdown(LONG)
+    });
+    assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
+    guard.unlock().expect("unlocks");
+}
+
+#[test]
+fn a_disabled_manager_that_is_shut_down_waits_for_other_threads_only() {
+    let locks = LockManager::disabled();
+    let guard = locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let ((took, taken), (end, ends)) = (mpsc::channel(), mpsc::channel::<()>());
+        let locks = &locks;
+        scope.spawn(move || {
+            let _guard = locks.lock("a").expect("locks");
+            took.send(()).expect("awaited");
+            let _ = ends.recv();
+        });
+        taken.recv().expect("locked");
+        assert_eq!(
+            locks.shutdown(PERIOD).len(),
+            2,
+            "the same name is another hold"
+        );
+        drop(end);
+        let left = within(LONG / 2, "that is over soon", || locks.shutdown(LONG));
+        assert_eq!(left.len(), 1, "{left:?}");
+    });
+    guard.unlock().expect("unlocks");
+}
+
+#[test]
+fn a_disabled_manager_warns_once_and_warn_after_works_in_memory() {
+    if !is_alone(
+        module_path!(),
+        "a_disabled_manager_warns_once_and_warn_after_works_in_memory",
+    ) {
+        return;
+    }
+    collect(LevelFilter::Warn);
+    let both = [(); 2].map(|()| LockManager::disabled());
+    let lines = lines_of("relatch::disabled");
+    let [line] = &lines[..] else {
+        panic!("{lines:?}")
+    };
+    assert!(
+        line.starts_with("WARN ") && line.contains("excludes nobody"),
+        "{line}"
+    );
+    let locks = LockManager::builder_in_memory()
+        .warn_after(LONG, ANSWER)
+        .build()
+        .expect("it works");
+    let _guard = locks.lock("a").expect("locks");
+    eventually(LONG, "a warning", || {
+        lines_of("relatch::slow")
+            .iter()
+            .any(|it| it.contains("lock \"a\""))
+    });
+    drop(both);
+}
+
+#[test]
+fn a_manager_for_a_test_is_there_until_it_is_dropped() {
+    if !is_alone(
+        module_path!(),
+        "a_manager_for_a_test_is_there_until_it_is_dropped",
+    ) {
+        return;
+    }
+    let managers = [(); 4].map(|()| LockManager::in_memory());
+    // The number of the manager that has a lock which the installed one takes.
+    let current = || {
+        let _guard = installed().ok()?.lock("a").expect("locks");
+        managers.iter().position(|locks| !locks.held().is_empty())
+    };
+    let [program, first, second, third] = &managers;
+    assert_eq!(current(), None);
+    let restore_first = install_for_test(first.clone());
+    assert_eq!(current(), Some(1));
+    let restore_second = install_for_test(second.clone());
+    assert_eq!(current(), Some(2));
+    let elsewhere = |manager: Option<&LockManager>| {
+        let entered = || {
+            let _restore = manager.cloned().map(install_for_test);
+            current()
+        };
+        thread::scope(|scope| scope.spawn(entered).join().expect("no panic"))
+    };
+    assert_eq!(elsewhere(None), None, "it is for the thread of this test");
+    assert_eq!(
+        elsewhere(Some(first)),
+        Some(1),
+        "and for those to which it is given"
+    );
+    assert_eq!(current(), Some(2));
+    relatch::with_lock("a", || second.assert_held("a").expect("this one has it")).expect("locks");
+    drop(restore_second);
+    assert_eq!(current(), Some(1));
+    install(program.clone()).expect("it is the first of the program");
+    assert_eq!(current(), Some(1), "the one of the test counts");
+    let restore_third = install_for_test(third.clone());
+    drop(restore_first);
+    assert_eq!(current(), Some(3), "whatever the order of the drops");
+    drop(restore_third);
+    assert_eq!(current(), Some(0));
+}

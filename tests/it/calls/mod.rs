@@ -1,0 +1,32 @@
+//! What a program calls.
+
+// Lock, unlock and reentry: which commands each of them sends.
+mod commands_sent;
+// Every public function, as a user calls it.
+pub(crate) mod public_api;
+// Closures under a lock: whether they run, and what an error says of that.
+mod bodies;
+// Options, keys and addresses: which are refused, and which are unusual and work.
+pub(crate) mod input_validation;
+// Several locks at a time, and a lock inside of one that is lost.
+#[cfg(target_os = "linux")]
+pub(crate) mod several;
+// Waits that the program stops, and managers that are shut down.
+#[cfg(target_os = "linux")]
+pub(crate) mod stopping;
+// A hold that goes to another thread or process: `detach`, `attach`, `hand_over`, `adopt`.
+pub(crate) mod moved_holds;
+// Locks without a Redis: the controls for tests, disabled locks, `install_for_test`.
+mod in_memory;
+// What is the same with a Redis and in memory: each test runs over both.
+mod either_store;
+// What is logged, and under which target.
+pub(crate) mod logs;
+// Waits and holds as a program, its log and its monitoring system see them.
+#[cfg(target_os = "linux")]
+mod monitoring;
+// The feature `metrics`: the same numbers, through the recorder of the `metrics` crate.
+#[cfg(all(target_os = "linux", feature = "metrics"))]
+mod recorder;
+// The password is in no error, `Debug`, log line or panic.
+pub(crate) mod secrets;

@@ -1,0 +1,945 @@
+//! Several locks at a time: all or none, one after the other, in an order that all callers share; and
+//! a lock inside of one that is lost.
+
+use std::env;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Client;
+use relatch::{Error, LockManager, LostCause, Unlocked};
+use relatch_rig::{
+    Cluster, ClusterSetup, Fault, LONG, Server, Worker, eventually, role, throughout, time, within,
+};
+
+use crate::support::{
+    ANSWER, MINUTE, PERIOD, Rig, SOON, assert_lost, behind, broken_replies, connect, delete,
+    occupy, renewals, returns_by, take,
+};
+use crate::turns::mutual_exclusion::{COUNTING, increment, total};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// Checks that none of the three locks is in Redis.
+#[track_caller]
+fn assert_free(server: &Server) {
+    let left: Vec<_> = NAMES
+        .iter()
+        .filter(|name| server.exists(&format!("lock:{name}")))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn several_locks_are_taken_and_released() {
+    let rig = Rig::new();
+    let guard = rig.locks.lock_all(["c", "a", "b", "a"]).expect("locks");
+    assert_eq!(
+        guard.keys().collect::<Vec<_>>(),
+        NAMES,
+        "sorted, and each once"
+    );
+    assert!(guard.is_valid() && guard.remaining() > Duration::from_secs(20));
+    for name in NAMES {
+        let one = rig.locks.current(name).expect("this thread holds it");
+        assert_eq!(rig.value_of(name).as_deref(), Some(one.token()));
+        assert_eq!(one.depth(), 2, "it counts as one guard");
+    }
+    assert_eq!(rig.locks.stats().acquired, 1 + 3, "with the warm-up's");
+    guard.ensure(Duration::from_secs(5)).expect("held");
+    guard.confirm(Duration::from_secs(5)).expect("held");
+    guard.unlock().expect("unlocks");
+    assert_free(&rig.server);
+    assert!(rig.locks.held().is_empty());
+    assert_eq!(
+        rig.locks
+            .with_locks(NAMES, || rig.locks.held().len())
+            .expect("locks"),
+        3
+    );
+    let sum = rig
+        .locks
+        .with_locks_result(vec!["a".to_owned(), "b".to_owned()], |guard| {
+            guard.confirm(Duration::ZERO)?;
+            Ok::<_, Error>(guard.keys().count())
+        });
+    assert_eq!(sum.expect("locks"), 2);
+    assert_free(&rig.server);
+}
+
+#[test]
+fn each_lock_costs_two_commands() {
+    let rig = Rig::new();
+    drop(rig.locks.lock_all(NAMES).expect("locks"));
+    let sent = rig.proxy.log().len();
+    rig.locks
+        .lock_all(NAMES)
+        .expect("locks")
+        .unlock()
+        .expect("unlocks");
+    assert_eq!(
+        rig.proxy.log().split_off(sent),
+        ["SET", "SET", "SET", "EVALSHA", "EVALSHA", "EVALSHA"]
+    );
+}
+
+#[test]
+fn no_key_or_too_many_are_refused() {
+    let rig = Rig::new();
+    let sent = rig.proxy.log().len();
+    let none: [&str; 0] = [];
+    let many: Vec<_> = (0..65).map(|n| n.to_string()).collect();
+    for refused in [
+        rig.locks.lock_all(none).map(drop),
+        rig.locks.with_locks(&many, || ()),
+    ] {
+        let error = refused.expect_err("it cannot work");
+        assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
+    }
+    assert!(matches!(
+        rig.locks.try_lock_all(["a", ""]),
+        Err(Error::InvalidKey { .. })
+    ));
+    assert_eq!(rig.proxy.log().len(), sent, "nothing is sent");
+    assert!(rig.locks.held().is_empty());
+    drop(rig.locks.lock_all(&many[..64]).expect("locks"));
+}
+
+#[test]
+fn if_one_is_busy_those_behind_it_are_free_for_others_and_those_before_it_are_kept() {
+    let server = Server::start();
+    let [locks, others] = [(); 2].map(|()| connect(&server));
+    occupy(&server, "b", MINUTE);
+    assert!(locks.try_lock_all(NAMES).expect("answers").is_none());
+    assert!(!server.exists("lock:a") && !server.exists("lock:c") && locks.held().is_empty());
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| locks.lock_all(NAMES).map(|guard| guard.keys().count()));
+        eventually(LONG, "it waits for `b`", || server.tracked_keys() == 1);
+        throughout(PERIOD, || assert!(!waiter.is_finished()));
+        assert!(
+            others.try_lock("a").expect("answers").is_none(),
+            "it is kept"
+        );
+        drop(others.try_lock("c").expect("answers").expect("it is free"));
+        delete(&server, "b");
+        assert_eq!(waiter.join().expect("no panic").expect("locks"), 3);
+    });
+    assert_free(&server);
+}
+
+#[test]
+fn all_have_one_deadline_and_an_error_leaves_none() {
+    let rig = Rig::new();
+    occupy(&rig.server, "c", MINUTE);
+    returns_by(ANSWER, "a wait for several", || {
+        occupy(&rig.server, "b", ANSWER * 2 / 3); // The wait for `b` counts, too.
+        let asked = Instant::now();
+        assert!(
+            rig.locks
+                .try_lock_all_for(NAMES, ANSWER)
+                .expect("answers")
+                .is_none()
+        );
+        assert!(asked.elapsed() >= ANSWER);
+        asked.elapsed()
+    });
+    occupy(&rig.server, "b", SOON / 2);
+    let hasty = LockManager::builder(&rig.server.url())
+        .wait(SOON)
+        .build()
+        .expect("connects");
+    let error = hasty.lock_all(NAMES).expect_err("busy");
+    let Error::Timeout {
+        key, held, waited, ..
+    } = &error
+    else {
+        panic!("{error:?}")
+    };
+    assert!(*waited >= SOON, "from the call on: {waited:?}");
+    assert_eq!(
+        (key.as_str(), &held[..]),
+        ("c", &["a".to_owned(), "b".to_owned()][..]),
+        "what it held"
+    );
+    rig.server.query::<()>(&["DEL", "lock:c"]);
+    rig.server.query::<()>(&["RPUSH", "lock:b", "a list"]);
+    let error = rig.locks.lock_all(NAMES).expect_err("that is no lock");
+    assert!(
+        matches!(&error, Error::NotALock { key, .. } if key == "b"),
+        "{error:?}"
+    );
+    rig.server.query::<()>(&["DEL", "lock:b"]);
+    assert_free(&rig.server);
+    assert!(rig.locks.held().is_empty() && hasty.held().is_empty());
+}
+
+#[test]
+fn what_the_thread_has_already_is_entered_again() {
+    let rig = Rig::new();
+    let b = rig.locks.lock("b").expect("locks");
+    let sets = rig.proxy.commands("SET");
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    assert_eq!((b.depth(), rig.proxy.commands("SET") - sets), (2, 2));
+    all.unlock().expect("unlocks");
+    assert_eq!(b.depth(), 1);
+    assert!(rig.server.exists("lock:b") && !rig.server.exists("lock:a"));
+    // Only the last guard releases: here that is the set's.
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    assert_eq!(
+        b.unlock().expect("unlocks"),
+        Unlocked::StillHeld { depth: 1 }
+    );
+    drop(all);
+    assert_free(&rig.server);
+}
+
+#[test]
+fn lost_answers_leave_no_key() {
+    for fault in broken_replies() {
+        let rig = Rig::new();
+        rig.proxy.on("SET lock:b", fault.clone());
+        let all =
+            within(LONG, "another attempt", || rig.locks.lock_all(NAMES)).expect("takes them");
+        let held: Vec<_> = NAMES
+            .iter()
+            .map(|name| rig.locks.current(name).expect("held").token().to_owned())
+            .collect();
+        let stored: Vec<_> = NAMES.iter().filter_map(|name| rig.value_of(name)).collect();
+        assert_eq!(held, stored, "{fault:?}");
+        rig.proxy
+            .on(&format!("EVALSHA * 1 lock:b {}", held[1]), fault.clone());
+        all.unlock().expect("another try releases them");
+        assert_eq!(rig.proxy.fired(), 2, "{fault:?}");
+        eventually(LONG, "no key is left", || {
+            NAMES.iter().all(|name| rig.value_of(name).is_none())
+        });
+        throughout(2 * PERIOD, || assert_free(&rig.server));
+    }
+}
+
+/// The claims were executed, so their keys must not count as somebody else's.
+#[test]
+fn a_single_try_does_not_report_its_own_locks_as_busy() {
+    for fault in broken_replies() {
+        let rig = Rig::new();
+        rig.proxy.on("SET lock:b", fault.clone());
+        let all = rig.locks.try_lock_all(NAMES).expect("answers");
+        all.unwrap_or_else(|| panic!("{fault:?}: they are free"))
+            .unlock()
+            .expect("unlocks");
+        assert_eq!(rig.proxy.fired(), 1, "{fault:?}");
+    }
+}
+
+/// Redis executes the claims long after the manager has given up, and is gone.
+#[test]
+fn a_manager_dropped_after_giving_up_several_leaves_no_key() {
+    let rig = Rig::new();
+    rig.proxy
+        .always("SET lock:b", Fault::DelayCommand(6 * ANSWER));
+    assert!(rig.locks.try_lock_all(["b", "c"]).is_err(), "no answer");
+    let Rig {
+        locks,
+        proxy,
+        server,
+        ..
+    } = rig;
+    drop(locks);
+    eventually(LONG, "the claims are executed", || {
+        server.calls("set") == proxy.commands("SET lock:b") + proxy.commands("SET lock:c")
+    });
+    eventually(SOON, "no key without a holder is left", || {
+        !server.exists("lock:b") && !server.exists("lock:c")
+    });
+}
+
+#[test]
+fn a_limit_holds_for_all_keys_together() {
+    let rig = Rig::new();
+    let names: Vec<_> = (0..8).map(|n| n.to_string()).collect();
+    rig.proxy.always("SET", Fault::DelayReply(ANSWER / 2));
+    returns_by(ANSWER, "a wait for eight locks", || {
+        let (took, taken) = time(|| rig.locks.try_lock_all_for(&names, ANSWER / 3));
+        assert!(!matches!(taken, Ok(Some(_))), "no answer can come in time");
+        took
+    });
+    rig.proxy.clear();
+    eventually(LONG, "no key is left", || {
+        names.iter().all(|name| rig.value_of(name).is_none())
+    });
+}
+
+/// All answers together take longer than an attempt and a release may.
+#[test]
+fn a_slow_link_has_time_for_an_answer_for_each_of_many_locks() {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON).connect_timeout(SOON));
+    let names: Vec<_> = (0..12).map(|n| n.to_string()).collect();
+    for command in ["SET", "EVALSHA"] {
+        rig.proxy.always(command, Fault::DelayReply(SOON / 5));
+    }
+    let (before, asked) = (rig.locks.stats().time_waited.sum(), Instant::now());
+    let all = rig
+        .locks
+        .try_lock_all(&names)
+        .expect("answers")
+        .expect("they are free");
+    let waited = rig.locks.stats().time_waited.sum().saturating_sub(before);
+    assert!(
+        waited <= asked.elapsed(),
+        "{waited:?}: no lock waits for those before it"
+    );
+    assert!(asked.elapsed() > 2 * SOON);
+    all.unlock().expect("each has its answer in time");
+    assert!(names.iter().all(|name| rig.value_of(name).is_none()));
+}
+
+#[test]
+fn a_release_without_an_answer_does_not_hide_that_the_outer_lock_was_lost() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let outer = rig.locks.lock("outer").expect("locks");
+    let inner = rig.locks.lock("inner").expect("locks");
+    let set = rig.locks.lock_all(["x", "y"]).expect("locks");
+    delete(&rig.server, "outer");
+    assert_lost(&outer.verify(), LostCause::Deleted);
+    rig.proxy.black_hole(true);
+    assert!(matches!(inner.unlock(), Err(Error::OuterLost { .. })));
+    assert!(matches!(set.unlock(), Err(Error::OuterLost { .. })));
+    rig.proxy.black_hole(false);
+}
+
+#[test]
+fn an_answer_that_comes_after_the_lease_takes_none() {
+    let rig = Rig::with(|builder| {
+        builder
+            .lease(SOON)
+            .response_timeout(LONG)
+            .tolerate_outage(LONG)
+    });
+    rig.proxy.on("SET lock:b", Fault::DelayReply(SOON * 3 / 2));
+    let all = rig
+        .locks
+        .lock_all(NAMES)
+        .expect("another attempt takes them");
+    assert_eq!(rig.proxy.fired(), 1);
+    all.confirm(Duration::ZERO).expect("they are held");
+    all.unlock().expect("unlocks");
+    throughout(PERIOD, || assert_free(&rig.server));
+}
+
+#[test]
+fn an_outage_leaves_nothing_held() {
+    let rig = Rig::new();
+    rig.server.reset_stats();
+    rig.proxy.hold_replies(true);
+    let error = rig.locks.lock_all(NAMES).expect_err("no answer");
+    assert!(error.is_unavailable(), "{error:?}");
+    assert!(rig.locks.held().is_empty());
+    assert!(rig.server.calls("set") >= 1, "a claim was executed");
+    rig.proxy.hold_replies(false);
+    rig.proxy.cut_all();
+    eventually(LONG, "the keeper deletes what may be left", || {
+        NAMES.iter().all(|name| rig.value_of(name).is_none())
+    });
+    eventually(LONG, "they can be taken", || {
+        rig.locks.try_lock_all(NAMES).is_ok_and(|it| it.is_some())
+    });
+}
+
+#[test]
+fn if_one_is_lost_the_set_is_lost_and_the_others_are_released() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    delete(&rig.server, "b");
+    let confirmed = all.confirm(Duration::ZERO);
+    assert!(
+        matches!(&confirmed, Err(Error::Lost { key, .. }) if key == "b"),
+        "{confirmed:?}"
+    );
+    assert!(!all.is_valid() && all.remaining().is_zero());
+    assert!(
+        all.ensure(Duration::ZERO)
+            .is_err_and(|error| error.is_lost())
+    );
+    assert_lost(&all.unlock(), LostCause::Deleted);
+    assert_free(&rig.server);
+    let lost = rig.locks.with_locks(NAMES, || delete(&rig.server, "a"));
+    assert!(
+        matches!(&lost, Err(Error::Lost { key, .. }) if key == "a"),
+        "{lost:?}"
+    );
+    assert_free(&rig.server);
+}
+
+#[test]
+fn the_guard_of_a_set_tells_what_happened_to_each() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    // A lock that has another guard, and is lost.
+    let outer = rig.locks.lock("b").expect("locks");
+    let lost = rig.locks.with_locks(NAMES, || {
+        delete(&rig.server, "b");
+        assert_lost(&outer.verify(), LostCause::Deleted);
+    });
+    assert!(
+        matches!(&lost, Err(Error::Lost { key, .. }) if key == "b"),
+        "{lost:?}"
+    );
+    drop(outer);
+    // A loss says more than a release without an answer, and that keeps to its limit.
+    returns_by(ANSWER, "the release of a set in a black hole", || {
+        let all = rig.locks.lock_all(NAMES).expect("locks");
+        delete(&rig.server, "b");
+        assert!(all.confirm(Duration::ZERO).is_err());
+        rig.proxy.black_hole(true);
+        let (took, unlocked) = time(|| all.unlock());
+        assert!(
+            matches!(&unlocked, Err(Error::Lost { key, .. }) if key == "b"),
+            "{unlocked:?}"
+        );
+        rig.proxy.black_hole(false);
+        rig.proxy.cut_all();
+        eventually(LONG, "the others are deleted", || {
+            NAMES.iter().all(|it| rig.value_of(it).is_none())
+        });
+        took
+    });
+    // A lock that is to be kept.
+    let kept = rig
+        .locks
+        .named("a")
+        .keep_at_least(2 * MINUTE)
+        .lock()
+        .expect("locks");
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    drop(kept);
+    all.unlock().expect("unlocks");
+    assert!(rig.server.pttl("lock:a") > 61_000 && rig.value_of("b").is_none());
+}
+
+#[test]
+fn ensure_renews_a_set_of_which_too_little_is_left() {
+    // Two seconds remain for the answers.
+    let rig = Rig::with(|builder| builder.lease(4 * SOON).renew(false));
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let span = 2 * SOON;
+    eventually(LONG, "less is left", || all.remaining() < span);
+    all.ensure(span).expect("renews them");
+    assert!(all.remaining() + PERIOD >= span, "{:?}", all.remaining());
+    assert!(matches!(
+        all.ensure(MINUTE),
+        Err(Error::InvalidOption { .. })
+    ));
+}
+
+#[test]
+fn a_set_of_which_one_lock_may_not_be_extended_sends_nothing() {
+    let rig = Rig::with(|builder| builder.renew(false).response_timeout(SOON));
+    let limited = rig
+        .locks
+        .named("b")
+        .lease(2 * SOON)
+        .max_hold(2 * SOON)
+        .lock()
+        .expect("locks");
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let is_refused = |confirmed| {
+        matches!(
+            confirmed,
+            Err(Error::InvalidOption {
+                option: "max_hold",
+                ..
+            })
+        )
+    };
+    eventually(LONG, "the limit passes", || {
+        is_refused(limited.confirm(Duration::ZERO))
+    });
+    let sent = rig.proxy.log().len();
+    assert!(is_refused(all.confirm(Duration::ZERO)));
+    throughout(PERIOD, || assert_eq!(rig.proxy.log().len(), sent));
+}
+
+#[test]
+fn a_thread_that_waits_for_one_of_them_gets_it_with_the_release() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url())
+        .local_handoff(MINUTE)
+        .build()
+        .expect("connects");
+    thread::scope(|scope| {
+        let all = locks.lock_all(NAMES).expect("locks");
+        let waiter = behind(scope, || take(&locks, "b"));
+        all.unlock().expect("unlocks");
+        waiter.join().expect("no panic");
+    });
+    assert_eq!(locks.stats().handed_off, 1);
+    assert_free(&server);
+}
+
+#[test]
+fn fenced_locks_can_be_taken_together() {
+    let server = Server::start();
+    let fenced = LockManager::builder(&server.url())
+        .fenced(true)
+        .build()
+        .expect("connects");
+    let mut last = [0; 3];
+    for _ in 0..3 {
+        let all = fenced.lock_all(NAMES).expect("locks");
+        let fences = NAMES.map(|name| all.fence(name).expect("it is one of them"));
+        assert!(
+            fences.iter().zip(last).all(|(new, old)| *new > old),
+            "{fences:?} after {last:?}"
+        );
+        assert_eq!(all.fence("d"), None);
+        last = fences;
+    }
+}
+
+#[test]
+fn locks_of_several_nodes_can_be_taken_together() {
+    let cluster = Cluster::without_replicas();
+    let locks = LockManager::builder(&cluster.url())
+        .lease(MINUTE)
+        .build()
+        .expect("connects");
+    let names: Vec<_> = (0..6).map(|n| cluster.key_on(n % 3)).collect();
+    let key = |n: usize| format!("lock:{}", names[n]);
+    let all = locks.lock_all(&names).expect("locks");
+    assert!((0..6).all(|n| cluster.server(n % 3).exists(&key(n))));
+    all.confirm(Duration::ZERO).expect("held");
+    all.unlock().expect("unlocks");
+    assert!((0..6).all(|n| !cluster.server(n % 3).exists(&key(n))));
+    // The map is out of date: the batch is refused for this key, and a command of its own follows.
+    cluster.move_slot(cluster.slot_of(&names[0]), 1);
+    let all = locks.lock_all(&names).expect("locks");
+    assert!(cluster.server(1).exists(&key(0)));
+    cluster.move_slot(cluster.slot_of(&names[3]), 1);
+    all.unlock().expect("unlocks");
+    assert!(!cluster.server(1).exists(&key(0)) && !cluster.server(1).exists(&key(3)));
+    assert!(locks.held().is_empty());
+}
+
+#[test]
+fn a_node_that_is_away_keeps_none_of_the_others_locks() {
+    // The other nodes go on though the slots of one are not served.
+    let args = vec!["--cluster-require-full-coverage", "no"];
+    let cluster = Cluster::with(ClusterSetup {
+        replicas: 0,
+        args,
+        ..ClusterSetup::default()
+    });
+    let locks = LockManager::builder(&cluster.url())
+        .response_timeout(SOON)
+        .tolerate_outage(SOON);
+    let locks = locks.lease(MINUTE).build().expect("connects");
+    let names = [0, 0, 1].map(|place| cluster.key_on(place));
+    drop(locks.lock_all(&names).expect("locks"));
+    let all = locks.lock_all(&names).expect("locks");
+    cluster.server(1).pause();
+    let unlocked = all.unlock();
+    assert!(
+        matches!(&unlocked, Err(Error::Unconfirmed { key, .. }) if *key == names[2]),
+        "{unlocked:?}"
+    );
+    assert!(
+        names[..2]
+            .iter()
+            .all(|name| !cluster.server(0).exists(&format!("lock:{name}")))
+    );
+    let taken = locks.lock_all(&names);
+    assert!(
+        matches!(&taken, Err(error) if error.is_unavailable()),
+        "{taken:?}"
+    );
+    assert!(locks.held().is_empty());
+    assert!(
+        names[..2]
+            .iter()
+            .all(|name| !cluster.server(0).exists(&format!("lock:{name}")))
+    );
+    cluster.server(1).resume();
+}
+
+#[test]
+fn a_lock_that_is_lost_during_a_wait_is_told_at_its_end() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD));
+    let lose_while =
+        |take: &(dyn Fn() -> Result<(), Error> + Sync), lost: &str, busy: &str, ends: bool| {
+            occupy(&rig.server, busy, MINUTE);
+            let error = thread::scope(|scope| {
+                let taker = scope.spawn(take);
+                eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
+                let before = rig.locks.stats().lost;
+                delete(&rig.server, lost);
+                eventually(LONG, "the loss is found", || {
+                    rig.locks.stats().lost > before
+                });
+                if ends {
+                    delete(&rig.server, busy);
+                }
+                taker.join().expect("no panic").expect_err("one is lost")
+            });
+            delete(&rig.server, busy);
+            assert!(rig.locks.held().is_empty());
+            error
+        };
+    let nested = || {
+        let _outer = rig.locks.lock("outer")?;
+        rig.locks.lock("inner").map(drop)
+    };
+    let error = lose_while(&nested, "outer", "inner", true);
+    assert!(
+        matches!(&error, Error::OuterLost { outer, .. } if outer == "outer"),
+        "{error:?}"
+    );
+    // Of a set, none is around another one.
+    let body = || panic!("it runs without a");
+    let error = lose_while(&|| rig.locks.with_locks(["a", "b"], body), "a", "b", true);
+    assert!(
+        matches!(&error, Error::Lost { key, .. } if key == "a"),
+        "{error:?}"
+    );
+    let limited = || rig.locks.try_lock_all_for(["a", "b"], 3 * SOON).map(drop);
+    let error = lose_while(&limited, "a", "b", false);
+    assert!(
+        matches!(&error, Error::Lost { key, .. } if key == "a"),
+        "{error:?}: that says more than a limit"
+    );
+}
+
+/// The outer lock may belong to another manager, and run out by the clock alone.
+#[test]
+fn an_outer_lock_of_any_manager_that_has_run_out_is_noticed() {
+    let rig = Rig::new();
+    let outer = connect(&rig.server)
+        .named("outer")
+        .lease(ANSWER)
+        .renew(false)
+        .lock()
+        .expect("locks");
+    rig.assert_works("inner");
+    eventually(LONG, "it runs out", || !outer.is_valid());
+    let sent = rig.proxy.log().len();
+    let error = rig.locks.lock("inner").expect_err("the outer lock is lost");
+    assert!(
+        matches!(
+            error,
+            Error::OuterLost {
+                cause: LostCause::Expired,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
+    assert_eq!(rig.proxy.log().len(), sent);
+}
+
+#[test]
+fn a_thread_that_has_lost_a_lock_is_told_when_it_takes_another_one() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let outer = rig.locks.lock("outer").expect("locks");
+    delete(&rig.server, "outer");
+    assert_lost(&outer.verify(), LostCause::Deleted);
+    let sent = rig.proxy.log().len();
+    for taken in [
+        rig.locks.lock("inner").map(drop),
+        rig.locks.try_lock("inner").map(drop),
+        rig.locks
+            .with_lock("inner", || panic!("it runs without the outer lock")),
+        rig.locks.lock_all(["inner", "other"]).map(drop),
+    ] {
+        let error = taken.expect_err("the outer lock is lost");
+        let Error::OuterLost {
+            key, outer, cause, ..
+        } = &error
+        else {
+            panic!("{error:?}")
+        };
+        assert_eq!(
+            (key.as_str(), outer.as_str(), *cause),
+            ("inner", "outer", LostCause::Deleted)
+        );
+        assert!(error.is_lost());
+    }
+    assert_eq!(rig.proxy.log().len(), sent, "nothing is sent");
+    thread::scope(|scope| {
+        scope
+            .spawn(|| rig.assert_works("inner"))
+            .join()
+            .expect("no panic");
+    });
+    drop(outer);
+    rig.assert_works("inner");
+}
+
+#[test]
+fn a_release_says_that_a_lock_around_it_was_lost_meanwhile() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let lose = |outer: &relatch::LockGuard| {
+        delete(&rig.server, "outer");
+        assert_lost(&outer.verify(), LostCause::Deleted);
+    };
+    let nested = rig.locks.with_lock_result("outer", |outer| {
+        let inner = rig.locks.with_lock("inner", || lose(outer));
+        assert!(
+            matches!(&inner, Err(Error::OuterLost { outer, .. }) if outer == "outer"),
+            "{inner:?}"
+        );
+        assert!(!rig.server.exists("lock:inner"), "it is released");
+        Ok::<_, Error>(())
+    });
+    assert_lost(&nested, LostCause::Deleted);
+    // A lock that was taken later is no lock around it. Neither is one whose guard is gone.
+    let first = rig.locks.lock("first").expect("locks");
+    let second = rig.locks.lock("outer").expect("locks");
+    lose(&second);
+    assert_eq!(
+        first.unlock().expect("nothing is around it"),
+        Unlocked::Released
+    );
+    drop(second);
+    let outer = rig.locks.lock("outer").expect("locks");
+    let inner = rig.locks.lock_all(["x", "y"]).expect("locks");
+    lose(&outer);
+    assert!(matches!(inner.unlock(), Err(Error::OuterLost { .. })));
+    drop(outer);
+    // One lock of a set was taken before the outer one, and is not given back with the set.
+    let _first = rig.locks.lock("y").expect("locks");
+    let outer = rig.locks.lock("outer").expect("locks");
+    let inner = rig.locks.with_locks(["x", "y"], || lose(&outer));
+    assert!(matches!(inner, Err(Error::OuterLost { .. })), "{inner:?}");
+    assert_lost(&outer.unlock(), LostCause::Deleted);
+}
+
+/// Four processes with eight threads each take two locks, half of them in the other order. Each
+/// round increments a counter that would lose updates without the locks.
+#[test]
+fn callers_with_opposite_orders_do_not_wait_for_each_other() {
+    let rounds: u64 = env::var("RELATCH_ROUNDS").map_or(640, |it| it.parse().expect("a number"));
+    let server = Server::start();
+    let each = rounds.div_ceil(4 * 8);
+    let args = [
+        ("url", server.url()),
+        ("bare", server.bare_url()),
+        ("rounds", each.to_string()),
+    ];
+    let args = args.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let mut workers = [(); 4].map(|()| Worker::spawn("pairs", &args));
+    for worker in &mut workers {
+        assert!(worker.wait(COUNTING * 5).success());
+    }
+    assert_eq!(total(&server), each * 32);
+    assert_free(&server);
+}
+
+/// A worker process of that test.
+pub(crate) fn pair_as_told() {
+    let locks = LockManager::builder(&role::arg("url"))
+        .wait(COUNTING)
+        .build()
+        .expect("connects");
+    let rounds: u64 = role::arg("rounds").parse().expect("a number");
+    thread::scope(|scope| {
+        for thread in 0..8 {
+            let locks = &locks;
+            scope.spawn(move || {
+                let keys = if thread % 2 == 0 {
+                    ["a", "b"]
+                } else {
+                    ["b", "a"]
+                };
+                let client = Client::open(role::arg("bare")).expect("a valid address");
+                let mut connection = client.get_connection().expect("connects");
+                for _ in 0..rounds {
+                    let (took, done) =
+                        time(|| locks.with_locks(keys, || increment(&mut connection)));
+                    done.expect("no wait is too long");
+                    assert!(
+                        took < COUNTING / 2,
+                        "{took:?}: others make progress, and this thread none"
+                    );
+                }
+            });
+        }
+    });
+    assert_eq!(locks.stats().timed_out, 0);
+}
+
+/// One lock is taken, and then Redis says nothing more.
+#[test]
+fn a_limit_holds_for_giving_back_too() {
+    let rig = Rig::with(|builder| builder.response_timeout(LONG).connect_timeout(LONG));
+    rig.proxy.always("SET lock:b", Fault::SwallowCommand);
+    rig.proxy.always("EVALSHA", Fault::SwallowCommand);
+    rig.proxy.always("EVAL", Fault::SwallowCommand);
+    let asked = Instant::now();
+    assert!(!matches!(
+        rig.locks.try_lock_all_for(["a", "b"], PERIOD),
+        Ok(Some(_))
+    ));
+    assert!(asked.elapsed() < LONG / 2, "{:?}", asked.elapsed());
+    rig.proxy.clear();
+    rig.proxy.cut_all();
+    eventually(LONG, "the keeper deletes the key", || {
+        rig.value_of("a").is_none()
+    });
+}
+
+#[test]
+fn an_outer_lock_that_is_lost_while_the_answer_for_several_is_due_is_told() {
+    let rig = Rig::with(|builder| builder.response_timeout(LONG));
+    let _outer = rig.locks.lock("outer").expect("locks");
+    rig.proxy.on("SET lock:a", Fault::DelayReply(ANSWER));
+    thread::scope(|scope| {
+        let (server, locks) = (&rig.server, &rig.locks);
+        scope.spawn(move || {
+            eventually(LONG, "the claim is executed", || server.exists("lock:a"));
+            let _ = locks
+                .named("outer")
+                .force_unlock()
+                .expect("answers")
+                .expect("it is held");
+        });
+        let taken = rig.locks.lock_all(NAMES);
+        assert!(
+            matches!(&taken, Err(Error::OuterLost { outer, .. }) if outer == "outer"),
+            "{taken:?}"
+        );
+    });
+    assert_free(&rig.server);
+}
+
+#[test]
+fn locks_of_a_dead_redis_have_one_response_timeout() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url())
+        .response_timeout(SOON)
+        .build()
+        .expect("connects");
+    let names: Vec<_> = (0..16).map(|n| n.to_string()).collect();
+    let all = locks.lock_all(&names).expect("locks");
+    server.kill();
+    let (took, unlocked) = time(|| all.unlock());
+    assert!(
+        matches!(unlocked, Err(Error::Unconfirmed { .. })),
+        "{unlocked:?}"
+    );
+    assert!(took < 3 * SOON, "{took:?}");
+}
+
+/// The release of a lock that is not to be held after all has no answer.
+#[test]
+fn a_limit_holds_though_an_outer_lock_is_lost() {
+    for several in [false, true] {
+        let rig = Rig::with(|builder| builder.response_timeout(LONG).connect_timeout(LONG));
+        let outer = rig.locks.lock("outer").expect("locks");
+        let watch = outer.watch();
+        occupy(&rig.server, "a", MINUTE);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
+                delete(&rig.server, "outer");
+                assert_eq!(watch.wait_lost(LONG), Some(LostCause::Deleted));
+                for script in ["EVALSHA * 1 lock:a", "EVAL"] {
+                    rig.proxy.always(script, Fault::SwallowCommand);
+                }
+                delete(&rig.server, "a");
+            });
+            let asked = Instant::now();
+            let limit = 4 * SOON;
+            let taken = if several {
+                rig.locks.try_lock_all_for(["a", "b"], limit).map(drop)
+            } else {
+                rig.locks.try_lock_for("a", limit).map(drop)
+            };
+            assert!(asked.elapsed() < LONG / 2, "{:?}", asked.elapsed());
+            assert!(
+                !matches!(taken, Err(ref error) if !error.is_lost()),
+                "{taken:?}"
+            );
+        });
+    }
+}
+
+#[test]
+fn kept_locks_of_a_set_have_one_response_timeout() {
+    returns_by(ANSWER, "the release of kept locks in a black hole", || {
+        let rig = Rig::with(|builder| builder.lease(MINUTE));
+        let kept = NAMES.map(|name| {
+            rig.locks
+                .named(name)
+                .keep_at_least(MINUTE)
+                .lock()
+                .expect("locks")
+        });
+        let all = rig.locks.lock_all(NAMES).expect("locks");
+        drop(kept);
+        rig.proxy.black_hole(true);
+        let (took, unlocked) = time(|| all.unlock());
+        assert!(
+            matches!(unlocked, Err(Error::Unconfirmed { .. })),
+            "{unlocked:?}"
+        );
+        took
+    });
+}
+
+/// A hold with just enough left has too little of its lease when the answer for the other hold
+/// comes.
+#[test]
+fn if_one_of_a_set_ends_too_soon_all_are_renewed() {
+    let locks = LockManager::builder_in_memory()
+        .lease(MINUTE)
+        .renew(false)
+        .build()
+        .expect("it works");
+    let longer = locks.named("a").lease(10 * MINUTE).lock().expect("locks");
+    let all = locks.lock_all(["a", "b"]).expect("locks");
+    let renewed = || ["a", "b"].map(|name| renewals(&locks, name));
+    all.ensure(MINUTE / 2).expect("that is left");
+    assert_eq!(renewed(), [0, 0]);
+    locks.memory().expect("it is in memory").advance(MINUTE / 2);
+    all.ensure(MINUTE / 2).expect("they are renewed");
+    assert_eq!(renewed(), [1, 1]);
+    drop((all, longer));
+}
+
+/// No renewal waits for the answer to another one.
+#[test]
+fn the_locks_of_a_set_are_renewed_together() {
+    let rig = Rig::with(|builder| builder.response_timeout(LONG).connect_timeout(LONG));
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    all.confirm(PERIOD).expect("they are held"); // The keeper is connected from now on.
+    let sent = |name: &str| rig.proxy.commands(&format!("EVALSHA * 1 lock:{name}"));
+    let before = NAMES.map(sent);
+    rig.proxy.hold_replies(true);
+    thread::scope(|scope| {
+        let proxy = &rig.proxy;
+        scope.spawn(move || {
+            eventually(LONG / 2, "all are sent", || {
+                (0..3).all(|n| sent(NAMES[n]) > before[n])
+            });
+            proxy.hold_replies(false);
+        });
+        all.confirm(PERIOD).expect("they are held");
+    });
+}
+
+/// Redis answers nothing about one of the locks. That takes the time of no other.
+#[test]
+fn a_lock_whose_release_has_no_answer_delays_no_other_by_all_of_the_time() {
+    let rig = Rig::with(|builder| builder.response_timeout(6 * SOON));
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    rig.proxy
+        .always("EVALSHA * 1 lock:a", Fault::SwallowCommand);
+    let unlocked = all.unlock();
+    let free = ["b", "c"].map(|name| rig.value_of(name).is_none());
+    assert!(
+        matches!(&unlocked, Err(Error::Unconfirmed { key, .. }) if key == "a"),
+        "{unlocked:?}"
+    );
+    assert_eq!(free, [true; 2]);
+    rig.proxy.clear();
+    eventually(LONG, "the keeper deletes the key", || {
+        rig.value_of("a").is_none()
+    });
+}

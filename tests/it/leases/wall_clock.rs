@@ -1,0 +1,205 @@
+//! Time: a wall clock that jumps changes nothing that a program sees of its locks.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use relatch::{LockGuard, LockManager};
+use relatch_rig::{LONG, Server, Worker, compile_preload, eventually, role};
+use tempfile::TempDir;
+
+use crate::support::trusted;
+
+/// A lease of a worker's hold, or half of it.
+const LEASE: Duration = Duration::from_millis(300);
+
+/// By how much the wall clock jumps, in seconds.
+const HOUR: i64 = 3600;
+
+#[test]
+fn row_05_a_hold_outlives_a_jump_of_the_wall_clock() {
+    each_jump(|child, _, jump| {
+        assert_eq!(child.ask("hold"), "held");
+        child.jump(jump);
+        let looked = child.ask("look");
+        let remaining: u128 = looked.parse().expect(&looked);
+        assert!((1..20_000).contains(&remaining), "{remaining} ms of 20 s");
+        assert_eq!(child.ask("unlock"), "Ok(Released)");
+    });
+}
+
+#[test]
+fn row_05_a_hold_runs_out_on_time_whatever_the_wall_clock_says() {
+    each_jump(|child, _, jump| {
+        let start = Instant::now();
+        assert_eq!(child.ask("outlive"), "taken");
+        child.jump(jump);
+        assert_eq!(child.next_report(), "over");
+        let took = start.elapsed();
+        assert!(
+            (trusted(2 * LEASE)..4 * LEASE).contains(&took),
+            "{took:?} for a lease of {:?}",
+            2 * LEASE
+        );
+    });
+}
+
+#[test]
+fn row_05_a_wait_ends_on_time_whatever_the_wall_clock_says() {
+    each_jump(|child, server, jump| {
+        let start = Instant::now();
+        assert_eq!(child.ask("wait"), "waiting");
+        let asked = server.calls("set");
+        eventually(LONG, "the waiter asks again", || {
+            server.calls("set") > asked
+        });
+        child.jump(jump);
+        assert_eq!(child.next_report(), "timeout");
+        let took = start.elapsed();
+        assert!(
+            (2 * LEASE..4 * LEASE).contains(&took),
+            "{took:?} for a wait of {:?}",
+            2 * LEASE
+        );
+    });
+}
+
+/// The tests above change the time that the C library returns. This test is for code that reads the
+/// clock in another way.
+#[test]
+fn row_05_the_source_does_not_use_the_wall_clock() {
+    let mut files = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
+    while let Some(file) = files.pop() {
+        if file.is_dir() {
+            files.extend(
+                fs::read_dir(&file)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
+            continue;
+        }
+        // The store in memory numbers its fences by the wall clock, as a server does. (The
+        // simulated server is compared with a real one.)
+        if file.ends_with("store/memory/keys.rs") || file.ends_with("simulation/redis/compared.rs")
+        {
+            continue;
+        }
+        let text = fs::read_to_string(&file).unwrap().to_lowercase();
+        for name in ["systemtime", "unix_epoch", "realtime"] {
+            assert!(!text.contains(name), "{} names {name}", file.display());
+        }
+    }
+}
+
+/// Runs `check` for a jump in each direction, each time with a new worker whose clock is right.
+fn each_jump(check: impl Fn(&mut Clocked, &Server, i64)) {
+    let server = Server::start();
+    server.query::<()>(&["SET", "lock:busy", "somebody", "PX", "60000"]);
+    for jump in [HOUR, -HOUR] {
+        check(&mut Clocked::start(&server), &server, jump);
+    }
+}
+
+/// A worker with a wall clock that can be set.
+struct Clocked {
+    worker: Worker,
+    dir: TempDir,
+}
+
+impl Clocked {
+    fn start(server: &Server) -> Clocked {
+        let dir = TempDir::new().expect("a temporary directory");
+        let preload = format!(
+            "LD_PRELOAD={}",
+            compile_preload("wall_clock", dir.path()).display()
+        );
+        let offset = format!("WALL_CLOCK_OFFSET={}", dir.path().join("offset").display());
+        let launcher = ["env", &preload, &offset];
+        let worker = Worker::spawn_under(&launcher, "wall clock", &[("url", &*server.url())]);
+        worker.expect_line("ready", LONG);
+        Clocked { worker, dir }
+    }
+
+    /// Moves the worker's wall clock by `seconds`, and checks that the worker sees the jump.
+    #[track_caller]
+    fn jump(&mut self, seconds: i64) {
+        let (new, offset) = (self.dir.path().join("new"), self.dir.path().join("offset"));
+        fs::write(&new, seconds.to_string()).expect("a file can be written");
+        fs::rename(new, offset).expect("a file can be renamed");
+        let seen: i64 = self.ask("wall").parse().expect("a number");
+        assert!(
+            (seen - wall_clock() - seconds).abs() < 60,
+            "the clock did not jump: {seen}"
+        );
+    }
+
+    #[track_caller]
+    fn ask(&mut self, line: &str) -> String {
+        self.worker.ask(line)
+    }
+
+    #[track_caller]
+    fn next_report(&self) -> String {
+        self.worker.expect_line("", LONG)
+    }
+}
+
+fn wall_clock() -> i64 {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("a time after 1970");
+    i64::try_from(now.as_secs()).expect("a time in this age")
+}
+
+/// The role of a process whose wall clock jumps.
+pub(crate) fn wall_clock_as_told() {
+    let locks = LockManager::connect(&role::arg("url")).expect("connects");
+    let mut held = None;
+    role::report("ready");
+    while let Some(line) = role::next_line() {
+        match line.as_str() {
+            "wall" => role::report(wall_clock()),
+            "hold" => {
+                held = Some(locks.named("held").lease(LONG).lock().expect("locks"));
+                role::report("held");
+            }
+            "look" => {
+                let remaining = held
+                    .as_ref()
+                    .filter(|it| it.is_valid())
+                    .map(LockGuard::remaining);
+                role::report(remaining.map_or(0, |it| it.as_millis()));
+            }
+            "unlock" => role::report(format!("{:?}", held.take().expect("held").unlock())),
+            "outlive" => on_its_own(&locks, |locks| {
+                let guard = locks
+                    .named("short")
+                    .lease(2 * LEASE)
+                    .renew(false)
+                    .lock()
+                    .expect("locks");
+                role::report("taken");
+                eventually(LONG, "the hold is over", || !guard.is_valid());
+                role::report("over");
+            }),
+            "wait" => on_its_own(&locks, |locks| {
+                role::report("waiting");
+                let taken = locks.named("busy").wait(2 * LEASE).lock();
+                let timed_out = taken.is_err_and(|error| error.is_timeout());
+                role::report(if timed_out {
+                    "timeout"
+                } else {
+                    "something else"
+                });
+            }),
+            other => panic!("not understood: {other}"),
+        }
+    }
+}
+
+/// Runs `action` on another thread, so that the worker can answer `wall` meanwhile.
+fn on_its_own(locks: &LockManager, action: fn(&LockManager)) {
+    let locks = locks.clone();
+    drop(thread::spawn(move || action(&locks)));
+}
