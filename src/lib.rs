@@ -213,11 +213,12 @@ pub use crate::guard::{DetachedHold, LockGuard, LockWatch, MultiLockGuard};
 pub use crate::hold::{HeldLock, Parcel, Unlocked};
 pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;
+pub use crate::lock::several::MultiLock;
 pub use crate::manager::LockManager;
 pub use crate::manager::builder::Builder;
 pub use crate::manager::installed::{
-    Restore, assert_held, current, install, install_for_test, installed, lock, lock_all, named,
-    try_lock, try_lock_for, try_lock_until, try_with_lock, with_lock, with_lock_result, with_locks,
+    Restore, install, install_for_test, installed, named, try_with_lock, with_lock,
+    with_lock_result,
 };
 pub use crate::session::Memory;
 #[cfg(feature = "tls-no-provider")]

@@ -15,8 +15,7 @@ use crate::session::Session;
 use crate::session::thread_map::Held;
 
 /// Several locks that this thread holds, until the guard is dropped or
-/// [unlocked](MultiLockGuard::unlock). [`LockManager::lock_all`](crate::LockManager::lock_all)
-/// returns one.
+/// [unlocked](MultiLockGuard::unlock). [`MultiLock::lock`](crate::MultiLock::lock) returns one.
 ///
 /// It counts as one guard of each of the locks. If one of them is lost, the set is lost.
 ///

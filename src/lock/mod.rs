@@ -1,17 +1,18 @@
 //! A named lock.
 //!
-//! [`Lock`] and how it is taken are here; `options` has the setters of its options, and `operators`
-//! what those do who look at other holders.
+//! [`Lock`] and how it is taken are here; `options` has the setters of its options, `operators` what
+//! those do who look at other holders, and `several` has locks that are taken together.
 //! This room may use `request`, `guard`, `session`, `store` and `base`.
 
 mod operators;
 mod options;
 pub(crate) mod request;
+pub(crate) mod several;
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::base::error::Error;
 use crate::base::key::{Name, UncheckedKey};
@@ -158,24 +159,6 @@ impl Lock {
     /// would not help as long as this thread keeps what it holds.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(limit)
-    }
-
-    /// Takes the lock, waiting until `deadline` at most. `Ok(None)` means that it was busy until
-    /// then.
-    ///
-    /// **Keep the guard in a variable with a name**, as for [`try_lock`](Lock::try_lock): a block
-    /// behind `.is_some()` runs without the lock.
-    ///
-    /// For several locks that share one deadline. A deadline that has passed is
-    /// [`try_lock`](Lock::try_lock).
-    ///
-    /// # Errors
-    ///
-    /// As for [`lock`](Lock::lock), except `Timeout`. [`Error::WouldDeadlock`] stays an
-    /// error, and is no `Ok(None)`: nothing would end the wait but its limit, and asking again
-    /// would not help as long as this thread keeps what it holds.
-    pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error> {
-        self.request().try_lock_until(deadline)
     }
 
     /// Another guard of the lock if this thread holds it, and `None` if it does not, or if its hold

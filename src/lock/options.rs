@@ -20,16 +20,10 @@ impl Lock {
     }
 
     /// How long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock before
-    /// they return [`Error::Timeout`](crate::Error::Timeout). Zero means one attempt. Defaults to
-    /// the manager's, which is no limit.
-    pub fn wait(self, wait: Duration) -> Lock {
-        self.set(|options| options.wait = Some(wait))
-    }
-
-    /// No limit for [`lock`](Lock::lock): undoes a [`wait`](Lock::wait) of this lock or of the
-    /// manager.
-    pub fn wait_forever(self) -> Lock {
-        self.set(|options| options.wait = None)
+    /// they return [`Error::Timeout`](crate::Error::Timeout). Zero means one attempt, and `None` no
+    /// limit. Defaults to the manager's, which is no limit.
+    pub fn wait(self, limit: impl Into<Option<Duration>>) -> Lock {
+        self.set(|options| options.wait = limit.into())
     }
 
     /// Whether the lease is renewed while the lock is held. Defaults to the manager's, which is

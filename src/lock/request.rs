@@ -2,15 +2,15 @@
 //! A request borrows all its parts, so that re-entering a lock allocates nothing.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::error::body::Body;
 use crate::base::key::Name;
-use crate::base::options::{Options, invalid_option};
+use crate::base::options::Options;
 use crate::base::stop::Stop;
-use crate::guard::{LockGuard, MultiLockGuard};
+use crate::guard::LockGuard;
 use crate::hold::Parcel;
 use crate::session::Session;
 
@@ -32,10 +32,6 @@ impl Request<'_> {
             Err(Error::Timeout { .. }) => Ok(None),
             entered => entered.map(Some),
         }
-    }
-
-    pub(crate) fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error> {
-        self.try_lock_for(deadline.saturating_duration_since(Instant::now()))
     }
 
     pub(crate) fn current(&self) -> Option<LockGuard> {
@@ -91,68 +87,8 @@ impl Request<'_> {
     }
 }
 
-/// The most locks that one call takes.
-const MOST_AT_ONCE: usize = 64;
-
-/// Several locks that are taken together.
-pub(crate) struct RequestAll<'a> {
-    session: &'a Arc<Session>,
-    /// Sorted, each once.
-    names: Vec<&'a str>,
-    options: &'a Options,
-}
-
-impl<'a> RequestAll<'a> {
-    pub(crate) fn new(
-        session: &'a Arc<Session>,
-        method: &'static str,
-        mut names: Vec<&'a str>,
-        options: &'a Options,
-    ) -> Result<RequestAll<'a>, Error> {
-        names.sort_unstable();
-        names.dedup();
-        let reason = match names.len() {
-            0 => "there is no key",
-            1..=MOST_AT_ONCE => {
-                return Ok(RequestAll {
-                    session,
-                    names,
-                    options,
-                });
-            }
-            _ => "one call takes 64 locks at most",
-        };
-        Err(invalid_option(method, names.len(), reason))
-    }
-
-    pub(crate) fn lock(&self) -> Result<MultiLockGuard, Error> {
-        self.enter(self.options.wait)
-    }
-
-    pub(crate) fn try_lock_for(&self, limit: Duration) -> Result<Option<MultiLockGuard>, Error> {
-        match self.enter(Some(limit)) {
-            Err(Error::Timeout { .. }) => Ok(None),
-            entered => entered.map(Some),
-        }
-    }
-
-    pub(crate) fn with_locks_result<T, E: From<Error>>(
-        &self,
-        body: impl FnOnce(&MultiLockGuard) -> Result<T, E>,
-    ) -> Result<T, E> {
-        run(self.lock()?, body, MultiLockGuard::unlock, || {
-            self.names.join(", ")
-        })
-    }
-
-    fn enter(&self, limit: Option<Duration>) -> Result<MultiLockGuard, Error> {
-        let held = self.session.enter_all(&self.names, self.options, limit)?;
-        Ok(MultiLockGuard::new(Arc::clone(self.session), held))
-    }
-}
-
 /// Runs a closure, and the release behind it.
-fn run<G, T, U, E: From<Error>>(
+pub(super) fn run<G, T, U, E: From<Error>>(
     guard: G,
     body: impl FnOnce(&G) -> Result<T, E>,
     unlock: impl FnOnce(G) -> Result<U, Error>,

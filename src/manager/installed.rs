@@ -4,10 +4,9 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 use crate::base::error::Error;
-use crate::guard::{LockGuard, MultiLockGuard};
+use crate::guard::LockGuard;
 use crate::lock::Lock;
 use crate::manager::LockManager;
 
@@ -137,91 +136,6 @@ pub fn with_lock_result<T, E: From<Error>>(
     body: impl FnOnce(&LockGuard) -> Result<T, E>,
 ) -> Result<T, E> {
     installed()?.with_lock_result(key, body)
-}
-
-/// [`LockManager::lock`] on the manager that was [`install`]ed.
-///
-/// # Errors
-///
-/// [`Error::NotInstalled`] if no manager was installed; otherwise see
-/// [`Lock::lock`](crate::Lock::lock).
-pub fn lock(key: impl AsRef<str>) -> Result<LockGuard, Error> {
-    installed()?.lock(key)
-}
-
-/// [`LockManager::try_lock`] on the manager that was [`install`]ed.
-///
-/// **`if try_lock(key)?.is_some() { .. }` runs its block without the lock.** Write
-/// `if let Some(_guard) = try_lock(key)? { .. }` or, better, [`try_with_lock`].
-///
-/// # Errors
-///
-/// [`Error::NotInstalled`] if no manager was installed; otherwise see
-/// [`Lock::try_lock`](crate::Lock::try_lock).
-pub fn try_lock(key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
-    installed()?.try_lock(key)
-}
-
-/// [`LockManager::try_lock_for`] on the manager that was [`install`]ed. Keep the guard in a
-/// variable with a name.
-///
-/// # Errors
-///
-/// [`Error::NotInstalled`] if no manager was installed; otherwise see
-/// [`Lock::try_lock_for`](crate::Lock::try_lock_for).
-pub fn try_lock_for(key: impl AsRef<str>, limit: Duration) -> Result<Option<LockGuard>, Error> {
-    installed()?.try_lock_for(key, limit)
-}
-
-/// [`LockManager::try_lock_until`] on the manager that was [`install`]ed. Keep the guard in a
-/// variable with a name.
-///
-/// # Errors
-///
-/// [`Error::NotInstalled`] if no manager was installed; otherwise see
-/// [`Lock::try_lock_until`](crate::Lock::try_lock_until).
-pub fn try_lock_until(key: impl AsRef<str>, deadline: Instant) -> Result<Option<LockGuard>, Error> {
-    installed()?.try_lock_until(key, deadline)
-}
-
-/// [`LockManager::current`] on the manager that was [`install`]ed.
-///
-/// # Errors
-///
-/// [`Error::NotInstalled`] if no manager was installed.
-pub fn current(key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
-    Ok(installed()?.current(key))
-}
-
-/// [`LockManager::assert_held`] on the manager that was [`install`]ed.
-///
-/// # Errors
-///
-/// [`Error::NotInstalled`] if no manager was installed; otherwise see
-/// [`Lock::assert_held`](crate::Lock::assert_held).
-pub fn assert_held(key: impl AsRef<str>) -> Result<(), Error> {
-    installed()?.assert_held(key)
-}
-
-/// [`LockManager::lock_all`] on the manager that was [`install`]ed.
-///
-/// # Errors
-///
-/// [`Error::NotInstalled`] if no manager was installed; otherwise see [`LockManager::lock_all`].
-pub fn lock_all<K: AsRef<str>>(keys: impl AsRef<[K]>) -> Result<MultiLockGuard, Error> {
-    installed()?.lock_all(keys)
-}
-
-/// [`LockManager::with_locks`] on the manager that was [`install`]ed.
-///
-/// # Errors
-///
-/// [`Error::NotInstalled`] if no manager was installed; otherwise see [`LockManager::with_locks`].
-pub fn with_locks<K: AsRef<str>, T>(
-    keys: impl AsRef<[K]>,
-    body: impl FnOnce() -> T,
-) -> Result<T, Error> {
-    installed()?.with_locks(keys, body)
 }
 
 /// [`LockManager::named`] on the manager that was [`install`]ed.

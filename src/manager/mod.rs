@@ -5,14 +5,15 @@ pub(crate) mod builder;
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::base::error::Error;
 use crate::base::stats::Stats;
-use crate::guard::{LockGuard, MultiLockGuard};
+use crate::guard::LockGuard;
 use crate::hold::{HeldLock, Parcel};
 use crate::lock::Lock;
-use crate::lock::request::{Request, RequestAll};
+use crate::lock::request::Request;
+use crate::lock::several::MultiLock;
 use crate::session::{Memory, Session};
 use crate::waiting::waits::WaitingThread;
 
@@ -57,6 +58,21 @@ impl LockManager {
         Lock::new(Arc::clone(&self.session), key.as_ref())
     }
 
+    /// Several named locks that are taken together: all of them, or none. Takes nothing and sends
+    /// nothing.
+    ///
+    /// ```
+    /// # fn transfer() {}
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::LockManager::in_memory();
+    /// locks.several(["account:7", "account:3"]).with_lock(|| transfer())
+    /// # }
+    /// ```
+    pub fn several<K: AsRef<str>>(&self, keys: impl AsRef<[K]>) -> MultiLock {
+        let names = keys.as_ref().iter().map(|key| key.as_ref().to_owned());
+        MultiLock::new(Arc::clone(&self.session), names.collect())
+    }
+
     /// [`Lock::lock`] on the lock named `key`, with the same errors.
     pub fn lock(&self, key: impl AsRef<str>) -> Result<LockGuard, Error> {
         self.request(key.as_ref()).lock()
@@ -79,16 +95,6 @@ impl LockManager {
         limit: Duration,
     ) -> Result<Option<LockGuard>, Error> {
         self.request(key.as_ref()).try_lock_for(limit)
-    }
-
-    /// [`Lock::try_lock_until`] on the lock named `key`, with the same errors. Keep the guard in a
-    /// variable with a name.
-    pub fn try_lock_until(
-        &self,
-        key: impl AsRef<str>,
-        deadline: Instant,
-    ) -> Result<Option<LockGuard>, Error> {
-        self.request(key.as_ref()).try_lock_until(deadline)
     }
 
     /// [`Lock::current`] on the lock named `key`.
@@ -123,97 +129,6 @@ impl LockManager {
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
         self.request(key.as_ref()).with_lock_result(body)
-    }
-
-    /// Takes several locks, and blocks while one of them is busy, for the manager's
-    /// [`wait`](crate::Builder::wait) at most. All of them, or none.
-    ///
-    /// The locks are taken in the order of their keys' bytes, however they are given; a key that is
-    /// given twice counts once. So two callers with `[a, b]` and `[b, a]` do not wait for each
-    /// other. The locks have the options of the manager, and one deadline. While the caller waits
-    /// for one of them, it keeps those before it, and holds none of those behind it.
-    ///
-    /// What this thread holds already is entered again, first. If the thread holds a lock whose key
-    /// comes *behind* one that is still to be taken, the order is broken: then only a limited wait,
-    /// or [`Error::WouldDeadlock`] within a process, ends a deadlock.
-    ///
-    /// Each lock is taken as by [`lock`](LockManager::lock), and released as by
-    /// [`unlock`](LockGuard::unlock): n free locks cost 2n commands, one after the other.
-    ///
-    /// ```no_run
-    /// # use std::time::Duration;
-    /// # fn transfer() {}
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
-    /// let both = locks.lock_all(["account:7", "account:3"])?;
-    /// both.confirm(Duration::from_secs(5))?;
-    /// transfer();
-    /// both.unlock()
-    /// # }
-    /// ```
-    ///
-    /// If locks have to be given back and the time is over, the call takes longer by that, at most by
-    /// 100 ms; without a limit, by the response timeout. What has no answer by then is given back in
-    /// the background. A [`Stop`](crate::Stop) does not end this wait; a
-    /// [shutdown](LockManager::shutdown) does.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Lock::lock`] for one of the locks, which the error names, and which is not
-    /// necessarily the first; the others are given back. [`Error::InvalidOption`] for no key, or
-    /// more than 64.
-    pub fn lock_all<K: AsRef<str>>(&self, keys: impl AsRef<[K]>) -> Result<MultiLockGuard, Error> {
-        self.request_all("lock_all", keys.as_ref())?.lock()
-    }
-
-    /// Takes several locks if all of them are free now. `Ok(None)` means that one is busy, and that
-    /// none is held. Keep the guard in a variable with a name: a block behind `.is_some()` runs
-    /// without the locks. Otherwise as [`lock_all`](LockManager::lock_all).
-    ///
-    /// Blocks for one answer for each lock, or for one attempt without an answer.
-    pub fn try_lock_all<K: AsRef<str>>(
-        &self,
-        keys: impl AsRef<[K]>,
-    ) -> Result<Option<MultiLockGuard>, Error> {
-        self.request_all("try_lock_all", keys.as_ref())?
-            .try_lock_for(Duration::ZERO)
-    }
-
-    /// [`lock_all`](LockManager::lock_all), waiting for `limit` at most. `Ok(None)` means that one
-    /// of the locks was busy until then. Keep the guard in a variable with a name.
-    /// [`Error::WouldDeadlock`] stays an error, as for
-    /// [`Lock::try_lock_for`].
-    pub fn try_lock_all_for<K: AsRef<str>>(
-        &self,
-        keys: impl AsRef<[K]>,
-        limit: Duration,
-    ) -> Result<Option<MultiLockGuard>, Error> {
-        self.request_all("try_lock_all_for", keys.as_ref())?
-            .try_lock_for(limit)
-    }
-
-    /// Runs a closure under several locks, and returns its result: what
-    /// [`with_lock`](LockManager::with_lock) is for one, and [`lock_all`](LockManager::lock_all)
-    /// for the way in which they are taken.
-    pub fn with_locks<K: AsRef<str>, T>(
-        &self,
-        keys: impl AsRef<[K]>,
-        body: impl FnOnce() -> T,
-    ) -> Result<T, Error> {
-        self.request_all("with_locks", keys.as_ref())?
-            .with_locks_result(|_| Ok(body()))
-    }
-
-    /// Runs a closure that can fail under several locks: see
-    /// [`with_lock_result`](LockManager::with_lock_result) and
-    /// [`lock_all`](LockManager::lock_all).
-    pub fn with_locks_result<K: AsRef<str>, T, E: From<Error>>(
-        &self,
-        keys: impl AsRef<[K]>,
-        body: impl FnOnce(&MultiLockGuard) -> Result<T, E>,
-    ) -> Result<T, E> {
-        self.request_all("with_locks_result", keys.as_ref())?
-            .with_locks_result(body)
     }
 
     /// [`Lock::force_unlock_if`] on the lock named `key`, with the same errors.
@@ -303,15 +218,6 @@ impl LockManager {
     #[must_use = "the list says whose work may be half done"]
     pub fn shutdown_and_release(&self, limit: Duration) -> Vec<HeldLock> {
         self.session.shutdown_and_release(limit)
-    }
-
-    fn request_all<'a, K: AsRef<str>>(
-        &'a self,
-        method: &'static str,
-        keys: &'a [K],
-    ) -> Result<RequestAll<'a>, Error> {
-        let names = keys.iter().map(AsRef::as_ref).collect();
-        RequestAll::new(&self.session, method, names, &self.session.settings.options)
     }
 
     fn request<'a>(&'a self, key: &'a str) -> Request<'a> {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::Options;
+use crate::base::stop::Stop;
 use crate::hold::Unlocked;
 use crate::session::Session;
 use crate::session::thread_map::{self, Held};
@@ -21,9 +22,10 @@ impl Session {
         names: &[&str],
         options: &Options,
         limit: Option<Duration>,
+        stop: Option<&Stop>,
     ) -> Result<Vec<Rc<Held>>, Error> {
         let (whole, mut held) = (self.patience(limit), Vec::with_capacity(names.len()));
-        let entered = self.enter_each(names, options, limit, whole.deadline, &mut held);
+        let entered = self.enter_each(names, options, limit, whole.deadline, stop, &mut held);
         // One of them may have been lost while this thread waited for another one.
         let lost = held
             .iter()
@@ -49,6 +51,7 @@ impl Session {
         options: &Options,
         limit: Option<Duration>,
         deadline: Moment,
+        stop: Option<&Stop>,
         held: &mut Vec<Rc<Held>>,
     ) -> Result<(), Error> {
         let is_mine = |name: &&&str| thread_map::find(self.id, name).is_some();
@@ -62,7 +65,7 @@ impl Session {
             if !patience.once {
                 patience.deadline = deadline;
             }
-            held.push(self.enter(name.into(), options, &patience, None)?);
+            held.push(self.enter(name.into(), options, &patience, stop)?);
         }
         Ok(())
     }

@@ -26,9 +26,8 @@ pub(crate) struct Address {
     /// How to log in to Redis. With sentinels: to the master that they name.
     pub(crate) login: Option<Login>,
     pub(crate) db: i64,
-    /// Whether connections to Redis use TLS. With sentinels: those to the master. `None` if there
-    /// is no URL that says so: then the settings of TLS decide.
-    pub(crate) tls: Option<bool>,
+    /// Whether connections to Redis use TLS. With sentinels: those to the master.
+    pub(crate) tls: bool,
 }
 
 /// Where Redis is.
@@ -78,44 +77,6 @@ impl Address {
         })
     }
 
-    pub(crate) fn with_db(self, db: u32) -> Address {
-        Address {
-            db: db.into(),
-            ..self
-        }
-    }
-
-    /// The address of sentinels, without a URL.
-    pub(crate) fn of_sentinels(hosts: Vec<(String, u16)>, name: String) -> Result<Address, Error> {
-        let (option, value) = ("sentinels", format!("{name:?} at {hosts:?}"));
-        if hosts.is_empty()
-            || hosts
-                .iter()
-                .any(|(host, port)| host.is_empty() || *port == 0)
-        {
-            let reason = "it takes at least one sentinel, each with a host and a port above 0";
-            return Err(Error::InvalidOption {
-                option,
-                value: Some(value),
-                reason,
-            });
-        }
-        if name.is_empty() || !name.chars().all(is_in_name) {
-            let reason = "the name of the master has letters, digits and `.-_`";
-            return Err(Error::InvalidOption {
-                option,
-                value: Some(value),
-                reason,
-            });
-        }
-        Ok(Address {
-            servers: Servers::Sentinels { hosts, name },
-            login: None,
-            db: 0,
-            tls: None,
-        })
-    }
-
     /// Adds the settings of TLS: `tls` if the program has set it, and else the defaults.
     ///
     /// # Errors
@@ -128,7 +89,7 @@ impl Address {
             db,
             tls: wanted,
         } = self;
-        if wanted == Some(false) && tls.is_some() {
+        if !wanted && tls.is_some() {
             let reason = match &servers {
                 Servers::One(Place::Tcp { .. }) => {
                     "without TLS in the URL: its scheme has to be `rediss`"
@@ -147,7 +108,6 @@ impl Address {
                 reason,
             });
         }
-        let wanted = wanted == Some(true) || tls.is_some();
         let tls = if wanted {
             Some(tls::Client::new(tls, "tls")?)
         } else {
@@ -238,7 +198,7 @@ fn one(url: &str) -> Result<Address, Bad> {
         servers: Servers::One(place),
         login,
         db,
-        tls: Some(tls),
+        tls,
     })
 }
 
@@ -334,7 +294,7 @@ fn sentinels(url: Several<'_>) -> Result<Address, Bad> {
         servers,
         login,
         db,
-        tls: Some(url.tls),
+        tls: url.tls,
     })
 }
 
@@ -345,7 +305,7 @@ fn cluster(url: Several<'_>) -> Result<Address, Bad> {
         servers: Servers::Cluster { hosts: url.hosts },
         login,
         db,
-        tls: Some(url.tls),
+        tls: url.tls,
     })
 }
 
@@ -642,7 +602,7 @@ mod tests {
         let all = "my-master.1: a.example.org 7000, b 26379, ::1 7001, ::2 26379";
         assert_eq!(
             (named(&address).as_str(), address.db, address.tls),
-            (all, 3, Some(false))
+            (all, 3, false)
         );
         assert_login(&address, Some("user"), "p@ss");
         for url in [
@@ -667,7 +627,7 @@ mod tests {
         let all = "cluster: a.example.org 7000, b 6379, ::1 7001";
         assert_eq!(
             (named(&address).as_str(), address.db, address.tls),
-            (all, 0, Some(false))
+            (all, 0, false)
         );
         assert_login(&address, Some("user"), "p@ss");
         assert_eq!(named(&parse("Redis+Cluster://a")), "cluster: a 6379");
@@ -727,11 +687,7 @@ mod tests {
                 .to_ascii_lowercase()
                 .replace("s+", "+")
                 .replace("s://", "://");
-            assert_eq!(
-                (parse(url).tls, parse(&plain).tls),
-                (Some(true), Some(false)),
-                "{url}"
-            );
+            assert_eq!((parse(url).tls, parse(&plain).tls), (true, false), "{url}");
             assert_eq!(named(&parse(url)), named(&parse(&plain)));
         }
     }

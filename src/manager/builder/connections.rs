@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::base::options::Replicas;
 use crate::manager::builder::Builder;
-use crate::manager::builder::memory::without_server;
 use crate::store::Login;
 #[cfg(feature = "tls-no-provider")]
 use crate::store::Tls;
@@ -33,15 +32,6 @@ impl Builder {
         provider: impl Fn() -> (String, String) + Send + Sync + 'static,
     ) -> Builder {
         self.credentials = Some(Arc::new(provider));
-        self
-    }
-
-    /// The number of the database, in place of the one in the URL.
-    pub fn database(mut self, number: u32) -> Builder {
-        self.address = self.address.and_then(|address| match address {
-            Some(address) => Ok(Some(address.with_db(number))),
-            None => Err(without_server("database")),
-        });
         self
     }
 

@@ -75,29 +75,6 @@ impl LockManager {
     pub fn builder(url: &str) -> Builder {
         Builder::at(Address::parse(url).map(Some))
     }
-
-    /// A builder for a manager whose Redis is the master that these sentinels know by `name`, as
-    /// with the URL `redis+sentinel://host:port,host:port/name`. Sends nothing.
-    ///
-    /// Set the login with [`Builder::credentials`] and the database with [`Builder::database`].
-    ///
-    /// ```no_run
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// let sentinels = [("s1.internal", 26379), ("s2.internal", 26379), ("s3.internal", 26379)];
-    /// let locks = relatch::LockManager::builder_with_sentinels(sentinels, "mymaster").build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn builder_with_sentinels(
-        sentinels: impl IntoIterator<Item = (impl Into<String>, u16)>,
-        name: impl Into<String>,
-    ) -> Builder {
-        let hosts = sentinels
-            .into_iter()
-            .map(|(host, port)| (host.into(), port))
-            .collect();
-        Builder::at(Address::of_sentinels(hosts, name.into()).map(Some))
-    }
 }
 
 impl Builder {
@@ -172,15 +149,8 @@ impl Builder {
 
     /// The wait of every lock that does not set its own: see [`Lock::wait`](crate::Lock::wait).
     /// Defaults to no limit.
-    pub fn wait(mut self, wait: Duration) -> Builder {
-        self.settings.options.wait = Some(wait);
-        self
-    }
-
-    /// No limit for waits: see [`Lock::wait_forever`](crate::Lock::wait_forever). This is the
-    /// default.
-    pub fn wait_forever(mut self) -> Builder {
-        self.settings.options.wait = None;
+    pub fn wait(mut self, limit: impl Into<Option<Duration>>) -> Builder {
+        self.settings.options.wait = limit.into();
         self
     }
 

@@ -11,7 +11,7 @@ fn a_set_of_which_a_lock_is_lost_while_it_waits_for_another_is_not_given() {
         let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
         let guard = other.lock("b").expect("locks");
         let waits = thread::spawn(move || {
-            let taken = mine.lock_all(["a", "b"]);
+            let taken = mine.several(["a", "b"]).lock();
             let is_lost = |error: &Error| matches!(error, Error::Lost { key, cause: LostCause::Deleted, .. } if key == "a");
             assert!(taken.as_ref().is_err_and(is_lost), "{taken:?}");
             assert!(mine.held().is_empty());
@@ -31,7 +31,8 @@ fn a_set_that_cannot_be_had_leaves_nothing() {
         let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
         let guard = other.lock("c").expect("locks");
         assert!(
-            mine.try_lock_all(["a", "b", "c"])
+            mine.several(["a", "b", "c"])
+                .try_lock()
                 .expect("Redis works")
                 .is_none()
         );
@@ -44,7 +45,7 @@ fn a_set_that_cannot_be_had_leaves_nothing() {
 fn a_key_that_is_named_twice_is_taken_once() {
     in_scenes(20, |world| {
         let locks = locks(|builder| builder);
-        let all = locks.lock_all(["b", "a", "b"]).expect("locks");
+        let all = locks.several(["b", "a", "b"]).lock().expect("locks");
         assert_eq!(all.keys().collect::<Vec<_>>(), ["a", "b"]);
         let held: Vec<_> = locks
             .held()
@@ -61,7 +62,7 @@ fn a_key_that_is_named_twice_is_taken_once() {
 fn a_set_gives_back_the_others_if_one_was_lost() {
     in_scenes(100, |world| {
         let locks = locks(|builder| builder.renew(false));
-        let all = locks.lock_all(["a", "b", "c"]).expect("locks");
+        let all = locks.several(["a", "b", "c"]).lock().expect("locks");
         world.delete("a");
         world.delete("b");
         let unlocked = all.unlock();

@@ -177,7 +177,7 @@ fn a_limit_holds_for_several_locks_whatever_is_silent_and_when() {
             change_link(address, |link| link.silent_until = [until; 2]);
         });
         let limit = some(SECOND);
-        let (began, taken) = (now(), locks.try_lock_all_for(["a", "b", "c"], limit));
+        let (began, taken) = (now(), locks.several(["a", "b", "c"]).try_lock_for(limit));
         let most = limit + 2 * answer + QUICK;
         assert!(
             since(began) <= most,

@@ -23,17 +23,19 @@ impl Player {
         let (manager, who) = (self.manager(manager), self.who(manager));
         if end == SeveralEnd::With {
             return self.with_several(
-                &Call::begins(who, keys, "with_locks"),
+                &Call::begins(who, keys, "with_lock of several"),
                 manager,
                 &names,
                 under,
             );
         }
-        let call = Call::begins(who, keys, "lock_all");
+        let call = Call::begins(who, keys, "lock several");
         let taken = match how {
-            How::Lock => manager.lock_all(&names).map(Some),
-            How::Try => manager.try_lock_all(&names),
-            How::For(limit) | How::Wait(limit) => manager.try_lock_all_for(&names, millis(limit)),
+            How::Lock => manager.several(&names).lock().map(Some),
+            How::Try => manager.several(&names).try_lock(),
+            How::For(limit) | How::Wait(limit) => {
+                manager.several(&names).try_lock_for(millis(limit))
+            }
         };
         // Each single try may take an answer; what was taken in vain is given back within 100 ms.
         let limit = match how {
@@ -72,7 +74,7 @@ impl Player {
 
     fn with_several(&self, call: &Call, manager: &LockManager, names: &[String], under: &[Under]) {
         let mut numbers = None;
-        let result = manager.with_locks_result(names, |guard| {
+        let result = manager.several(names).with_lock_result(|guard| {
             call.ends(self.limit(How::Lock).map(|limit| limit + millis(100)));
             call.has_got();
             numbers = Some(self.have_several(call, manager, guard, under));

@@ -165,7 +165,8 @@ fn an_error_that_comes_out_of_a_body_says_that_it_ran() {
         .expect_err("busy");
     assert!(error.body_ran(), "{error:?}");
     let error = locks
-        .with_locks_result(["a", "b"], |_| inner())
+        .several(["a", "b"])
+        .with_lock_result(|_| inner())
         .expect_err("busy");
     assert!(error.body_ran(), "{error:?}");
     // A closure that panics has begun, too.

@@ -478,12 +478,13 @@ fn several_locks_are_all_taken_or_none(place: &Place) {
     assert!(
         place
             .locks
-            .try_lock_all(["a", "b"])
+            .several(["a", "b"])
+            .try_lock()
             .expect("answers")
             .is_none()
             && place.is_free("a")
     );
-    let all = place.locks.lock_all(["a", "c"]).expect("locks");
+    let all = place.locks.several(["a", "c"]).lock().expect("locks");
     assert!(!place.is_free("a") && !place.is_free("c"));
     all.confirm(Duration::from_secs(1)).expect("ours");
     all.unlock().expect("unlocks");

@@ -615,7 +615,6 @@ fn options_of_servers_are_refused_in_memory() {
     let credentials = || (String::new(), String::new());
     for (option, builder) in [
         ("credentials", builder().credentials(credentials)),
-        ("database", builder().database(1)),
         ("sentinel_login", builder().sentinel_login(None, "secret")),
         (
             "replicas",

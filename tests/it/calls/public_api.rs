@@ -283,7 +283,7 @@ fn try_lock_for_takes_a_lock_that_becomes_free_in_time() {
 }
 
 #[test]
-fn try_lock_until_has_a_deadline() {
+fn try_lock_for_keeps_to_its_limit_and_zero_is_a_single_try() {
     let server = Server::start();
     let (ours, theirs) = (connect(&server), connect(&server));
     let guard = theirs.lock("a").expect("locks");
@@ -292,14 +292,13 @@ fn try_lock_until_has_a_deadline() {
             let start = Instant::now();
             let lock = ours.named("a");
             assert!(
-                lock.try_lock_until(start).expect("answers").is_none(),
-                "it has passed"
-            );
-            assert!(
-                ours.try_lock_until("a", start + WAIT)
+                lock.try_lock_for(Duration::ZERO)
                     .expect("answers")
-                    .is_none()
+                    .is_none(),
+                "it is busy"
             );
+            let rest = WAIT.saturating_sub(start.elapsed());
+            assert!(ours.try_lock_for("a", rest).expect("answers").is_none());
             assert!(
                 start.elapsed() >= WAIT && start.elapsed() < WAIT + SLACK,
                 "{:?}",
@@ -308,15 +307,16 @@ fn try_lock_until_has_a_deadline() {
         });
     });
     drop(guard);
-    let past = Instant::now();
     assert!(
-        ours.try_lock_until("a", past).expect("answers").is_some(),
+        ours.try_lock_for("a", Duration::ZERO)
+            .expect("answers")
+            .is_some(),
         "it is free"
     );
 }
 
 #[test]
-fn wait_forever_undoes_a_wait() {
+fn no_limit_undoes_a_wait() {
     let server = Server::start();
     let locks = LockManager::builder(&server.url())
         .wait(WAIT)
@@ -327,10 +327,10 @@ fn wait_forever_undoes_a_wait() {
     thread::scope(|scope| {
         let builder = LockManager::builder(&server.url())
             .wait(Duration::ZERO)
-            .wait_forever();
+            .wait(None);
         let others = builder.build().expect("connects");
         let also_patient = scope.spawn(move || others.lock("a").map(drop));
-        let patient = scope.spawn(|| locks.named("a").wait_forever().lock().map(drop));
+        let patient = scope.spawn(|| locks.named("a").wait(None).lock().map(drop));
         let hasty = scope.spawn(|| locks.lock("a").map(drop));
         assert!(
             hasty
@@ -665,13 +665,7 @@ fn nothing_shows_the_password() {
 pub(crate) fn install_as_told() {
     let connect = || LockManager::connect(&role::arg("url")).expect("connects");
     assert!(matches!(relatch::installed(), Err(Error::NotInstalled)));
-    assert!(matches!(relatch::lock("free"), Err(Error::NotInstalled)));
     assert!(matches!(relatch::named("free"), Err(Error::NotInstalled)));
-    assert!(matches!(relatch::current("free"), Err(Error::NotInstalled)));
-    assert!(matches!(
-        relatch::assert_held("free"),
-        Err(Error::NotInstalled)
-    ));
     let error = relatch::with_lock("a", || unreachable!()).expect_err("none yet");
     assert!(matches!(error, Error::NotInstalled), "{error:?}");
     assert!(error.to_string().contains("relatch::install"), "{error}");
@@ -681,49 +675,12 @@ pub(crate) fn install_as_told() {
         Err(Error::AlreadyInstalled)
     ));
     let locks = relatch::installed().expect("installed");
-    let guard = relatch::lock("free").expect("locks");
-    assert_eq!(
-        relatch::try_lock("free")
-            .expect("answers")
-            .expect("re-enters")
-            .depth(),
-        2
-    );
-    assert_eq!(
-        relatch::try_lock_for("free", WAIT)
-            .expect("answers")
-            .expect("re-enters")
-            .depth(),
-        2
-    );
-    assert_eq!(
-        relatch::try_lock_until("free", Instant::now())
-            .expect("answers")
-            .expect("enters")
-            .depth(),
-        2
-    );
-    assert_eq!(
-        relatch::current("free")
-            .expect("installed")
-            .expect("held")
-            .depth(),
-        2
-    );
-    relatch::assert_held("free").expect("held");
-    assert!(matches!(
-        relatch::assert_held("other"),
-        Err(Error::NotHeld { .. })
-    ));
-    assert_eq!(relatch::named("free").expect("installed").key(), "free");
-    assert_eq!(
-        relatch::lock_all(["free", "one more"])
-            .expect("locks")
-            .keys()
-            .count(),
-        2
-    );
-    assert_eq!(relatch::with_locks(["free"], || 7).expect("locks"), 7);
+    let free = relatch::named("free").expect("installed");
+    assert_eq!(free.key(), "free");
+    let guard = free.lock().expect("locks");
+    let again = relatch::try_with_lock("free", || guard.depth());
+    assert_eq!(again.expect("answers"), Some(2), "re-enters");
+    assert_eq!(locks.current("free").expect("held").depth(), 2);
     let inner = relatch::with_lock_result("free", |inner| Ok::<_, Error>(inner.depth()));
     assert_eq!(inner.expect("re-enters"), 2);
     drop(guard);
@@ -739,5 +696,5 @@ fn a_manager_can_be_installed_once_for_the_process() {
     let mut child = Worker::spawn("install", &[("url", &*server.url())]);
     child.expect_line("installed", LONG);
     assert!(child.wait(LONG).success());
-    assert_eq!(server.calls("set"), 3, "one for each outermost lock");
+    assert_eq!(server.calls("set"), 2, "one for each outermost lock");
 }

@@ -253,7 +253,7 @@ fn a_recorder_that_panics_changes_nothing() {
     let rig = Rig::renewing();
     for locks in [&rig.locks, &LockManager::in_memory()] {
         let before = sums.get("relatch_acquired_total");
-        let guards = locks.lock_all(["a", "b"]).expect("locks");
+        let guards = locks.several(["a", "b"]).lock().expect("locks");
         let again = locks.lock("a").expect("locks");
         thread::scope(|scope| {
             let waiter = scope.spawn(|| drop(locks.lock("a").expect("locks")));

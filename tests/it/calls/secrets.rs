@@ -464,7 +464,7 @@ fn show_values(url: &str) {
         &locks.lock("c").expect_err("a lost lock is around it"),
     );
     drop(guard);
-    show(&locks.lock_all(["f", "g"]).expect("locks"));
+    show(&locks.several(["f", "g"]).lock().expect("locks"));
     show(&relatch::Stop::new());
     show(&locks.lock("c").expect("locks").unlock().expect("unlocks"));
     show(&LockManager::in_memory().memory().expect("in memory"));

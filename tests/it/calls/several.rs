@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Client;
-use relatch::{Error, LockManager, LostCause, Unlocked};
+use relatch::{Error, LockManager, LostCause, Stop, Unlocked};
 use relatch_rig::{
     Cluster, ClusterSetup, Fault, LONG, Server, Worker, eventually, role, throughout, time, within,
 };
@@ -32,7 +32,11 @@ fn assert_free(server: &Server) {
 #[test]
 fn several_locks_are_taken_and_released() {
     let rig = Rig::new();
-    let guard = rig.locks.lock_all(["c", "a", "b", "a"]).expect("locks");
+    let guard = rig
+        .locks
+        .several(["c", "a", "b", "a"])
+        .lock()
+        .expect("locks");
     assert_eq!(
         guard.keys().collect::<Vec<_>>(),
         NAMES,
@@ -52,13 +56,15 @@ fn several_locks_are_taken_and_released() {
     assert!(rig.locks.held().is_empty());
     assert_eq!(
         rig.locks
-            .with_locks(NAMES, || rig.locks.held().len())
+            .several(NAMES)
+            .with_lock(|| rig.locks.held().len())
             .expect("locks"),
         3
     );
     let sum = rig
         .locks
-        .with_locks_result(vec!["a".to_owned(), "b".to_owned()], |guard| {
+        .several(vec!["a".to_owned(), "b".to_owned()])
+        .with_lock_result(|guard| {
             guard.confirm(Duration::ZERO)?;
             Ok::<_, Error>(guard.keys().count())
         });
@@ -69,10 +75,11 @@ fn several_locks_are_taken_and_released() {
 #[test]
 fn each_lock_costs_two_commands() {
     let rig = Rig::new();
-    drop(rig.locks.lock_all(NAMES).expect("locks"));
+    drop(rig.locks.several(NAMES).lock().expect("locks"));
     let sent = rig.proxy.log().len();
     rig.locks
-        .lock_all(NAMES)
+        .several(NAMES)
+        .lock()
         .expect("locks")
         .unlock()
         .expect("unlocks");
@@ -89,19 +96,19 @@ fn no_key_or_too_many_are_refused() {
     let none: [&str; 0] = [];
     let many: Vec<_> = (0..65).map(|n| n.to_string()).collect();
     for refused in [
-        rig.locks.lock_all(none).map(drop),
-        rig.locks.with_locks(&many, || ()),
+        rig.locks.several(none).lock().map(drop),
+        rig.locks.several(&many).with_lock(|| ()),
     ] {
         let error = refused.expect_err("it cannot work");
         assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
     }
     assert!(matches!(
-        rig.locks.try_lock_all(["a", ""]),
+        rig.locks.several(["a", ""]).try_lock(),
         Err(Error::InvalidKey { .. })
     ));
     assert_eq!(rig.proxy.log().len(), sent, "nothing is sent");
     assert!(rig.locks.held().is_empty());
-    drop(rig.locks.lock_all(&many[..64]).expect("locks"));
+    drop(rig.locks.several(&many[..64]).lock().expect("locks"));
 }
 
 #[test]
@@ -109,10 +116,15 @@ fn if_one_is_busy_those_behind_it_are_free_for_others_and_those_before_it_are_ke
     let server = Server::start();
     let [locks, others] = [(); 2].map(|()| connect(&server));
     occupy(&server, "b", MINUTE);
-    assert!(locks.try_lock_all(NAMES).expect("answers").is_none());
+    assert!(locks.several(NAMES).try_lock().expect("answers").is_none());
     assert!(!server.exists("lock:a") && !server.exists("lock:c") && locks.held().is_empty());
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| locks.lock_all(NAMES).map(|guard| guard.keys().count()));
+        let waiter = scope.spawn(|| {
+            locks
+                .several(NAMES)
+                .lock()
+                .map(|guard| guard.keys().count())
+        });
         eventually(LONG, "it waits for `b`", || server.tracked_keys() == 1);
         throughout(PERIOD, || assert!(!waiter.is_finished()));
         assert!(
@@ -127,6 +139,64 @@ fn if_one_is_busy_those_behind_it_are_free_for_others_and_those_before_it_are_ke
 }
 
 #[test]
+fn a_stop_ends_the_wait_for_several_and_leaves_none() {
+    let server = Server::start();
+    let locks = connect(&server);
+    let stop = Stop::new();
+    occupy(&server, "b", MINUTE);
+    let wanted = locks.several(NAMES).stopped_by(&stop);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| wanted.lock().map(drop));
+        eventually(LONG, "it waits for `b`", || server.tracked_keys() == 1);
+        throughout(PERIOD, || assert!(!waiter.is_finished()));
+        stop.stop();
+        let stopped = waiter.join().expect("no panic");
+        assert!(
+            matches!(&stopped, Err(Error::Stopped { key, .. }) if key == "b"),
+            "{stopped:?}"
+        );
+    });
+    delete(&server, "b");
+    assert_free(&server);
+    assert!(wanted.try_lock().is_err(), "it stays stopped");
+    assert!(
+        locks
+            .several(NAMES)
+            .try_lock()
+            .is_ok_and(|guard| guard.is_some())
+    );
+}
+
+#[test]
+fn the_options_of_a_set_are_those_of_each_of_its_locks() {
+    let rig = Rig::new();
+    let set = rig
+        .locks
+        .several(NAMES)
+        .each(|lock| lock.fenced(true).lease(4 * MINUTE).reentrant(false));
+    let guard = set.lock().expect("locks");
+    for name in NAMES {
+        assert!(guard.fence(name).is_some(), "{name}");
+        assert!(rig.server.pttl(&format!("lock:{name}")) > 200_000, "{name}");
+    }
+    assert!(matches!(set.try_lock(), Err(Error::AlreadyHeld { .. })));
+    drop(guard);
+    let busy = thread::scope(|scope| {
+        let _b = rig.locks.lock("b").expect("locks");
+        let other = scope.spawn(|| set.try_with_lock(|| ()));
+        other.join().expect("no panic").expect("answers")
+    });
+    assert_eq!(busy, None);
+    assert_eq!(set.try_with_lock(|| 7).expect("answers"), Some(7));
+    assert_free(&rig.server);
+    let cannot = set.each(|lock| lock.lease(Duration::ZERO)).lock();
+    assert!(
+        matches!(cannot, Err(Error::InvalidOption { .. })),
+        "{cannot:?}"
+    );
+}
+
+#[test]
 fn all_have_one_deadline_and_an_error_leaves_none() {
     let rig = Rig::new();
     occupy(&rig.server, "c", MINUTE);
@@ -135,7 +205,8 @@ fn all_have_one_deadline_and_an_error_leaves_none() {
         let asked = Instant::now();
         assert!(
             rig.locks
-                .try_lock_all_for(NAMES, ANSWER)
+                .several(NAMES)
+                .try_lock_for(ANSWER)
                 .expect("answers")
                 .is_none()
         );
@@ -147,7 +218,7 @@ fn all_have_one_deadline_and_an_error_leaves_none() {
         .wait(SOON)
         .build()
         .expect("connects");
-    let error = hasty.lock_all(NAMES).expect_err("busy");
+    let error = hasty.several(NAMES).lock().expect_err("busy");
     let Error::Timeout {
         key, held, waited, ..
     } = &error
@@ -162,7 +233,11 @@ fn all_have_one_deadline_and_an_error_leaves_none() {
     );
     rig.server.query::<()>(&["DEL", "lock:c"]);
     rig.server.query::<()>(&["RPUSH", "lock:b", "a list"]);
-    let error = rig.locks.lock_all(NAMES).expect_err("that is no lock");
+    let error = rig
+        .locks
+        .several(NAMES)
+        .lock()
+        .expect_err("that is no lock");
     assert!(
         matches!(&error, Error::NotALock { key, .. } if key == "b"),
         "{error:?}"
@@ -177,13 +252,13 @@ fn what_the_thread_has_already_is_entered_again() {
     let rig = Rig::new();
     let b = rig.locks.lock("b").expect("locks");
     let sets = rig.proxy.commands("SET");
-    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let all = rig.locks.several(NAMES).lock().expect("locks");
     assert_eq!((b.depth(), rig.proxy.commands("SET") - sets), (2, 2));
     all.unlock().expect("unlocks");
     assert_eq!(b.depth(), 1);
     assert!(rig.server.exists("lock:b") && !rig.server.exists("lock:a"));
     // Only the last guard releases: here that is the set's.
-    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let all = rig.locks.several(NAMES).lock().expect("locks");
     assert_eq!(
         b.unlock().expect("unlocks"),
         Unlocked::StillHeld { depth: 1 }
@@ -197,8 +272,8 @@ fn lost_answers_leave_no_key() {
     for fault in broken_replies() {
         let rig = Rig::new();
         rig.proxy.on("SET lock:b", fault.clone());
-        let all =
-            within(LONG, "another attempt", || rig.locks.lock_all(NAMES)).expect("takes them");
+        let all = within(LONG, "another attempt", || rig.locks.several(NAMES).lock())
+            .expect("takes them");
         let held: Vec<_> = NAMES
             .iter()
             .map(|name| rig.locks.current(name).expect("held").token().to_owned())
@@ -222,7 +297,7 @@ fn a_single_try_does_not_report_its_own_locks_as_busy() {
     for fault in broken_replies() {
         let rig = Rig::new();
         rig.proxy.on("SET lock:b", fault.clone());
-        let all = rig.locks.try_lock_all(NAMES).expect("answers");
+        let all = rig.locks.several(NAMES).try_lock().expect("answers");
         all.unwrap_or_else(|| panic!("{fault:?}: they are free"))
             .unlock()
             .expect("unlocks");
@@ -236,7 +311,10 @@ fn a_manager_dropped_after_giving_up_several_leaves_no_key() {
     let rig = Rig::new();
     rig.proxy
         .always("SET lock:b", Fault::DelayCommand(6 * ANSWER));
-    assert!(rig.locks.try_lock_all(["b", "c"]).is_err(), "no answer");
+    assert!(
+        rig.locks.several(["b", "c"]).try_lock().is_err(),
+        "no answer"
+    );
     let Rig {
         locks,
         proxy,
@@ -258,7 +336,7 @@ fn a_limit_holds_for_all_keys_together() {
     let names: Vec<_> = (0..8).map(|n| n.to_string()).collect();
     rig.proxy.always("SET", Fault::DelayReply(ANSWER / 2));
     returns_by(ANSWER, "a wait for eight locks", || {
-        let (took, taken) = time(|| rig.locks.try_lock_all_for(&names, ANSWER / 3));
+        let (took, taken) = time(|| rig.locks.several(&names).try_lock_for(ANSWER / 3));
         assert!(!matches!(taken, Ok(Some(_))), "no answer can come in time");
         took
     });
@@ -279,7 +357,8 @@ fn a_slow_link_has_time_for_an_answer_for_each_of_many_locks() {
     let (before, asked) = (rig.locks.stats().time_waited.sum(), Instant::now());
     let all = rig
         .locks
-        .try_lock_all(&names)
+        .several(&names)
+        .try_lock()
         .expect("answers")
         .expect("they are free");
     let waited = rig.locks.stats().time_waited.sum().saturating_sub(before);
@@ -297,7 +376,7 @@ fn a_release_without_an_answer_does_not_hide_that_the_outer_lock_was_lost() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
     let outer = rig.locks.lock("outer").expect("locks");
     let inner = rig.locks.lock("inner").expect("locks");
-    let set = rig.locks.lock_all(["x", "y"]).expect("locks");
+    let set = rig.locks.several(["x", "y"]).lock().expect("locks");
     delete(&rig.server, "outer");
     assert_lost(&outer.verify(), LostCause::Deleted);
     rig.proxy.black_hole(true);
@@ -317,7 +396,8 @@ fn an_answer_that_comes_after_the_lease_takes_none() {
     rig.proxy.on("SET lock:b", Fault::DelayReply(SOON * 3 / 2));
     let all = rig
         .locks
-        .lock_all(NAMES)
+        .several(NAMES)
+        .lock()
         .expect("another attempt takes them");
     assert_eq!(rig.proxy.fired(), 1);
     all.confirm(Duration::ZERO).expect("they are held");
@@ -330,7 +410,7 @@ fn an_outage_leaves_nothing_held() {
     let rig = Rig::new();
     rig.server.reset_stats();
     rig.proxy.hold_replies(true);
-    let error = rig.locks.lock_all(NAMES).expect_err("no answer");
+    let error = rig.locks.several(NAMES).lock().expect_err("no answer");
     assert!(error.is_unavailable(), "{error:?}");
     assert!(rig.locks.held().is_empty());
     assert!(rig.server.calls("set") >= 1, "a claim was executed");
@@ -340,14 +420,17 @@ fn an_outage_leaves_nothing_held() {
         NAMES.iter().all(|name| rig.value_of(name).is_none())
     });
     eventually(LONG, "they can be taken", || {
-        rig.locks.try_lock_all(NAMES).is_ok_and(|it| it.is_some())
+        rig.locks
+            .several(NAMES)
+            .try_lock()
+            .is_ok_and(|it| it.is_some())
     });
 }
 
 #[test]
 fn if_one_is_lost_the_set_is_lost_and_the_others_are_released() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
-    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let all = rig.locks.several(NAMES).lock().expect("locks");
     delete(&rig.server, "b");
     let confirmed = all.confirm(Duration::ZERO);
     assert!(
@@ -361,7 +444,10 @@ fn if_one_is_lost_the_set_is_lost_and_the_others_are_released() {
     );
     assert_lost(&all.unlock(), LostCause::Deleted);
     assert_free(&rig.server);
-    let lost = rig.locks.with_locks(NAMES, || delete(&rig.server, "a"));
+    let lost = rig
+        .locks
+        .several(NAMES)
+        .with_lock(|| delete(&rig.server, "a"));
     assert!(
         matches!(&lost, Err(Error::Lost { key, .. }) if key == "a"),
         "{lost:?}"
@@ -374,7 +460,7 @@ fn the_guard_of_a_set_tells_what_happened_to_each() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
     // A lock that has another guard, and is lost.
     let outer = rig.locks.lock("b").expect("locks");
-    let lost = rig.locks.with_locks(NAMES, || {
+    let lost = rig.locks.several(NAMES).with_lock(|| {
         delete(&rig.server, "b");
         assert_lost(&outer.verify(), LostCause::Deleted);
     });
@@ -385,7 +471,7 @@ fn the_guard_of_a_set_tells_what_happened_to_each() {
     drop(outer);
     // A loss says more than a release without an answer, and that keeps to its limit.
     returns_by(ANSWER, "the release of a set in a black hole", || {
-        let all = rig.locks.lock_all(NAMES).expect("locks");
+        let all = rig.locks.several(NAMES).lock().expect("locks");
         delete(&rig.server, "b");
         assert!(all.confirm(Duration::ZERO).is_err());
         rig.proxy.black_hole(true);
@@ -408,7 +494,7 @@ fn the_guard_of_a_set_tells_what_happened_to_each() {
         .keep_at_least(2 * MINUTE)
         .lock()
         .expect("locks");
-    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let all = rig.locks.several(NAMES).lock().expect("locks");
     drop(kept);
     all.unlock().expect("unlocks");
     assert!(rig.server.pttl("lock:a") > 61_000 && rig.value_of("b").is_none());
@@ -418,7 +504,7 @@ fn the_guard_of_a_set_tells_what_happened_to_each() {
 fn ensure_renews_a_set_of_which_too_little_is_left() {
     // Two seconds remain for the answers.
     let rig = Rig::with(|builder| builder.lease(4 * SOON).renew(false));
-    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let all = rig.locks.several(NAMES).lock().expect("locks");
     let span = 2 * SOON;
     eventually(LONG, "less is left", || all.remaining() < span);
     all.ensure(span).expect("renews them");
@@ -439,7 +525,7 @@ fn a_set_of_which_one_lock_may_not_be_extended_sends_nothing() {
         .max_hold(2 * SOON)
         .lock()
         .expect("locks");
-    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let all = rig.locks.several(NAMES).lock().expect("locks");
     let is_refused = |confirmed| {
         matches!(
             confirmed,
@@ -465,7 +551,7 @@ fn a_thread_that_waits_for_one_of_them_gets_it_with_the_release() {
         .build()
         .expect("connects");
     thread::scope(|scope| {
-        let all = locks.lock_all(NAMES).expect("locks");
+        let all = locks.several(NAMES).lock().expect("locks");
         let waiter = behind(scope, || take(&locks, "b"));
         all.unlock().expect("unlocks");
         waiter.join().expect("no panic");
@@ -483,7 +569,7 @@ fn fenced_locks_can_be_taken_together() {
         .expect("connects");
     let mut last = [0; 3];
     for _ in 0..3 {
-        let all = fenced.lock_all(NAMES).expect("locks");
+        let all = fenced.several(NAMES).lock().expect("locks");
         let fences = NAMES.map(|name| all.fence(name).expect("it is one of them"));
         assert!(
             fences.iter().zip(last).all(|(new, old)| *new > old),
@@ -503,14 +589,14 @@ fn locks_of_several_nodes_can_be_taken_together() {
         .expect("connects");
     let names: Vec<_> = (0..6).map(|n| cluster.key_on(n % 3)).collect();
     let key = |n: usize| format!("lock:{}", names[n]);
-    let all = locks.lock_all(&names).expect("locks");
+    let all = locks.several(&names).lock().expect("locks");
     assert!((0..6).all(|n| cluster.server(n % 3).exists(&key(n))));
     all.confirm(Duration::ZERO).expect("held");
     all.unlock().expect("unlocks");
     assert!((0..6).all(|n| !cluster.server(n % 3).exists(&key(n))));
     // The map is out of date: the batch is refused for this key, and a command of its own follows.
     cluster.move_slot(cluster.slot_of(&names[0]), 1);
-    let all = locks.lock_all(&names).expect("locks");
+    let all = locks.several(&names).lock().expect("locks");
     assert!(cluster.server(1).exists(&key(0)));
     cluster.move_slot(cluster.slot_of(&names[3]), 1);
     all.unlock().expect("unlocks");
@@ -532,8 +618,8 @@ fn a_node_that_is_away_keeps_none_of_the_others_locks() {
         .tolerate_outage(SOON);
     let locks = locks.lease(MINUTE).build().expect("connects");
     let names = [0, 0, 1].map(|place| cluster.key_on(place));
-    drop(locks.lock_all(&names).expect("locks"));
-    let all = locks.lock_all(&names).expect("locks");
+    drop(locks.several(&names).lock().expect("locks"));
+    let all = locks.several(&names).lock().expect("locks");
     cluster.server(1).pause();
     let unlocked = all.unlock();
     assert!(
@@ -545,7 +631,7 @@ fn a_node_that_is_away_keeps_none_of_the_others_locks() {
             .iter()
             .all(|name| !cluster.server(0).exists(&format!("lock:{name}")))
     );
-    let taken = locks.lock_all(&names);
+    let taken = locks.several(&names).lock();
     assert!(
         matches!(&taken, Err(error) if error.is_unavailable()),
         "{taken:?}"
@@ -593,12 +679,22 @@ fn a_lock_that_is_lost_during_a_wait_is_told_at_its_end() {
     );
     // Of a set, none is around another one.
     let body = || panic!("it runs without a");
-    let error = lose_while(&|| rig.locks.with_locks(["a", "b"], body), "a", "b", true);
+    let error = lose_while(
+        &|| rig.locks.several(["a", "b"]).with_lock(body),
+        "a",
+        "b",
+        true,
+    );
     assert!(
         matches!(&error, Error::Lost { key, .. } if key == "a"),
         "{error:?}"
     );
-    let limited = || rig.locks.try_lock_all_for(["a", "b"], 3 * SOON).map(drop);
+    let limited = || {
+        rig.locks
+            .several(["a", "b"])
+            .try_lock_for(3 * SOON)
+            .map(drop)
+    };
     let error = lose_while(&limited, "a", "b", false);
     assert!(
         matches!(&error, Error::Lost { key, .. } if key == "a"),
@@ -645,7 +741,7 @@ fn a_thread_that_has_lost_a_lock_is_told_when_it_takes_another_one() {
         rig.locks.try_lock("inner").map(drop),
         rig.locks
             .with_lock("inner", || panic!("it runs without the outer lock")),
-        rig.locks.lock_all(["inner", "other"]).map(drop),
+        rig.locks.several(["inner", "other"]).lock().map(drop),
     ] {
         let error = taken.expect_err("the outer lock is lost");
         let Error::OuterLost {
@@ -698,14 +794,14 @@ fn a_release_says_that_a_lock_around_it_was_lost_meanwhile() {
     );
     drop(second);
     let outer = rig.locks.lock("outer").expect("locks");
-    let inner = rig.locks.lock_all(["x", "y"]).expect("locks");
+    let inner = rig.locks.several(["x", "y"]).lock().expect("locks");
     lose(&outer);
     assert!(matches!(inner.unlock(), Err(Error::OuterLost { .. })));
     drop(outer);
     // One lock of a set was taken before the outer one, and is not given back with the set.
     let _first = rig.locks.lock("y").expect("locks");
     let outer = rig.locks.lock("outer").expect("locks");
-    let inner = rig.locks.with_locks(["x", "y"], || lose(&outer));
+    let inner = rig.locks.several(["x", "y"]).with_lock(|| lose(&outer));
     assert!(matches!(inner, Err(Error::OuterLost { .. })), "{inner:?}");
     assert_lost(&outer.unlock(), LostCause::Deleted);
 }
@@ -751,7 +847,7 @@ pub(crate) fn pair_as_told() {
                 let mut connection = client.get_connection().expect("connects");
                 for _ in 0..rounds {
                     let (took, done) =
-                        time(|| locks.with_locks(keys, || increment(&mut connection)));
+                        time(|| locks.several(keys).with_lock(|| increment(&mut connection)));
                     done.expect("no wait is too long");
                     assert!(
                         took < COUNTING / 2,
@@ -773,7 +869,7 @@ fn a_limit_holds_for_giving_back_too() {
     rig.proxy.always("EVAL", Fault::SwallowCommand);
     let asked = Instant::now();
     assert!(!matches!(
-        rig.locks.try_lock_all_for(["a", "b"], PERIOD),
+        rig.locks.several(["a", "b"]).try_lock_for(PERIOD),
         Ok(Some(_))
     ));
     assert!(asked.elapsed() < LONG / 2, "{:?}", asked.elapsed());
@@ -799,7 +895,7 @@ fn an_outer_lock_that_is_lost_while_the_answer_for_several_is_due_is_told() {
                 .expect("answers")
                 .expect("it is held");
         });
-        let taken = rig.locks.lock_all(NAMES);
+        let taken = rig.locks.several(NAMES).lock();
         assert!(
             matches!(&taken, Err(Error::OuterLost { outer, .. }) if outer == "outer"),
             "{taken:?}"
@@ -816,7 +912,7 @@ fn locks_of_a_dead_redis_have_one_response_timeout() {
         .build()
         .expect("connects");
     let names: Vec<_> = (0..16).map(|n| n.to_string()).collect();
-    let all = locks.lock_all(&names).expect("locks");
+    let all = locks.several(&names).lock().expect("locks");
     server.kill();
     let (took, unlocked) = time(|| all.unlock());
     assert!(
@@ -847,7 +943,7 @@ fn a_limit_holds_though_an_outer_lock_is_lost() {
             let asked = Instant::now();
             let limit = 4 * SOON;
             let taken = if several {
-                rig.locks.try_lock_all_for(["a", "b"], limit).map(drop)
+                rig.locks.several(["a", "b"]).try_lock_for(limit).map(drop)
             } else {
                 rig.locks.try_lock_for("a", limit).map(drop)
             };
@@ -871,7 +967,7 @@ fn kept_locks_of_a_set_have_one_response_timeout() {
                 .lock()
                 .expect("locks")
         });
-        let all = rig.locks.lock_all(NAMES).expect("locks");
+        let all = rig.locks.several(NAMES).lock().expect("locks");
         drop(kept);
         rig.proxy.black_hole(true);
         let (took, unlocked) = time(|| all.unlock());
@@ -893,7 +989,7 @@ fn if_one_of_a_set_ends_too_soon_all_are_renewed() {
         .build()
         .expect("it works");
     let longer = locks.named("a").lease(10 * MINUTE).lock().expect("locks");
-    let all = locks.lock_all(["a", "b"]).expect("locks");
+    let all = locks.several(["a", "b"]).lock().expect("locks");
     let renewed = || ["a", "b"].map(|name| renewals(&locks, name));
     all.ensure(MINUTE / 2).expect("that is left");
     assert_eq!(renewed(), [0, 0]);
@@ -907,7 +1003,7 @@ fn if_one_of_a_set_ends_too_soon_all_are_renewed() {
 #[test]
 fn the_locks_of_a_set_are_renewed_together() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG).connect_timeout(LONG));
-    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let all = rig.locks.several(NAMES).lock().expect("locks");
     all.confirm(PERIOD).expect("they are held"); // The keeper is connected from now on.
     let sent = |name: &str| rig.proxy.commands(&format!("EVALSHA * 1 lock:{name}"));
     let before = NAMES.map(sent);
@@ -928,7 +1024,7 @@ fn the_locks_of_a_set_are_renewed_together() {
 #[test]
 fn a_lock_whose_release_has_no_answer_delays_no_other_by_all_of_the_time() {
     let rig = Rig::with(|builder| builder.response_timeout(6 * SOON));
-    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let all = rig.locks.several(NAMES).lock().expect("locks");
     rig.proxy
         .always("EVALSHA * 1 lock:a", Fault::SwallowCommand);
     let unlocked = all.unlock();

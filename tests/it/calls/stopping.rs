@@ -196,7 +196,7 @@ fn a_shutdown_refuses_locks_ends_waits_and_waits_for_holds() {
                 let took = asked.elapsed();
                 assert_stopped(locks.lock("b"), "b");
                 assert_stopped(locks.clone().try_lock("b"), "b");
-                assert_stopped(locks.lock_all(["b", "c"]), "b");
+                assert_stopped(locks.several(["b", "c"]).lock(), "b");
                 throughout(PERIOD, || {
                     assert!(!shutdown.is_finished(), "a lock is held");
                 });

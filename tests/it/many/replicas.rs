@@ -125,7 +125,7 @@ fn patient(builder: Builder) -> Builder {
 fn several_locks_are_taken_only_if_replicas_have_each_of_them() {
     let group = Group::start(1);
     let locks = group.patient(1);
-    let all = locks.lock_all(["a", "b"]).expect("locks");
+    let all = locks.several(["a", "b"]).lock().expect("locks");
     assert!(
         ["lock:a", "lock:b"]
             .iter()
@@ -135,7 +135,8 @@ fn several_locks_are_taken_only_if_replicas_have_each_of_them() {
     group.cut();
     let hasty = group.hasty(1);
     let error = hasty
-        .try_lock_all(["a", "b"])
+        .several(["a", "b"])
+        .try_lock()
         .map(drop)
         .expect_err("no replica acknowledges");
     assert!(error.is_unavailable(), "{error:?}");

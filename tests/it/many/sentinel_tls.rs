@@ -78,16 +78,9 @@ fn with_tls_to_the_master_a_sentinel_in_plain_text_is_not_believed() {
     };
     let liar = sentinel_that_names(server.tls_port());
     server.reset_stats();
-    for refused in [
-        builder(port_of(&liar)),
-        LockManager::builder_with_sentinels([("localhost", port_of(&liar))], MASTER),
-    ] {
-        let error = refused
-            .tls(trusting())
-            .build()
-            .expect_err("it speaks no TLS");
-        assert!(!chain(&error).contains("canary"), "{}", chain(&error));
-    }
+    let refused = builder(port_of(&liar)).tls(trusting()).build();
+    let error = refused.expect_err("it speaks no TLS");
+    assert!(!chain(&error).contains("canary"), "{}", chain(&error));
     assert_eq!(server.calls("auth"), 0);
     // The settings of the master are those of the sentinels, too, unless these have their own.
     assert_refused(builder(port).tls(trusting()), TlsCause::UnknownIssuer);
@@ -126,8 +119,7 @@ fn sentinels_over_tls(named: u16) -> (FakeServer, Terminator, u16) {
 fn sentinels_are_asked_over_tls_if_that_is_set_and_the_master_without_it() {
     let server = Server::start();
     let (_sentinel, terminator, port) = sentinels_over_tls(server.port());
-    let hosts = || [("localhost", port)];
-    let builder = || LockManager::builder_with_sentinels(hosts(), MASTER);
+    let builder = || LockManager::builder(&format!("redis+sentinel://localhost:{port}/{MASTER}"));
     assert_works(
         builder().sentinel_tls(Tls::new().roots(terminator.roots())),
         &server,
@@ -141,10 +133,9 @@ fn sentinels_are_asked_over_tls_if_that_is_set_and_the_master_without_it() {
     assert!(without.is_unavailable(), "{without:?}");
     // The settings are those of the sentinels, and of nothing else.
     let plain = sentinel_that_names(server.port());
-    let hosts = [("127.0.0.1", port_of(&plain))];
-    assert_works(LockManager::builder_with_sentinels(hosts, MASTER), &server);
-    let over = LockManager::builder_with_sentinels(hosts, MASTER)
-        .sentinel_tls(Tls::new().roots(other.pem()));
+    let url = format!("redis+sentinel://127.0.0.1:{}/{MASTER}", port_of(&plain));
+    assert_works(LockManager::builder(&url), &server);
+    let over = LockManager::builder(&url).sentinel_tls(Tls::new().roots(other.pem()));
     assert!(
         over.build()
             .expect_err("the sentinel speaks no TLS")
@@ -161,8 +152,9 @@ fn sentinels_over_tls_may_be_far_away() {
     for relay in &relays {
         relay.be_far(Duration::from_millis(150));
     }
-    let hosts = relays.each_ref().map(|relay| ("localhost", relay.port()));
-    let builder = LockManager::builder_with_sentinels(hosts, MASTER);
+    let [one, other] = relays.each_ref().map(Relay::port);
+    let url = format!("redis+sentinel://localhost:{one},localhost:{other}/{MASTER}");
+    let builder = LockManager::builder(&url);
     assert_works(
         builder.sentinel_tls(Tls::new().roots(terminator.roots())),
         &server,

@@ -109,7 +109,7 @@ fn forker() {
     if let Some((guard, _)) = &guards {
         guard.extend_to(Duration::from_secs(20)).expect("extends"); // Opens the keeper's connection.
     }
-    let set = (guards.is_some()).then(|| locks.lock_all(["x", "y"]).expect("locks"));
+    let set = (guards.is_some()).then(|| locks.several(["x", "y"]).lock().expect("locks"));
     let detached =
         (guards.is_some()).then(|| locks.lock("d").expect("locks").detach().expect("detaches"));
     let parcel = (guards.is_some()).then(|| {
@@ -285,9 +285,9 @@ fn forked(
         assert!(!set.is_valid() && set.remaining().is_zero());
         is_forked(set.ensure(second).err());
         is_forked(set.confirm(second).err());
-        is_forked(locks.lock_all(["x", "z"]).err());
+        is_forked(locks.several(["x", "z"]).lock().err());
     }
-    is_forked(locks.lock_all(["p", "q"]).err());
+    is_forked(locks.several(["p", "q"]).lock().err());
     for key in ["a", "b"] {
         is_forked(locks.lock(key).err());
         is_forked(locks.try_lock(key).err());

@@ -236,12 +236,11 @@ fn a_password_in_the_url_and_a_provider_contradict_each_other() {
 }
 
 #[test]
-fn the_database_can_be_set_beside_the_url() {
+fn the_url_names_the_database() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.bare_url())
-        .database(3)
-        .build()
-        .expect("connects");
+    let url = server.bare_url();
+    let locks =
+        LockManager::connect(&format!("{}/3", url.trim_end_matches('/'))).expect("connects");
     let _guard = locks.lock("a").expect("locks");
     assert_eq!(server.get("lock:a"), None);
     assert_eq!(server.clients_with("db=3").len(), 1);
@@ -262,23 +261,4 @@ fn settings_of_sentinels_need_sentinels() {
         "{error:?}"
     );
     assert!(!error.to_string().contains("secret"), "{error}");
-    for (hosts, name) in [
-        (vec![], "mymaster"),
-        (vec![("", 1)], "mymaster"),
-        (vec![("s", 1)], "my master"),
-    ] {
-        let error = LockManager::builder_with_sentinels(hosts, name)
-            .build_unchecked()
-            .expect_err("cannot work");
-        assert!(
-            matches!(
-                error,
-                Error::InvalidOption {
-                    option: "sentinels",
-                    ..
-                }
-            ),
-            "{error:?}"
-        );
-    }
 }
