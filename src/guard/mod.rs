@@ -45,6 +45,18 @@ pub use crate::guard::watch::LockWatch;
 /// }
 /// ```
 ///
+/// # Is the lock still mine?
+///
+/// | question | method | what it costs |
+/// |---|---|---|
+/// | Does this thread hold it, in a function that did not take it? | [`assert_held`](crate::Lock::assert_held), [`current`](crate::Lock::current) | nothing |
+/// | May the hold be trusted, by the clock? | [`is_valid`](LockGuard::is_valid); for how long: [`remaining`](LockGuard::remaining) | nothing |
+/// | Is it good for a while longer, between two steps of long work? | [`ensure`](LockGuard::ensure) | nothing, or a renewal if too little of the lease is left |
+/// | Does Redis say that it is mine, for so long, before a step that cannot be undone? | [`confirm`](LockGuard::confirm) | a renewal: one round trip |
+/// | Does Redis say that it is mine, though the lease shall not be extended, or cannot be (`max_hold`, too few replicas)? | [`verify`](LockGuard::verify) | a read: one round trip |
+/// | Has another thread to stop when it is lost, or before? | [`watch`](LockGuard::watch), [`on_lost`](crate::Builder::on_lost) | nothing |
+/// | Was it mine until the end? | [`unlock`](LockGuard::unlock) | the release |
+///
 /// While a thread has a guard of a hold that is lost, it takes no other lock: see
 /// [`Error::OuterLost`]. So drop a guard that is kept for long, such as a leader's, when its lock
 /// is lost.
@@ -185,7 +197,9 @@ impl LockGuard {
     }
 
     /// Asks Redis whether the key still has this hold's token: with a script, in one
-    /// round trip.
+    /// round trip. Extends nothing, so it also answers when [`confirm`](LockGuard::confirm) cannot:
+    /// at the end of [`max_hold`](crate::Lock::max_hold), or if too few
+    /// [replicas](crate::Builder::replicas) acknowledge a renewal.
     ///
     /// Finds out at once what the next renewal would find out: that the key was deleted, has
     /// another value, or expires too early. Blocks for the answer, at most the connect timeout and
@@ -202,14 +216,10 @@ impl LockGuard {
         self.session.verify(&self.held.hold)
     }
 
-    /// Goes back to the lease with which the lock was taken: [`extend_to`](LockGuard::extend_to)
-    /// with that lease, and the same errors.
-    #[expect(
-        clippy::missing_errors_doc,
-        reason = "they are those of `extend_to`, which lists them"
-    )]
-    pub fn extend(&self) -> Result<(), Error> {
-        self.extend_to(self.hold().first_lease.time())
+    /// The lease with which the lock was taken.
+    #[cfg(test)]
+    pub(crate) fn first_lease(&self) -> Duration {
+        self.hold().first_lease.time()
     }
 
     /// Sets a new lease, renews the hold with it now, and keeps renewing with it.
@@ -217,7 +227,7 @@ impl LockGuard {
     /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis
     /// has answered; a shorter one counts from the call. But Redis does not shorten the earlier
     /// lease, so after a crash other processes may have to wait until the earlier lease ends.
-    /// `extend_to` never creates the key again.
+    /// `set_lease` never creates the key again.
     ///
     /// # Errors
     ///
@@ -229,8 +239,8 @@ impl LockGuard {
     /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for the rest of its
     ///   lease. The next renewal, if there is one, tries again.
     /// - [`Error::NoThread`], [`Error::Forked`].
-    pub fn extend_to(&self, lease: Duration) -> Result<(), Error> {
-        self.session.extend(&self.held.hold, lease)
+    pub fn set_lease(&self, lease: Duration) -> Result<(), Error> {
+        self.session.set_lease(&self.held.hold, lease)
     }
 
     /// A view of the hold for another thread, for example to stop a helper when the lock is lost.

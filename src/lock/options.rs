@@ -47,7 +47,7 @@ impl Lock {
     /// renewal reaches Redis late, other waiters get the lock later by that.)
     ///
     /// [`confirm`](crate::LockGuard::confirm), [`ensure`](crate::LockGuard::ensure) (if it would
-    /// have to renew), [`extend_to`](crate::LockGuard::extend_to) and
+    /// have to renew), [`set_lease`](crate::LockGuard::set_lease) and
     /// [`hand_over`](crate::LockGuard::hand_over) return
     /// [`Error::InvalidOption`](crate::Error::InvalidOption) for `max_hold` instead. This limit
     /// protects from work that hangs and from guards that are forgotten. It also ends a deadlock of

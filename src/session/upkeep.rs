@@ -85,7 +85,7 @@ impl Session {
     fn check_span(method: &'static str, hold: &Hold, span: Duration) -> Result<(), Error> {
         let now = Moment::now();
         if span > hold.lease().valid_until(now).since(now) {
-            let reason = "it is longer than the lease can be trusted: call `extend_to` first";
+            let reason = "it is longer than the lease can be trusted: call `set_lease` first";
             return Err(invalid_option(method, span, reason));
         }
         Ok(())
@@ -102,8 +102,8 @@ impl Session {
     }
 
     /// Gives a hold another lease, from now on.
-    pub(crate) fn extend(&self, hold: &Arc<Hold>, lease: Duration) -> Result<(), Error> {
-        check_lease("extend_to", lease, self.settings.max_lease)?;
+    pub(crate) fn set_lease(&self, hold: &Arc<Hold>, lease: Duration) -> Result<(), Error> {
+        check_lease("set_lease", lease, self.settings.max_lease)?;
         self.trust(hold)?;
         if self.store.is_disabled() {
             return Ok(()); // The hold has a lease without end.

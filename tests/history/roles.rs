@@ -289,7 +289,7 @@ impl Worker<'_> {
             }
             if self.rng.random_ratio(1, 8) {
                 // The hold may be lost by now, or Redis may be away.
-                let _ = guard.extend_to(self.lease_of(guard.key()));
+                let _ = guard.set_lease(self.lease_of(guard.key()));
             }
             if self.rng.random_ratio(1, 4) {
                 // The hold may be lost by now. If not, this guard belongs to the same hold.

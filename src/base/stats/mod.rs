@@ -26,7 +26,7 @@ pub struct Stats {
     /// Attempts that ended without the lock because it was busy, including those of `try_lock`.
     pub timed_out: u64,
     /// Calls that ended with [`Unavailable`](crate::Error::Unavailable): attempts to take a lock,
-    /// `confirm`, `ensure`, `extend_to`, `verify`, `hand_over`, `adopt`, `holder` and
+    /// `confirm`, `ensure`, `set_lease`, `verify`, `hand_over`, `adopt`, `holder` and
     /// `force_unlock`.
     pub unavailable: u64,
     /// Such calls that ended with [`Refused`](crate::Error::Refused) or
@@ -34,7 +34,7 @@ pub struct Stats {
     pub refused: u64,
     /// Holds that were lost.
     pub lost: u64,
-    /// Leases that Redis extended: by renewal, `extend` or `ensure`.
+    /// Leases that Redis extended: by renewal, `confirm`, `ensure` or `set_lease`.
     pub renewed: u64,
     /// Renewals that got no answer or were refused. The keeper repeats each while the lease lasts.
     pub renewal_errors: u64,

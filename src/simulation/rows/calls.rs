@@ -268,7 +268,7 @@ fn wait_at_risk_heeds_a_lease_that_is_made_shorter() {
         });
         thread::sleep(SECOND + some(SECOND));
         let shortened = now();
-        let _ = guard.extend_to(SECOND);
+        let _ = guard.set_lease(SECOND);
         waits.join().expect("no panic");
         let (left, at) = told.lock().take().expect("it has returned");
         assert!(left.is_some_and(|left| left <= SECOND), "{left:?}");

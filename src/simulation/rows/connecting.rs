@@ -84,9 +84,9 @@ fn what_comes_while_a_script_is_under_way_gives_no_lock_away_and_renews_none() {
             assert!(!matches!(mine.try_lock("a"), Ok(Some(_))), "two have it");
         }
         thread::sleep(QUICK);
-        let _ = guard.extend(); // Now there is a connection for renewals.
+        let _ = guard.set_lease(guard.first_lease()); // Now there is a connection for renewals.
         world.delete("a");
         later(some(QUICK / 4), || says(b":1\r\n"));
-        assert!(guard.extend().is_err(), "it is gone");
+        assert!(guard.set_lease(guard.first_lease()).is_err(), "it is gone");
     });
 }

@@ -202,11 +202,13 @@ impl Player {
         };
         match under {
             Under::Work(time) => thread::sleep(millis(*time)),
-            Under::Extend => ask("extend", self.response(), &|| guard.extend()),
+            Under::Extend => ask("extend", self.response(), &|| {
+                guard.set_lease(guard.first_lease())
+            }),
             Under::ExtendTo(lease) => {
                 judge::change(number, |hold| hold.deal.shortened = true);
-                ask("extend_to", self.response(), &|| {
-                    guard.extend_to(millis(*lease))
+                ask("set_lease", self.response(), &|| {
+                    guard.set_lease(millis(*lease))
                 });
             }
             Under::Ensure(span) => ask("ensure", self.response(), &|| guard.ensure(millis(*span))),

@@ -278,7 +278,7 @@ fn a_lease_ends_by_the_clock(place: &Place) {
 
 fn a_lease_can_be_extended(place: &Place) {
     let guard = place.locks.lock("a").expect("locks");
-    guard.extend_to(MINUTE).expect("extends");
+    guard.set_lease(MINUTE).expect("extends");
     assert!(guard.remaining() > MINUTE / 2 && guard.remaining() <= trusted(MINUTE));
     guard.confirm(MINUTE / 2).expect("it is there");
     guard.verify().expect("it is there");
@@ -286,13 +286,13 @@ fn a_lease_can_be_extended(place: &Place) {
         guard.ensure(2 * MINUTE),
         Err(Error::InvalidOption { .. })
     ));
-    guard.extend_to(LEASE).expect("extends");
+    guard.set_lease(LEASE).expect("extends");
     assert!(
         guard.remaining() <= trusted(LEASE),
         "a shorter lease counts at once"
     );
     assert!(matches!(
-        guard.extend_to(Duration::ZERO),
+        guard.set_lease(Duration::ZERO),
         Err(Error::InvalidOption { .. })
     ));
 }

@@ -94,7 +94,7 @@ fn no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled() {
             }
         });
         let guard = locks.lock("a").expect("locks");
-        guard.extend_to(MINUTE).expect("extends");
+        guard.set_lease(MINUTE).expect("extends");
         guard.confirm(SECOND).expect("it is there");
         guard.ensure(SECOND).expect("it is there");
         assert!(locks.try_lock_for("a", ANSWER).expect("answers").is_some());
@@ -147,7 +147,7 @@ fn advance_ends_leases_and_nothing_else() {
     assert!(renewed.is_valid() && long.is_valid() && is_lost(&short));
     assert_eq!(locks.stats().lost, 1, "it is told at once");
     long.verify().expect("its key is there");
-    long.extend_to(3 * MINUTE).expect("extends");
+    long.set_lease(3 * MINUTE).expect("extends");
     memory.advance(2 * MINUTE);
     assert!(long.is_valid() && renewed.is_valid());
     let renewals = || {

@@ -169,7 +169,7 @@ fn each_call_about_a_lock_that_redis_does_not_answer_is_counted() {
     rig.proxy.black_hole(true);
     let fails: [&dyn Fn() -> Result<(), Error>; 6] = [
         &|| a.confirm(Duration::from_secs(1)),
-        &|| a.extend_to(MINUTE),
+        &|| a.set_lease(MINUTE),
         // Less than that is left: the first lease was shorter.
         &|| a.ensure(MINUTE / 2),
         &|| a.verify(),

@@ -707,7 +707,7 @@ fn an_adoption_that_is_executed_late_changes_nothing() {
     let pattern = adoptions_of(&rig.server, "a").replace(" 1 ", " 2 ");
     rig.proxy.on(&pattern, Fault::DelayCommand(3 * ANSWER));
     let guard = lock.adopt(&parcel).expect("adopts");
-    guard.extend_to(2 * MINUTE).expect("extends");
+    guard.set_lease(2 * MINUTE).expect("extends");
     let scripts = rig.server.calls("evalsha");
     eventually(LONG, "the first try is executed", || {
         rig.server.calls("evalsha") > scripts

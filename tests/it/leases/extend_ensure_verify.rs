@@ -105,11 +105,11 @@ fn extend_replaces_the_lease() {
         let key = unique_key("a");
         let pttl = || rig.server.pttl(&format!("lock:{key}"));
         let guard = rig.locks.named(&key).renew(renew).lock().expect("locks");
-        guard.extend_to(MINUTE).expect("longer");
+        guard.set_lease(MINUTE).expect("longer");
         assert!(pttl() > 50_000 && guard.remaining() > 5 * MINUTE / 6);
         throughout(3 * PERIOD, || assert!(guard.is_valid()));
         assert!(pttl() > 50_000, "a renewal shortened the lease");
-        guard.extend_to(MINUTE / 2).expect("shorter");
+        guard.set_lease(MINUTE / 2).expect("shorter");
         assert!(guard.remaining() <= trusted(MINUTE / 2));
         let longer = pttl();
         assert!(longer > 50_000, "a lease is never cut short in Redis");
@@ -124,12 +124,12 @@ fn extend_replaces_the_lease() {
             1440 * MINUTE + LATE,
             Duration::MAX,
         ] {
-            let error = guard.extend_to(lease).expect_err("refused");
+            let error = guard.set_lease(lease).expect_err("refused");
             assert!(
                 matches!(
                     error,
                     Error::InvalidOption {
-                        option: "extend_to",
+                        option: "set_lease",
                         ..
                     }
                 ),
@@ -143,10 +143,10 @@ fn extend_replaces_the_lease() {
             "{sent:?}"
         );
         rig.server.query::<()>(&["DEL", &format!("lock:{key}")]);
-        assert_lost(&guard.extend_to(MINUTE), LostCause::Deleted);
+        assert_lost(&guard.set_lease(MINUTE), LostCause::Deleted);
         rig.server
             .query::<()>(&["SET", &format!("lock:{key}"), "other", "PX", "5000"]);
-        assert_lost(&guard.extend_to(MINUTE), LostCause::Deleted);
+        assert_lost(&guard.set_lease(MINUTE), LostCause::Deleted);
         assert_lost(&guard.verify(), LostCause::Deleted);
         assert!(pttl() <= 5000 && rig.value_of(&key).as_deref() == Some("other"));
         drop(guard);
@@ -172,7 +172,7 @@ fn a_shorter_lease_holds_though_an_older_renewal_is_answered_late() {
     eventually(LONG, "a renewal is under way", || {
         rig.proxy.commands(&renewal) == 1
     });
-    guard.extend_to(6 * PERIOD).expect_err("no answer");
+    guard.set_lease(6 * PERIOD).expect_err("no answer");
     eventually(10 * PERIOD, "the hold ends with the shorter lease", || {
         !guard.is_valid()
     });
@@ -361,12 +361,12 @@ fn nothing_extends_a_hold_past_max_hold_and_the_calls_say_so() {
         Ok(()) => false,
         Err(other) => panic!("{other:?}"),
     };
-    assert!(is_limited(guard.extend_to(MINUTE)), "that lease ends later");
+    assert!(is_limited(guard.set_lease(MINUTE)), "that lease ends later");
     assert!(guard.is_valid(), "nothing was sent, and nothing is lost");
     eventually(LONG, "the limit passes", || {
         is_limited(guard.confirm(Duration::ZERO))
     });
-    assert!(is_limited(guard.extend()));
+    assert!(is_limited(guard.set_lease(lease)));
     assert!(is_limited(
         guard.ensure(guard.remaining() + Duration::from_millis(1))
     ));
@@ -391,9 +391,9 @@ fn a_longer_lease_does_not_put_off_max_hold() {
         .lock()
         .expect("locks");
     guard
-        .extend_to(MINUTE / 2)
+        .set_lease(MINUTE / 2)
         .expect("that ends before the limit");
-    let late = guard.extend_to(MINUTE + MINUTE / 4);
+    let late = guard.set_lease(MINUTE + MINUTE / 4);
     assert!(
         matches!(
             late,

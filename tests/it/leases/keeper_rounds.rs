@@ -46,7 +46,7 @@ fn extend_in_vain(rig: &Rig, before: impl FnOnce()) {
                 let guard = rig.locks.lock(name).expect("locks");
                 held.fetch_add(1, Ordering::SeqCst);
                 eventually(LONG, "all begin", || go.load(Ordering::SeqCst));
-                assert!(guard.extend_to(LONG).is_err());
+                assert!(guard.set_lease(LONG).is_err());
             });
         }
         eventually(LONG, "all hold a lock", || {
@@ -146,7 +146,7 @@ fn many_extensions_are_sent_together() {
             behind(scope, move || {
                 held.attach()
                     .expect("is held")
-                    .extend_to(LONG)
+                    .set_lease(LONG)
                     .expect("extends");
             });
         };
@@ -288,7 +288,7 @@ fn a_short_lease_does_not_shorten_the_extension_of_another() {
                 .lease(lease)
                 .lock()
                 .expect("locks");
-            let extended = guard.extend_to(lease);
+            let extended = guard.set_lease(lease);
             (extended, guard.is_valid())
         }
     };

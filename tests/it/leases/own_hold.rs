@@ -161,12 +161,12 @@ fn an_answer_that_leaves_too_little_time_confirms_nothing() {
 }
 
 #[test]
-fn extend_goes_back_to_the_lease_of_the_lock() {
+fn a_lease_can_be_made_shorter_and_longer_again() {
     let rig = Rig::with(|builder| builder.renew(false));
     let guard = rig.locks.named("a").lease(MINUTE).lock().expect("locks");
-    guard.extend_to(MINUTE / 4).expect("shorter");
+    guard.set_lease(MINUTE / 4).expect("shorter");
     assert!(guard.remaining() <= trusted(MINUTE / 4));
-    guard.extend().expect("the lease of the lock");
+    guard.set_lease(MINUTE).expect("the lease of the lock");
     assert!(guard.remaining() > MINUTE / 2 && guard.remaining() <= trusted(MINUTE));
 }
 

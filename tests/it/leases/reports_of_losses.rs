@@ -204,7 +204,7 @@ fn on_lost_is_called_once_for_each_loss() {
         drop(guard);
         let guard = take(&name("extend"), renew);
         delete(&name("extend"));
-        assert_lost(&guard.extend_to(MINUTE), LostCause::Deleted);
+        assert_lost(&guard.set_lease(MINUTE), LostCause::Deleted);
         drop(guard);
         let guard = take(&name("kept"), renew);
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -416,7 +416,7 @@ fn the_keeper_is_one_thread_and_starts_only_when_needed() {
     let locks = connect(&server);
     let guard = locks.named("a").renew(false).lock().expect("locks");
     guard
-        .extend_to(MINUTE)
+        .set_lease(MINUTE)
         .expect("the keeper is started for it");
     one_keeper();
     drop((locks, guard));

@@ -638,7 +638,7 @@ fn holder_held_and_force_unlock_find_the_node() {
     assert_eq!(listed, expected);
     for (name, guard) in names.iter().zip(guards) {
         guard.ensure(MINUTE / 2).expect("valid");
-        guard.extend_to(MINUTE).expect("extends"); // From now on, Redis tracks the key.
+        guard.set_lease(MINUTE).expect("extends"); // From now on, Redis tracks the key.
         let seen = others.named(name).holder().expect("answers").expect("held");
         assert_eq!(seen.raw(), guard.token());
         thread::scope(|scope| {
@@ -787,7 +787,7 @@ fn row_23_the_right_to_read_the_map_is_needed_and_named() {
         let guard = locks.lock(&name).expect("locks");
         let moving = cluster.begin_move(cluster.slot_of(&name), 1);
         moving.move_keys();
-        guard.extend_to(MINUTE).expect("extends at the new owner");
+        guard.set_lease(MINUTE).expect("extends at the new owner");
         thread::scope(|scope| {
             let others = connect(&url);
             let name = &name;

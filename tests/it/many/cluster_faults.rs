@@ -188,7 +188,7 @@ fn a_lock_that_died_with_its_master_is_reported_as_lost() {
     let guard = locks.lock(&name).expect("locks");
     let kept = locks.lock(&other).expect("locks");
     for it in [&guard, &kept] {
-        it.extend_to(MINUTE).expect("extends"); // From now on, Redis tracks the key.
+        it.set_lease(MINUTE).expect("extends"); // From now on, Redis tracks the key.
     }
     thread::scope(|scope| {
         let waiting = scope.spawn(|| take(&waiter, &name));
@@ -250,7 +250,7 @@ fn what_is_done_on_other_nodes_does_not_wait_for_a_silent_one() {
         scope.spawn(|| watch_leases(&cluster, &brief, &ended));
         eventually(LONG, "renewals have waited in vain", || {
             for (guard, name) in guards.iter().zip(&free) {
-                within(SOON, "an extension", || guard.extend_to(BRIEF)).expect("extends");
+                within(SOON, "an extension", || guard.set_lease(BRIEF)).expect("extends");
                 within(SOON, "a check", || guard.ensure(BRIEF / 10)).expect("valid");
                 within(SOON, "a question", || guard.verify()).expect("valid");
                 within(SOON, "a free lock", || locks.with_lock(name, || ())).expect("locks");
@@ -331,7 +331,7 @@ fn a_new_map_is_enough_to_wake_waiters_and_renew_holds() {
         [(); 2].map(|()| slow(patient(&cluster.url())).build().expect("connects"));
     let [name, free] = [0, 1].map(|place| cluster.key_on(place));
     let guard = locks.lock(&name).expect("locks");
-    guard.extend_to(MINUTE).expect("extends");
+    guard.set_lease(MINUTE).expect("extends");
     eventually(LONG, "the replica has it", || {
         cluster.server(3).query::<u64>(&["DBSIZE"]) == 1
     });

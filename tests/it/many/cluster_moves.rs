@@ -209,7 +209,7 @@ fn a_hold_goes_on_while_its_slot_moves() {
     let is_held = || {
         until_renewed(&locks, &name, 3);
         guard.verify().expect("valid");
-        guard.extend_to(4 * LEASE).expect("extends");
+        guard.set_lease(4 * LEASE).expect("extends");
         thread::scope(|scope| {
             let busy = || others.try_lock(&name).expect("answers").is_none();
             assert!(
@@ -680,7 +680,7 @@ fn a_move_wakes_the_waiters_and_renews_the_holds_of_its_slot_and_no_others() {
     let names = [&moves, &near, &far];
     let guards = names.map(|name| locks.lock(name).expect("locks"));
     for guard in &guards {
-        guard.extend_to(MINUTE).expect("extends"); // From now on, Redis tracks the key.
+        guard.set_lease(MINUTE).expect("extends"); // From now on, Redis tracks the key.
     }
     let proxies = [0, 1, 2].map(|place| cluster.proxy(place));
     let count = |command: &str| proxies.iter().map(|it| it.commands(command)).sum::<u64>();

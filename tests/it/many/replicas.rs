@@ -251,9 +251,9 @@ fn replicas_may_take_as_long_as_the_server_itself() {
     let group = Group::start(1);
     let locks = group.locks_with(|builder| builder.replicas(Replicas::at_least(1), ANSWER));
     let guard = locks.lock("held").expect("locks");
-    guard.extend_to(MINUTE).expect("extends");
+    guard.set_lease(MINUTE).expect("extends");
     group.cut();
-    let extended = guard.extend_to(MINUTE).expect_err("cut off");
+    let extended = guard.set_lease(MINUTE).expect_err("cut off");
     group.proxy.always("WAIT", Fault::DelayReply(ANSWER / 4));
     let taken = locks.lock("a").expect_err("cut off");
     let (taken, extended) = (chain(&taken), chain(&extended));
@@ -347,12 +347,12 @@ fn extend_and_ensure_fail_without_their_replicas() {
         .lock()
         .expect("locks");
     eventually(LONG, "the replica has it", || {
-        guard.extend_to(MINUTE).is_ok()
+        guard.set_lease(MINUTE).is_ok()
     });
     group.cut();
     let left = guard.remaining();
     let refused = [
-        guard.extend_to(2 * MINUTE),
+        guard.set_lease(2 * MINUTE),
         guard.ensure(MINUTE * 3 / 2),
         guard.confirm(MINUTE / 2),
     ];
@@ -372,7 +372,7 @@ fn extend_and_ensure_fail_without_their_replicas() {
     group.heal();
     group.until_connected(1);
     eventually(LONG, "the replica has it", || {
-        guard.extend_to(2 * MINUTE).is_ok()
+        guard.set_lease(2 * MINUTE).is_ok()
     });
     assert!(guard.remaining() > MINUTE);
 }
@@ -389,8 +389,8 @@ fn a_lost_key_is_reported_although_no_replica_acknowledges() {
     group.cut();
     group.master.query::<()>(&["DEL", "lock:gone"]);
     occupy(&group.master, "taken", MINUTE);
-    assert_lost(&gone.extend_to(MINUTE), LostCause::Deleted);
-    assert_lost(&taken.extend_to(MINUTE), LostCause::Taken);
+    assert_lost(&gone.set_lease(MINUTE), LostCause::Deleted);
+    assert_lost(&taken.set_lease(MINUTE), LostCause::Taken);
 }
 
 #[test]
@@ -613,9 +613,9 @@ fn only_what_takes_or_renews_a_lock_waits_for_replicas() {
     assert_eq!(waited(), 0, "tries that find the lock busy");
     outer.verify().expect("answers");
     assert_eq!(waited(), 0, "a question");
-    outer.extend_to(MINUTE).expect("extends");
+    outer.set_lease(MINUTE).expect("extends");
     assert_eq!(waited(), 1, "the first renewal of a connection");
-    outer.extend_to(2 * MINUTE).expect("extends");
+    outer.set_lease(2 * MINUTE).expect("extends");
     assert_eq!(waited(), 1, "a renewal");
     assert_eq!(outer.unlock().expect("unlocks"), Unlocked::Released);
     assert_eq!(waited(), 0, "a release");

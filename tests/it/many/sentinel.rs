@@ -254,7 +254,7 @@ fn lose_a_lock(gets_the_report: bool) -> Duration {
     let reported = report_of(sentinels.sentinel(0));
     sentinels.cut_off(1);
     let guard = locks.lock("a").expect("locks");
-    guard.extend_to(MINUTE).expect("extends");
+    guard.set_lease(MINUTE).expect("extends");
     sentinels.server(0).kill();
     assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
     let lost = Instant::now();

@@ -146,7 +146,7 @@ fn loss_after(channel: &str, report: impl Fn(u16, u16) -> String, renewed: bool)
     let locks = connect(slice::from_ref(&sentinel));
     let guard = locks.lock("a").expect("locks");
     if renewed {
-        guard.extend_to(MINUTE).expect("extends");
+        guard.set_lease(MINUTE).expect("extends");
     }
     until_subscribed(slice::from_ref(&sentinel.proxy));
     sentinel.names(new.port());
@@ -201,7 +201,7 @@ fn reports_of_other_masters_and_reports_without_sense_change_nothing() {
     let sentinel = Played::naming(old.port());
     let locks = connect(slice::from_ref(&sentinel));
     let guard = locks.lock("a").expect("locks");
-    guard.extend_to(MINUTE).expect("extends");
+    guard.set_lease(MINUTE).expect("extends");
     until_subscribed(slice::from_ref(&sentinel.proxy));
     until_listening(&old);
     let (before, asked) = (connections_to(&old), sentinel.questions());
@@ -360,7 +360,7 @@ fn an_answer_that_a_report_has_overtaken_does_not_count() {
     reporter.proxy.clear();
     knows.names(new.port());
     let held = locks.lock("held").expect("locks");
-    held.extend_to(MINUTE).expect("extends");
+    held.set_lease(MINUTE).expect("extends");
     let other = locks.lock("other").expect("locks");
     asked.proxy.hold_replies(true);
     let before = asked.questions();
@@ -421,7 +421,7 @@ fn a_switch_that_nobody_reports_is_noticed_by_the_next_new_connection() {
     let sentinel = Played::naming(old.port());
     let locks = connect(slice::from_ref(&sentinel));
     let guard = locks.lock("held").expect("locks");
-    guard.extend_to(MINUTE).expect("extends");
+    guard.set_lease(MINUTE).expect("extends");
     until_subscribed(slice::from_ref(&sentinel.proxy));
     sentinel.names(new.port());
     // The old master is well, and still says that it is the master.
@@ -441,7 +441,7 @@ fn a_sentinel_that_is_cut_off_with_the_old_master_does_not_keep_the_manager_ther
     let sentinels = [(); 3].map(|()| Played::naming(old.port()));
     let locks = connect(&sentinels);
     let guard = locks.lock("held").expect("locks");
-    guard.extend_to(MINUTE).expect("extends");
+    guard.set_lease(MINUTE).expect("extends");
     until_subscribed(slice::from_ref(&sentinels[0].proxy));
     sentinels[1].names(new.port());
     eventually(LONG, "the other sentinels are asked as well", || {
@@ -539,7 +539,7 @@ fn loss_without_report(replace: Replace, may_subscribe: bool, tracks: bool) -> D
     let guard = locks.lock("a").expect("locks");
     // A busy machine may be late with an answer.
     eventually(LONG, "the lease is extended", || {
-        guard.extend_to(MINUTE).is_ok()
+        guard.set_lease(MINUTE).is_ok()
     });
     // A connection that is opened later than this would notice the switch by itself.
     if may_subscribe {

@@ -91,7 +91,7 @@ fn refused_to_a_user_with(rights: &[&str]) -> Vec<String> {
     let locks = LockManager::connect(&url).expect("connects");
     let outer = locks.lock("a").expect("locks");
     let inner = locks.lock("a").expect("locks again");
-    outer.extend_to(Duration::from_secs(30)).expect("extends");
+    outer.set_lease(Duration::from_secs(30)).expect("extends");
     thread::scope(|scope| {
         let others = LockManager::connect(&url).expect("connects");
         scope.spawn(move || {
@@ -156,7 +156,7 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
         .keep_at_least(Duration::from_secs(30))
         .lock()
         .expect("locks");
-    first.extend_to(Duration::from_secs(30)).expect("extends");
+    first.set_lease(Duration::from_secs(30)).expect("extends");
     drop(locks.lock("script").expect("locks"));
     grant(&server, &without(&[right]));
 
@@ -170,7 +170,7 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
     note("wait", &|| locks.named("taken").wait(WAIT).lock().err());
     note("holder", &|| locks.named("taken").holder().err());
     note("verify", &|| first.verify().err());
-    note("extend", &|| first.extend_to(Duration::from_secs(60)).err());
+    note("extend", &|| first.set_lease(Duration::from_secs(60)).err());
     let [first, second, third] =
         [first, second, third].map(|guard| std::cell::Cell::new(Some(guard)));
     note("unlock", &|| first.take()?.unlock().err());
@@ -278,7 +278,7 @@ fn managers_log_in_as_the_user_that_the_environment_says() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
     let guard = locks.lock("a").expect("locks");
-    guard.extend_to(Duration::from_secs(60)).expect("extends");
+    guard.set_lease(Duration::from_secs(60)).expect("extends");
     eventually(LONG, "the listener is connected", || {
         !server.listeners().is_empty()
     });

@@ -54,7 +54,7 @@ const CALLS: [(&str, &str, Call); 16] = [
     ("extend", "EVALSHA", |rig, locks, begin| {
         let guard = rig.hold(locks);
         begin();
-        guard.extend_to(LONG).map(shown)
+        guard.set_lease(LONG).map(shown)
     }),
     ("verify", "EVALSHA", |rig, locks, begin| {
         let guard = rig.hold(locks);
@@ -441,7 +441,7 @@ fn row_37_renewals_continue_after_garbage() {
         assert!(guard.is_valid(), "{what}");
     }
     assert_eq!(reported.load(Ordering::SeqCst), 0);
-    guard.extend_to(4 * ANSWER).expect("extends");
+    guard.set_lease(4 * ANSWER).expect("extends");
     rig.lie("EVALSHA", Reply::Bytes(b"*0\r\n".to_vec()));
     eventually(LONG, "the loss is reported", || {
         reported.load(Ordering::SeqCst) == 1

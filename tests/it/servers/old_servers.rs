@@ -68,7 +68,7 @@ fn a_renewal_finds_the_loss_of_a_lock_whose_key_holds_a_list() {
     let rig = Rig::new();
     let guard = rig.locks.lock("a").expect("locks");
     rig.proxy.always("EVALSHA", failed(WRONG_TYPE));
-    assert_lost(&guard.extend_to(Duration::from_secs(60)), LostCause::Taken);
+    assert_lost(&guard.set_lease(Duration::from_secs(60)), LostCause::Taken);
     assert!(!guard.is_valid());
 }
 
@@ -108,7 +108,7 @@ fn row_20_renewals_that_a_replica_refuses_are_retried() {
         "EVALSHA",
         failed("-OOM command not allowed when used memory > 'maxmemory'."),
     );
-    let refused = guard.extend_to(LONG).expect_err("refused");
+    let refused = guard.set_lease(LONG).expect_err("refused");
     assert!(
         matches!(&refused, Error::Refused { code, .. } if code == "OOM"),
         "{refused:?}"
@@ -123,7 +123,7 @@ fn scripts_work_on_a_server_that_replicates_scripts_verbatim() {
     let server = Server::with(&["--lua-replicate-commands", "no"]);
     let locks = LockManager::connect(&server.url()).expect("connects");
     let guard = locks.named("a").lease(LONG).lock().expect("locks");
-    guard.extend_to(2 * LONG).expect("extends");
+    guard.set_lease(2 * LONG).expect("extends");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| locks.named("b").wait(ANSWER).lock().map(drop));
         waiter.join().expect("no panic").expect("free");

@@ -568,7 +568,7 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
             .filter(|args| args.iter().any(|arg| arg == "lock:a"));
         sent.skip(1).count()
     };
-    guard.extend_to(lease).expect("extends");
+    guard.set_lease(lease).expect("extends");
     assert_eq!(
         (renewals(), server.calls("eval")),
         (1, 1),
@@ -576,7 +576,7 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
     );
     for round in 2..4 {
         server.query::<()>(&["SCRIPT", "FLUSH"]);
-        guard.extend_to(round * lease).expect("extends");
+        guard.set_lease(round * lease).expect("extends");
         let left = Duration::from_millis(
             server
                 .pttl("lock:a")
@@ -589,7 +589,7 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
         );
     }
     assert_eq!(renewals(), 1 + 2 * 2);
-    guard.extend_to(lease).expect("extends");
+    guard.set_lease(lease).expect("extends");
     assert_eq!(renewals(), 1 + 2 * 2 + 1, "and no more than one");
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }

@@ -302,7 +302,7 @@ pub(crate) fn take(locks: &LockManager, name: &str) -> Instant {
 pub(crate) fn tracked_hold(server: &Server, locks: &LockManager, name: &str) -> LockGuard {
     let tracked = server.tracked_keys();
     let guard = locks.named(name).lease(MINUTE).lock().expect("locks");
-    guard.extend_to(MINUTE).expect("extends");
+    guard.set_lease(MINUTE).expect("extends");
     eventually(5 * SOON, "the key is tracked", || {
         server.tracked_keys() > tracked
     });

@@ -107,7 +107,7 @@ fn forker() {
     };
     let guards = (role::arg("holding") == "yes").then(hold);
     if let Some((guard, _)) = &guards {
-        guard.extend_to(Duration::from_secs(20)).expect("extends"); // Opens the keeper's connection.
+        guard.set_lease(Duration::from_secs(20)).expect("extends"); // Opens the keeper's connection.
     }
     let set = (guards.is_some()).then(|| locks.several(["x", "y"]).lock().expect("locks"));
     let detached =
@@ -153,7 +153,7 @@ fn forker() {
         assert!(outer.is_valid() && inner.is_valid());
         assert_eq!(locks.held().len(), 1);
         outer
-            .extend_to(Duration::from_millis(300))
+            .set_lease(Duration::from_millis(300))
             .expect("extends");
         eventually(Duration::from_secs(5), "the hold is renewed", || {
             locks.stats().renewed >= 4
@@ -279,7 +279,7 @@ fn forked(
         is_forked(outer.verify().err());
         is_forked(outer.confirm(second).err());
         is_forked(outer.ensure(second).err());
-        is_forked(inner.extend_to(second).err());
+        is_forked(inner.set_lease(second).err());
     }
     if let Some(set) = &set {
         assert!(!set.is_valid() && set.remaining().is_zero());

@@ -124,7 +124,7 @@ fn tracking_is_switched_on_once_per_connection() {
                 rig.proxy.commands("SET lock:a") > looks
             });
             until_tracked(&rig.server, 2);
-            guard.extend_to((1 + round) * MINUTE).expect("extends");
+            guard.set_lease((1 + round) * MINUTE).expect("extends");
         }
         let log = rig.proxy.log();
         assert!(
@@ -434,7 +434,7 @@ fn with_tracking_off_nothing_listens_and_waiters_poll_at_their_interval() {
     for longest in [Duration::from_millis(1), SOON] {
         let locks = off().poll_every(longest).build().expect("connects");
         let guard = locks.named("renewed").lease(MINUTE).lock().expect("locks");
-        guard.extend_to(MINUTE).expect("extends");
+        guard.set_lease(MINUTE).expect("extends");
         occupy(&server, "a", MINUTE);
         server.reset_stats();
         let polls = || server.calls("pttl");
@@ -468,7 +468,7 @@ fn row_23_a_listener_without_the_right_to_tracking_retries_rarely_and_renews_not
     let (server, url) = server_for(&without(&["+client|tracking"]));
     let locks = LockManager::connect(&url).expect("connects");
     let guard = locks.named("renewed").lease(MINUTE).lock().expect("locks");
-    guard.extend_to(MINUTE).expect("extends");
+    guard.set_lease(MINUTE).expect("extends");
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
@@ -717,7 +717,7 @@ fn row_23_when_tracking_of_a_renewed_lock_is_refused_the_listener_disconnects() 
     server.query::<()>(&["ACL", "SETUSER", "worker", right]);
     // The next renewal goes over a new connection.
     server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
-    guard.extend_to(MINUTE).expect("extends");
+    guard.set_lease(MINUTE).expect("extends");
     eventually(LONG, "the listener gives up its connection", || {
         !server.listeners().contains(&was)
     });
@@ -838,7 +838,7 @@ fn row_06_a_loss_while_a_renewal_is_answered_is_reported_at_once() {
         drop(tracked_hold(&rig.server, &rig.locks, "listened for"));
         let guard = rig.locks.named("a").lease(MINUTE).lock().expect("locks");
         if !first {
-            guard.extend_to(MINUTE).expect("extends");
+            guard.set_lease(MINUTE).expect("extends");
         }
         let watch = guard.watch();
         rig.proxy.on(&renewal, Fault::DelayReply(ANSWER));
@@ -849,7 +849,7 @@ fn row_06_a_loss_while_a_renewal_is_answered_is_reported_at_once() {
                 delete(&rig.server, "a");
                 time(|| watch.wait_lost(LONG))
             });
-            let _ = guard.extend_to(MINUTE);
+            let _ = guard.set_lease(MINUTE);
             let (took, lost) = helper.join().expect("no panic");
             assert_eq!(lost, Some(LostCause::Deleted));
             assert!(
@@ -885,7 +885,7 @@ fn a_tracked_hold_sends_nothing_for_its_own_changes() {
     let locks = connect(&server);
     drop(locks.lock("warm-up").expect("locks"));
     let guard = tracked_hold(&server, &locks, "a");
-    guard.extend_to(2 * MINUTE).expect("extends");
+    guard.set_lease(2 * MINUTE).expect("extends");
     let sent = server.all_calls();
     throughout(SOON, || {
         assert_eq!(server.all_calls(), sent, "commands after its own renewals");
@@ -918,7 +918,7 @@ fn a_managers_own_changes_are_no_loss() {
             scope.spawn(|| {
                 for round in 0..rounds {
                     let guard = locks.lock("a").expect("locks");
-                    guard.extend_to(3 * SOON).expect("extends");
+                    guard.set_lease(3 * SOON).expect("extends");
                     if round % 10 == 0 {
                         // Long enough that the keeper renews the hold, too.
                         throughout(ANSWER / 8, || assert!(guard.is_valid()));

@@ -127,7 +127,7 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             let long = locks.lock("f").expect("locks");
             assert!(long.is_valid() && long.remaining() > Duration::ZERO);
             long.ensure(LEASE / 3).expect("the lock is held");
-            long.extend_to(2 * LEASE).expect("the lock is held");
+            long.set_lease(2 * LEASE).expect("the lock is held");
             long.verify().expect("the lock is held");
             drop(long);
             drop(guard);

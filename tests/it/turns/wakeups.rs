@@ -338,7 +338,7 @@ fn a_manager_dropped_after_waiting_ends_at_once_and_leaves_nothing() {
             waiter.join().expect("no panic");
         });
         let guard = locks.lock("b").expect("locks");
-        guard.extend_to(MINUTE).expect("extends"); // Starts the keeper.
+        guard.set_lease(MINUTE).expect("extends"); // Starts the keeper.
         drop(guard);
         throughout(LATE, || ()); // Now nothing is under way that would wake the listener.
         within(SOON / 2, "dropping the manager", || drop(locks));

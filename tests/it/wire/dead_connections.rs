@@ -109,10 +109,10 @@ fn a_release_over_a_connection_that_a_firewall_dropped_is_confirmed() {
 fn extend_and_ensure_work_after_a_firewall_dropped_the_connection() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON).lease(MINUTE));
     let guard = rig.locks.lock("a").expect("locks");
-    guard.extend_to(MINUTE).expect("extends");
+    guard.set_lease(MINUTE).expect("extends");
     rig.proxy.strand_all();
     guard
-        .extend_to(MINUTE / 2)
+        .set_lease(MINUTE / 2)
         .expect("over another connection");
     rig.proxy.strand_all();
     throughout(ANSWER, || ());
@@ -264,7 +264,7 @@ fn a_renewal_without_an_answer_has_every_hold_renewed_again() {
     let before = renewals(&rig.locks, "b");
     rig.proxy
         .on(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
-    first.extend_to(MINUTE).expect("over another connection");
+    first.set_lease(MINUTE).expect("over another connection");
     eventually(5 * SOON, "the other hold is renewed", || {
         renewals(&rig.locks, "b") > before
     });

@@ -51,7 +51,7 @@ fn a_waiter_that_considers_a_hold_expired_is_woken_by_its_release() {
         .lock()
         .expect("locks");
     guard
-        .extend_to(Duration::from_millis(300))
+        .set_lease(Duration::from_millis(300))
         .expect("shorter by our clock; in Redis it is not");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {

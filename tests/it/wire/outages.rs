@@ -71,7 +71,7 @@ type Ask = fn(&LockManager, &LockGuard) -> Result<(), Error>;
 
 /// Other calls, and how many response timeouts each takes at most.
 const ASKS: [(&str, u32, Ask); 5] = [
-    ("extend", 1, |_, guard| guard.extend_to(2 * MINUTE)),
+    ("extend", 1, |_, guard| guard.set_lease(2 * MINUTE)),
     ("ensure", 1, |_, guard| guard.ensure(trusted(MINUTE))),
     // `verify` and `holder` ask once more, because the connection may have been closed while idle.
     ("verify", 2, |_, guard| guard.verify()),

@@ -79,7 +79,7 @@ fn an_extension_that_a_proxy_answers_with_an_error_does_not_count() {
     for fault in faults() {
         let guard = rig.locks.lock("a").expect("locks");
         rig.proxy.always("EVALSHA", fault.clone());
-        let extended = guard.extend_to(2 * MINUTE);
+        let extended = guard.set_lease(2 * MINUTE);
         rig.proxy.clear();
         assert!(
             matches!(extended, Err(Error::Unavailable { .. })),
@@ -91,7 +91,7 @@ fn an_extension_that_a_proxy_answers_with_an_error_does_not_count() {
             guard.remaining()
         );
         guard
-            .extend_to(2 * MINUTE)
+            .set_lease(2 * MINUTE)
             .expect("over another connection");
         assert!(guard.remaining() > MINUTE);
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);

@@ -673,7 +673,7 @@ fn dropping_the_last_handle_over_tls_is_quick() {
             .build()
             .expect("connects");
         let guard = locks.lock("a").expect("locks");
-        guard.extend_to(MINUTE).expect("extends");
+        guard.set_lease(MINUTE).expect("extends");
         eventually(LONG, "the listener listens", || {
             rig.server.listeners().len() == 1
         });

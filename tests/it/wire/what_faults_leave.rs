@@ -270,7 +270,7 @@ fn an_answer_that_is_too_long_costs_no_other_connection() {
 fn ensure_works_though_the_connection_was_cut_while_idle() {
     let rig = rig(|it| it.lease(Duration::from_secs(9)));
     let guard = rig.locks.lock("a").expect("locks");
-    guard.extend_to(Duration::from_secs(8)).expect("extends"); // Opens the keeper's connection.
+    guard.set_lease(Duration::from_secs(8)).expect("extends"); // Opens the keeper's connection.
     // This closes the connections. (A restart would delete the key, too.)
     rig.server
         .query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]);
