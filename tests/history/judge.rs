@@ -77,11 +77,15 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Exchange], world: &World) -> Ve
             continue; // The exchanges with this token prove nothing about either claim.
         }
         let done = exchanges.get(token).map_or(&[][..], Vec::as_slice);
+        let before = verdict.violations.len();
         verdict.check_truth(claim, done, world);
         if world.reported_within.is_none() {
             verdict.check_deletions(claim, done, GRAIN + world.moved_within);
         }
         verdict.check_release(claim, done, world);
+        for violation in &mut verdict.violations[before..] {
+            violation.extend(done.iter().map(|it| told(it)));
+        }
     }
     verdict.check_exclusion(claims, world);
     verdict
@@ -346,6 +350,18 @@ fn by_token(journal: &[Exchange]) -> HashMap<&str, Vec<&Exchange>> {
         }
     }
     exchanges
+}
+
+/// A line of a report.
+fn told(exchange: &Exchange) -> String {
+    let Exchange {
+        args,
+        sent,
+        answered,
+    } = exchange;
+    let answer = answered.as_ref();
+    let answer = answer.map(|(at, reply)| (at, reply.escape_ascii().to_string()));
+    format!("\n    {sent:?} {}: {answer:?}", args.join(" "))
 }
 
 fn is_set(exchange: &Exchange) -> bool {

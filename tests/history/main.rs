@@ -39,6 +39,7 @@ fn worker_entry() {
 }
 
 /// Runs one round, in which faults happen for `span`; returns its verdict and the number of faults.
+/// Panics at a violation, while the servers are there: sentinels then tell what they have logged.
 fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64) -> (Verdict, u64) {
     let witness = Witness::start();
     let mut scene = Scene::new(weather, over_tls, StdRng::seed_from_u64(seed));
@@ -51,10 +52,13 @@ fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64) -> (Verdic
         || scene.servers.keys().is_empty(),
     );
     scene.leave();
-    let reported_within = weather
-        .deletes_held_locks()
+    let is_uncalled = scene.was_replaced_uncalled();
+    if is_uncalled {
+        println!("{weather:?}: the sentinels have replaced a master that was well");
+    }
+    let reported_within = (weather.deletes_held_locks() || is_uncalled)
         .then(|| lease / 3 + Duration::from_millis(50) + SLACK);
-    let restarts = weather == Weather::Restarts;
+    let restarts = weather == Weather::Restarts || is_uncalled;
     let (stops, deaths) = (scene.stops.clone(), scene.deaths.clone());
     let moved_within = scene.moved_within;
     let stalls = witness.stalls();
@@ -67,12 +71,13 @@ fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64) -> (Verdic
         moved_within,
         release: ANSWER,
     };
-    (
-        judge(
-            &record::read(scene.records.path()),
-            &scene.servers.journal(),
-            &world,
-        ),
-        scene.faults(),
-    )
+    let claims = record::read(scene.records.path());
+    let verdict = judge(&claims, &scene.servers.journal(), &world);
+    let (count, first) = (verdict.violations.len(), verdict.violations.iter().take(5));
+    let first = first.map(String::as_str).collect::<Vec<_>>().join("\n");
+    assert!(
+        count == 0,
+        "{weather:?}, RELATCH_SEED={seed}: {count} violations, the first of which are\n{first}"
+    );
+    (verdict, scene.faults())
 }

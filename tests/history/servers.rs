@@ -16,6 +16,9 @@ pub(crate) const AHEAD: &str = "ahead";
 /// How many masters a cluster has. They come first.
 pub(crate) const MASTERS: usize = 3;
 
+/// How many sentinels watch a master.
+const SENTINELS: usize = 3;
+
 /// Where the locks are.
 pub(crate) enum Servers {
     One {
@@ -98,6 +101,16 @@ impl Servers {
         let mut all: Vec<_> = self.proxies().iter().flat_map(|it| it.journal()).collect();
         all.sort_by_key(|exchange| exchange.sent);
         all
+    }
+
+    /// How often sentinels have replaced the master. (A sentinel logs each time.)
+    pub(crate) fn switches(&self) -> usize {
+        let Servers::Watched(sentinels) = self else {
+            return 0;
+        };
+        let switches = |log: String| log.matches("# +switch-master ").count();
+        let logs = (0..SENTINELS).filter_map(|place| sentinels.sentinel(place).log());
+        logs.map(switches).max().unwrap_or(0)
     }
 
     /// The keys of all locks.

@@ -43,12 +43,6 @@ fn holds(weather: Weather, over_tls: bool, wanted: u64) {
         );
         println!("{weather:?}: RELATCH_SEED={seed}");
         let (verdict, struck) = round(weather, weather.round(), over_tls, seed);
-        let (count, first) = (verdict.violations.len(), verdict.violations.iter().take(5));
-        let first = first.map(String::as_str).collect::<Vec<_>>().join("\n");
-        assert!(
-            count == 0,
-            "{weather:?}, RELATCH_SEED={seed}: {count} violations, the first of which are\n{first}"
-        );
         assert_was_bad(weather, &verdict, struck);
         total.add_up(&verdict);
         (seed, faults) = (seed + 1, faults + struck);

@@ -316,7 +316,7 @@ impl Server {
     }
 
     /// What it logged since its last start; `None` for a server without files.
-    pub(crate) fn log(&self) -> Option<String> {
+    pub fn log(&self) -> Option<String> {
         fs::read_to_string(log_in(self.dir.as_ref()?)).ok()
     }
 
