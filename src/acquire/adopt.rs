@@ -11,6 +11,7 @@
 //!    is over. If the last connection stands, the deletion is written behind the try, too. Nothing
 //!    deletes the old token: if no try was executed, another adopter can still have the lock.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::claim::Taken;
@@ -23,14 +24,14 @@ use crate::base::key::Key;
 use crate::base::sync::thread;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::OrphanKey;
-use crate::keeping::shared::Keeper;
+use crate::keeping::work::Keeper;
 use crate::store::{AdoptReply, Connection, Failure, Fate, Store};
 use crate::waiting::handoff::Claim;
 
 /// An adoption, over as many tries as it takes.
 pub(crate) struct Adoption<'a> {
     pub(crate) store: &'a Store,
-    pub(crate) keeper: &'a Keeper,
+    pub(crate) keeper: &'a Arc<Keeper>,
     pub(crate) key: &'a Key,
     /// The token that was handed over.
     pub(crate) old: &'a str,
@@ -170,7 +171,7 @@ mod tests {
             lease: Lease::new(second),
             counter: None,
         };
-        let (store, deadline) = (&*keeper.store, Moment::NEVER);
+        let (store, deadline) = (&*keeper.core.store, Moment::NEVER);
         let adoption = Adoption {
             store,
             keeper: &keeper,

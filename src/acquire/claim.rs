@@ -17,42 +17,29 @@
 //! connection is dead, and Redis is well.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::acquire::step::Ask;
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
-use crate::base::key::Key;
 use crate::base::options::Lease;
 use crate::base::owner::holder::Holder;
-use crate::base::owner::{Owner, fresh_token};
-use crate::base::stats::counters::Counters;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::OrphanKey;
-use crate::keeping::shared::Keeper;
-use crate::store::{ClaimReply, Connection, Failure, Fate, Seen, Store, Tracking, Wanted};
-use crate::waiting::deadlocks::IsVain;
+use crate::keeping::work::Keeper;
+use crate::store::{ClaimReply, Connection, Failure, Fate, Seen, Tracking, Wanted};
+use crate::waiting::core::Core;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::wakeups::listeners::Listeners;
+use crate::waiting::wait::Wait;
+use crate::wakeups::listener::Listener;
 
-/// Which lock to take, for which owner, and by what means.
+/// Which lock to take, and by what means.
+#[derive(Clone, Copy)]
 pub(crate) struct AcquireContext<'a> {
-    pub(crate) store: &'a Store,
-    pub(crate) listeners: &'a Listeners,
-    pub(crate) counters: &'a Counters,
-    pub(crate) keeper: &'a Keeper,
-    pub(crate) key: &'a Key,
-    pub(crate) owner: &'a Owner,
-    /// The digits with which the nonces of this machine's tokens begin.
-    pub(crate) machine: &'a str,
+    pub(crate) core: &'a Core,
+    pub(crate) keeper: &'a Arc<Keeper>,
+    pub(crate) wait: &'a Wait<'a>,
     pub(crate) lease: Lease,
     pub(crate) reclaim_dead: bool,
-    pub(crate) is_vain: &'a IsVain<'a>,
-    /// Called before each sleep. Says in the log what the thread waits for, and returns when to say it
-    /// again.
-    pub(crate) sleeps: &'a dyn Fn() -> Moment,
-    /// The longest pause between two attempts while Redis sends no invalidations.
-    pub(crate) poll_every: Duration,
 }
 
 /// Redis holds this token for the caller.
@@ -71,8 +58,22 @@ pub(crate) struct Attempt {
     /// another thread since then, when the command was sent.
     pub(crate) since: Moment,
     pub(crate) answer: Result<Answer, Failure>,
-    /// This attempt or an earlier one has given up a token, which may keep the lock busy.
-    pub(crate) has_given_up: bool,
+}
+
+/// What asks Redis for the lock.
+pub(crate) trait Attempts {
+    /// Asks once.
+    fn attempt(&mut self, ask: Ask) -> Attempt;
+
+    /// An attempt has given up a token, which may keep the lock busy.
+    fn has_given_up(&self) -> bool {
+        false
+    }
+
+    /// The lock, if the thread in front has taken it for this one.
+    fn handed_off(&mut self) -> Option<Taken> {
+        None
+    }
 }
 
 /// What Redis said to an attempt.
@@ -89,8 +90,8 @@ pub(crate) enum Answer {
 }
 
 /// The tokens of one acquisition: that of the next attempt, and the last one that was given up.
-pub(super) struct PendingClaim<'a> {
-    context: &'a AcquireContext<'a>,
+pub(crate) struct PendingClaim<'a> {
+    context: AcquireContext<'a>,
     /// The token of the next attempt. Redis does not hold it, and no command with it can still be
     /// executed. `None` until an attempt draws one.
     token: Option<String>,
@@ -98,121 +99,106 @@ pub(super) struct PendingClaim<'a> {
     given_up: Option<String>,
     /// The key of the lock's counter, if the hold is to have a fencing token.
     counter: Option<Arc<str>>,
-    /// Whether Redis is asked to report changes to the listener: true for a caller that will wait
-    /// if the lock is busy.
-    tracks: bool,
-    deadline: Moment,
+    /// The thread in front has taken the lock for this one.
+    handed_off: Option<Taken>,
 }
 
 impl<'a> PendingClaim<'a> {
     /// `handed` says what became of `claim` if the thread in front was to send it.
     pub(super) fn new(
-        context: &'a AcquireContext<'a>,
+        context: AcquireContext<'a>,
         claim: Claim,
         handed: HandoffOutcome,
-        tracks: bool,
-        deadline: Moment,
     ) -> PendingClaim<'a> {
-        let Claim { token, counter, .. } = claim;
         let mut pending = PendingClaim {
             context,
-            token: Some(token),
+            token: Some(claim.token),
             given_up: None,
-            counter,
-            tracks,
-            deadline,
+            counter: claim.counter,
+            handed_off: None,
         };
         match handed {
             HandoffOutcome::NotTaken => {}
             // The thread in front tells the keeper to delete the token.
             HandoffOutcome::Unanswered { .. } => pending.given_up = pending.token.take(),
+            HandoffOutcome::Taken {
+                sent,
+                answered,
+                fence,
+            } if Moment::now() < claim.lease.valid_until(sent) => {
+                let at = AcquiredAt { sent, answered };
+                let taken = |token| Taken { token, fence, at };
+                pending.handed_off = pending.token.take().map(taken);
+            }
             // The lease of the claim was over before this thread could use it.
             HandoffOutcome::Taken { .. } => pending.give_up(),
         }
         pending
     }
+}
 
-    pub(super) fn has_given_up(&self) -> bool {
-        self.given_up.is_some()
-    }
-
-    /// Asks Redis once.
-    pub(super) fn ask(&mut self, ask: Ask) -> Attempt {
+impl Attempts for PendingClaim<'_> {
+    fn attempt(&mut self, ask: Ask) -> Attempt {
         let mut since = Moment::now();
         let answer = match ask {
             Ask::Look => self.look(),
-            Ask::Claim => self.claim(false, &mut since),
-            Ask::ClaimOrLook => self.claim(true, &mut since),
+            Ask::Claim | Ask::ClaimOrLook => self.claim(ask, &mut since),
         };
-        Attempt {
-            since,
-            answer,
-            has_given_up: self.has_given_up(),
-        }
+        Attempt { since, answer }
     }
 
-    /// Asks for the lock. With `look`, the answer says who has it.
-    fn claim(&mut self, look: bool, since: &mut Moment) -> Result<Answer, Failure> {
-        let AcquireContext {
-            store,
-            listeners,
-            key,
-            lease,
-            ..
-        } = *self.context;
-        let token = match self.token.take() {
-            Some(token) => token,
-            None => {
-                fresh_token(self.context.owner, self.context.machine).map_err(Failure::not_sent)?
-            }
-        };
-        let token = self.token.insert(token);
-        let mut connection = store.checkout(key.in_redis(), self.deadline)?;
+    fn has_given_up(&self) -> bool {
+        self.given_up.is_some()
+    }
+
+    fn handed_off(&mut self) -> Option<Taken> {
+        self.handed_off.take()
+    }
+}
+
+impl PendingClaim<'_> {
+    /// Asks for the lock. `since` is when the attempt began; if Redis has answered another thread
+    /// meanwhile, it becomes the moment at which the command was sent.
+    fn claim(&mut self, ask: Ask, since: &mut Moment) -> Result<Answer, Failure> {
+        let AcquireContext { core, wait, .. } = self.context;
+        let key = wait.key.in_redis();
+        let deadline = wait.patience.deadline;
+        self.draw_token()?;
+        let mut connection = core.store.checkout(key, deadline)?;
         // It may have taken long until a connection was free. A shutdown does not wait for that,
         // and this thread must not have the lock after it.
-        if (self.context.is_vain)(None, false).is_err() {
+        if wait.is_stopped() {
             return Err(Failure::OutOfTime("the wait was stopped".into()));
         }
-        let listener = connection
-            .node()
-            .filter(|_| self.tracks)
-            .and_then(|node| listeners.of(node));
+        let listener = self.listener(&connection);
         let number = listener.as_ref().and_then(|listener| listener.client_id());
         let sent = Moment::now();
         if connection.answered_since(*since) {
             *since = sent;
         }
-        let (redis_key, deadline) = (key.in_redis(), self.deadline);
-        let counter = self.counter.as_deref();
-        let wanted = Wanted {
-            key: redis_key,
-            token,
-            lease: lease.millis(),
-            counter,
-        };
-        let mut answer = if look {
+        let wanted = self.wanted();
+        let mut answer = if ask == Ask::ClaimOrLook {
             connection.claim_or_look(wanted, number, deadline)
         } else {
-            connection
-                .claim(wanted, deadline)
-                .map(|reply| (reply, Tracking::Off))
+            let claimed = connection.claim(wanted, deadline);
+            claimed.map(|reply| (reply, Tracking::Off))
         };
         if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
             && holder.raw() == given_up
         {
-            connection.remove(redis_key, given_up, deadline)?;
+            connection.remove(key, given_up, deadline)?;
             answer = connection.claim_or_look(wanted, number, deadline);
         }
         match answer {
             Ok((ClaimReply::Taken { fence }, _)) => self.taken(connection, fence, sent),
-            Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw() == token => {
+            Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw() == wanted.token => {
                 Err(self.refused_and_stored())
             }
             Ok((ClaimReply::Busy(holder), tracking)) => {
                 let tracked = match (listener.zip(number), tracking) {
                     (_, Tracking::Direct) => true,
                     (Some((listener, number)), tracking) => {
-                        listener.will_wake(redis_key, number, tracking)
+                        listener.will_wake(key, number, tracking)
                     }
                     (None, _) => false,
                 };
@@ -226,11 +212,41 @@ impl<'a> PendingClaim<'a> {
         }
     }
 
+    /// Draws a token for the next attempt, unless there is one that is not used up.
+    fn draw_token(&mut self) -> Result<(), Failure> {
+        if self.token.is_none() {
+            let AcquireContext { core, wait, .. } = self.context;
+            let token = core.identity.fresh_token(wait.thread);
+            self.token = Some(token.map_err(Failure::not_sent)?);
+        }
+        Ok(())
+    }
+
+    /// What the next attempt asks for.
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted {
+            key: self.context.wait.key.in_redis(),
+            token: self.token.as_deref().unwrap_or_default(),
+            lease: self.context.lease.millis(),
+            counter: self.counter.as_deref(),
+        }
+    }
+
+    /// The listener to which Redis is to report a change of the key, if the caller will wait for
+    /// one.
+    fn listener(&self, connection: &Connection<'_>) -> Option<Arc<Listener>> {
+        let AcquireContext { core, wait, .. } = self.context;
+        let node = connection.node().filter(|_| !wait.patience.once)?;
+        core.listeners.of(node)
+    }
+
     /// Asks who has the lock, without asking for the lock.
     fn look(&mut self) -> Result<Answer, Failure> {
-        let key = self.context.key.in_redis();
-        let mut connection = self.context.store.checkout(key, self.deadline)?;
-        Ok(match connection.look(key, None, self.deadline)? {
+        let AcquireContext { core, wait, .. } = self.context;
+        let key = wait.key.in_redis();
+        let deadline = wait.patience.deadline;
+        let mut connection = core.store.checkout(key, deadline)?;
+        Ok(match connection.look(key, None, deadline)? {
             Seen::Nothing => Answer::Busy {
                 holder: None,
                 tracked: false,
@@ -260,12 +276,12 @@ impl<'a> PendingClaim<'a> {
         fence: Option<u64>,
         sent: Moment,
     ) -> Result<Answer, Failure> {
-        let AcquireContext { key, lease, .. } = *self.context;
+        let AcquireContext { wait, lease, .. } = self.context;
         let answered = Moment::now();
         let Some(token) = self.token.take_if(|_| answered < lease.valid_until(sent)) else {
             warn!(
                 target: "relatch::acquire",
-                "the answer for lock {:?} came after the lease, so the lock is not taken", key.name()
+                "the answer for lock {:?} came after the lease, so the lock is not taken", wait.key.name()
             );
             return Err(self.too_late(connection));
         };
@@ -279,8 +295,10 @@ impl<'a> PendingClaim<'a> {
     /// Removes a token whose `SET` was answered after the lease was over. Even if the removal has
     /// no answer, Redis executes it before any later command on this connection.
     fn too_late(&mut self, mut connection: Connection<'_>) -> Failure {
+        let wait = self.context.wait;
         let token = self.token.as_deref().unwrap_or_default();
-        if let Err(failure) = connection.remove(self.context.key.in_redis(), token, self.deadline) {
+        let removed = connection.remove(wait.key.in_redis(), token, wait.patience.deadline);
+        if let Err(failure) = removed {
             self.give_up();
             return failure;
         }
@@ -292,7 +310,7 @@ impl<'a> PendingClaim<'a> {
     fn note_lost_answer(&mut self, connection: Connection<'_>, failure: &Failure) {
         if let (Fate::Unknown { link_stands }, Some(token)) = (failure.fate(), &self.token) {
             if link_stands {
-                connection.abandon(self.context.key.in_redis(), token);
+                connection.abandon(self.context.wait.key.in_redis(), token);
             }
             self.give_up();
         }
@@ -301,13 +319,16 @@ impl<'a> PendingClaim<'a> {
     /// Never uses the token again. Redis may hold it now or later, so the keeper has to delete it.
     fn give_up(&mut self) {
         let AcquireContext {
-            keeper, key, lease, ..
-        } = *self.context;
+            keeper,
+            wait,
+            lease,
+            ..
+        } = self.context;
         if let Some(token) = self.token.take() {
             self.given_up = Some(token.clone());
             let gone_by = lease.gone_by(Moment::now());
             keeper.delete_later(OrphanKey {
-                redis_key: key.in_redis().to_owned(),
+                redis_key: wait.key.in_redis().to_owned(),
                 token,
                 gone_by,
                 may_reappear: true,

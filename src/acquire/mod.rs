@@ -1,14 +1,16 @@
-//! Taking a lock that this thread does not hold: asking, waiting, giving up.
+//! Taking a lock in Redis for the thread that has the turn: asking, waiting, giving up.
 //!
-//! [`acquire`] is the loop: it asks, sleeps and looks at the clock. [`step`] decides what it does
-//! next and for how long it sleeps. [`claim`] is one attempt over the wire, and what a lost answer
-//! leaves behind. [`adopt`] takes over a lock that was handed over. This room may use `keeping`,
-//! `waiting`, `hold`, `store` and `base`.
+//! [`Acquisition`] asks, and sleeps until it asks again; [`step`] decides what it does next and for
+//! how long it sleeps. [`claim`] is one attempt over the wire, and what a lost answer leaves behind.
+//! [`adopt`] takes over a lock that was handed over. The loop itself is in the session (`taking`).
+//! This room may use `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
 
 mod adopt;
 mod claim;
 mod step;
 
+use std::mem;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::claim::PendingClaim;
@@ -16,19 +18,18 @@ use crate::acquire::step::{End, Progress, Step};
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, info};
 use crate::base::error::Error;
-use crate::base::error::body::Made;
-use crate::base::key::{Key, NOT_A_STRING};
+use crate::base::key::NOT_A_STRING;
 use crate::base::owner::holder::Holder;
-use crate::base::owner::machine;
-use crate::hold::AcquiredAt;
-use crate::store::{Cause, Compared, Failure};
-use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::patience::{Kind, Patience};
+use crate::store::{Compared, Failure};
+use crate::waiting::handoff::Claim;
+use crate::waiting::patience::Kind;
 use crate::waiting::queues::Joined;
+use crate::wakeups::listener::Listener;
 use crate::wakeups::table::Registration;
 
 pub(crate) use crate::acquire::adopt::Adoption;
-pub(crate) use crate::acquire::claim::{AcquireContext, Answer, Attempt, Taken};
+pub(crate) use crate::acquire::claim::{AcquireContext, Answer, Attempt, Attempts, Taken};
+#[cfg(test)]
 pub(crate) use crate::acquire::step::Ask;
 
 /// How often a waiter with `reclaim_dead` checks whether the holder has died.
@@ -37,188 +38,149 @@ const DEAD_HOLDER_CHECK: Duration = Duration::from_millis(50);
 /// How long after a change of the key its wake-up may come, on a busy machine.
 const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
-/// The error of a wait that ends while the lock is busy. `cause` says why the last attempt failed,
-/// or why no holder is known.
-pub(crate) fn busy(
-    key: &Key,
-    patience: &Patience,
-    holder: Option<Holder>,
-    cause: Option<Cause>,
-) -> Error {
-    let waited = Moment::now().since(patience.began);
-    Error::Timeout {
-        key: key.name().to_string(),
-        waited,
-        holder: holder.map(Box::new),
-        held: Vec::new(),
-        source: cause,
-        made: Made::now(),
-    }
-}
-
-/// Takes the lock for the thread that has the turn. If the lock was handed off to that thread, and
-/// the lease still lasts, no command is needed.
-pub(crate) fn acquire(
-    context: &AcquireContext<'_>,
-    patience: &Patience,
-    joined: &Joined,
-    claim: Claim,
-) -> Result<Taken, Error> {
-    let handed = joined.start.handed;
-    if let HandoffOutcome::Taken {
-        sent,
-        answered,
-        fence,
-    } = handed
-        && Moment::now() < claim.lease.valid_until(sent)
-    {
-        context.counters.handed_off.add(1);
-        return Ok(Taken {
-            token: claim.token,
-            fence,
-            at: AcquiredAt { sent, answered },
-        });
-    }
-    let mut pending = PendingClaim::new(context, claim, handed, !patience.once, patience.deadline);
-    let has_given_up = pending.has_given_up();
-    ask_until_taken(context, patience, joined, has_given_up, |ask| {
-        pending.ask(ask)
-    })
-}
-
-/// Calls `attempt` until the lock is taken, or until the wait ends without it.
-///
-/// `has_given_up`: before the first attempt, this thread has given up a token that may keep the
-/// lock busy.
-pub(crate) fn ask_until_taken(
-    context: &AcquireContext<'_>,
-    patience: &Patience,
-    joined: &Joined,
-    has_given_up: bool,
-    attempt: impl FnMut(Ask) -> Attempt,
-) -> Result<Taken, Error> {
-    let (lease, attempts) = (context.lease.time(), joined.start.attempts.clone());
-    let progress = Progress::new(patience, lease, context.poll_every, attempts);
-    let acquisition = Acquisition {
-        context,
-        patience,
-        joined,
-        progress,
-        registration: None,
-    };
-    acquisition.run(has_given_up, attempt)
-}
-
-/// True if the lock is probably busy, so that the first attempt also asks who has it.
-fn expects_busy(patience: &Patience, joined: &Joined, has_given_up: bool) -> bool {
-    has_given_up || !patience.once && joined.start.crowded
-}
-
 /// One acquisition, over as many attempts as it takes.
-struct Acquisition<'a> {
-    context: &'a AcquireContext<'a>,
-    patience: &'a Patience,
+pub(crate) struct Acquisition<'a, A> {
+    context: AcquireContext<'a>,
     joined: &'a Joined,
+    attempts: A,
     progress: Progress<'a>,
+    /// What to do before the next attempt.
+    next: Step,
     /// Where wake-ups arrive.
     registration: Option<Registration<'a>>,
 }
 
-impl Acquisition<'_> {
-    fn run(
-        mut self,
-        mut has_given_up: bool,
-        mut attempt: impl FnMut(Ask) -> Attempt,
-    ) -> Result<Taken, Error> {
-        let mut next = Err(self.first_step(has_given_up));
-        loop {
-            let step = match next {
-                Ok(taken) => return Ok(taken),
-                Err(step) => step,
-            };
-            if let Some(end) = self.take(step) {
-                return Err(self.error(end));
-            }
-            self.joined.turn.asks(Moment::now());
-            // The answer to this attempt is newer than the changes that caused earlier wake-ups.
-            self.forget_wake_ups();
-            // A wait that is stopped from here on leaves a wake-up, so the next sleep ends at once.
-            if let Err(vain) = (self.context.is_vain)(None, false) {
-                return Err(self.error(End::Vain(vain)));
-            }
-            let tried = attempt(self.progress.ask(has_given_up));
-            has_given_up = tried.has_given_up;
-            next = self.judge(tried);
+impl<'a> Acquisition<'a, PendingClaim<'a>> {
+    /// Begins the acquisition of a thread whose turn has come.
+    pub(crate) fn begin(
+        context: AcquireContext<'a>,
+        joined: &'a Joined,
+        claim: Claim,
+    ) -> Acquisition<'a, PendingClaim<'a>> {
+        let attempts = PendingClaim::new(context, claim, joined.start.handed);
+        Acquisition::with(context, joined, attempts)
+    }
+}
+
+impl<'a, A: Attempts> Acquisition<'a, A> {
+    /// Begins an acquisition. If other processes are to have a chance first, sleeps for that long.
+    pub(crate) fn with(
+        context: AcquireContext<'a>,
+        joined: &'a Joined,
+        attempts: A,
+    ) -> Acquisition<'a, A> {
+        let mut new = Acquisition::new(context, joined, attempts);
+        if !context.wait.patience.once {
+            new.nap(joined.start.nap);
+        }
+        if new.expects_busy() {
+            new.progress.expects_busy();
+            new.register();
+        }
+        new
+    }
+
+    fn new(context: AcquireContext<'a>, joined: &'a Joined, attempts: A) -> Acquisition<'a, A> {
+        let patience = context.wait.patience;
+        let poll_every = context.core.settings.poll_every;
+        let found = joined.start.attempts.clone();
+        Acquisition {
+            context,
+            joined,
+            attempts,
+            progress: Progress::new(patience, context.lease.time(), poll_every, found),
+            next: Step::Ask,
+            registration: None,
         }
     }
 
-    fn first_step(&mut self, has_given_up: bool) -> Step {
-        if !self.patience.once {
-            self.nap(self.joined.start.nap);
-        }
-        let is_busy = expects_busy(self.patience, self.joined, has_given_up);
-        if is_busy {
-            self.progress.expects_busy()
-        } else {
-            Step::Ask
-        }
+    /// True if the lock is probably busy, so that the first attempt also asks who has it. (A token
+    /// that this thread has given up may keep it busy.)
+    fn expects_busy(&self) -> bool {
+        let is_crowded = !self.context.wait.patience.once && self.joined.start.crowded;
+        is_crowded || self.attempts.has_given_up()
     }
 
-    /// What an attempt has brought: the lock, or the next step.
-    fn judge(&mut self, tried: Attempt) -> Result<Taken, Step> {
-        Err(match tried.answer {
+    /// Asks Redis once. `None` if this thread has not got the lock: then the caller
+    /// [sleeps](Self::sleep), and asks again.
+    ///
+    /// If the lock was handed off to this thread, and the lease still lasts, no command is needed.
+    pub(crate) fn ask(&mut self) -> Result<Option<Taken>, Error> {
+        if let Some(taken) = self.attempts.handed_off() {
+            self.context.core.counters.handed_off.add(1);
+            return Ok(Some(taken));
+        }
+        self.joined.turn.asks(Moment::now());
+        // The answer to this attempt is newer than the changes that caused earlier wake-ups.
+        self.forget_wake_ups();
+        // A wait that is stopped from here on leaves a wake-up, so the next sleep ends at once.
+        if let Err(why) = self.context.wait.may_go_on() {
+            return Err(self.error(End::MustNotWait(why)));
+        }
+        let ask = self.progress.ask(self.attempts.has_given_up());
+        let Attempt { since, answer } = self.attempts.attempt(ask);
+        self.next = match answer {
             Ok(Answer::Taken(taken)) => {
                 // The lease runs meanwhile.
-                self.report_missed_change(None, taken.at.sent.after(self.context.lease.time() / 3));
-                return Ok(taken);
+                let limit = taken.at.sent.after(self.context.lease.time() / 3);
+                self.report_missed_change(None, limit);
+                return Ok(Some(taken));
             }
-            Ok(Answer::Busy { holder, tracked }) => self.busy(holder, tracked, tried.since),
+            Ok(Answer::Busy { holder, tracked }) => self.busy(holder, tracked, since),
             Ok(Answer::NotAString) => {
                 self.joined.turn.answered();
                 Step::GiveUp(End::NotALock {
                     found: NOT_A_STRING.to_owned(),
                 })
             }
-            Err(failure) => self.failed(failure, tried.since),
-        })
+            Err(failure) => self.failed(failure, since),
+        };
+        Ok(None)
     }
 
-    /// Does what has to be done before the next attempt. Returns the end if there is no next
-    /// attempt.
-    fn take(&mut self, step: Step) -> Option<End> {
-        match step {
-            Step::Ask => return None,
+    /// Does what has to be done before the next attempt: sleeps until the key changes, or for a
+    /// while. Returns the error that the caller gets if there is no next attempt.
+    pub(crate) fn sleep(&mut self) -> Result<(), Error> {
+        match mem::replace(&mut self.next, Step::Ask) {
+            Step::Ask => return Ok(()),
             Step::Register => {
                 // The waiter registers before it asks Redis for invalidations. The first
                 // invalidation may come at once, and a waiter that registered later would sleep
                 // through it.
                 self.register();
-                return None;
+                return Ok(());
             }
             Step::Sleep { until } => {
-                (self.context.sleeps)();
-                self.sleep(until);
+                self.announce();
+                self.sleep_until(until);
             }
             Step::Wait {
                 until,
                 tracked,
                 long,
             } => self.wait(until, tracked, long),
-            Step::GiveUp(end) => return Some(end),
+            Step::GiveUp(end) => return Err(self.error(end)),
         }
-        self.progress.slept(Moment::now())
+        let end = self.progress.slept(Moment::now());
+        end.map_or(Ok(()), |end| Err(self.error(end)))
+    }
+
+    /// Says in the log what the thread waits for. Returns when to say it again.
+    fn announce(&self) -> Moment {
+        let turn = &self.joined.turn;
+        self.context.wait.announce(|now| turn.awaited(now))
     }
 
     fn register(&mut self) {
-        let AcquireContext { listeners, key, .. } = *self.context;
+        let AcquireContext { core, wait, .. } = self.context;
         self.registration
-            .get_or_insert_with(|| listeners.wakeups.register(key.in_redis()));
+            .get_or_insert_with(|| core.listeners.wakeups.register(wait.key.in_redis()));
     }
 
     /// Sleeps until `until`, whatever happens to the key. Only a stop ends this sleep.
-    fn sleep(&mut self, until: Moment) {
+    fn sleep_until(&mut self, until: Moment) {
         self.register();
-        while (self.context.is_vain)(None, false).is_ok()
+        while !self.context.wait.is_stopped()
             && self
                 .registration
                 .as_ref()
@@ -239,12 +201,9 @@ impl Acquisition<'_> {
     fn wait(&mut self, until: Moment, tracked: bool, long: bool) {
         let woken = self.sleeps_until_woken(until);
         if long && !woken && until <= Moment::now() {
-            let AcquireContext { listeners, key, .. } = *self.context;
-            self.progress.not_woken(
-                listeners
-                    .of_key(key.in_redis())
-                    .and_then(|it| it.client_id()),
-            );
+            let listener = self.listener();
+            self.progress
+                .not_woken(listener.and_then(|it| it.client_id()));
         }
         if tracked {
             self.nap(self.joined.turn.nap());
@@ -255,7 +214,7 @@ impl Acquisition<'_> {
     /// holder has died, which Redis does not report. True after a wake-up.
     fn sleeps_until_woken(&self, until: Moment) -> bool {
         loop {
-            let speaks = (self.context.sleeps)();
+            let speaks = self.announce();
             let check = if self.context.reclaim_dead {
                 Moment::now().after(DEAD_HOLDER_CHECK)
             } else {
@@ -278,7 +237,7 @@ impl Acquisition<'_> {
     /// Leaves the lock to other processes for the time `nap`.
     fn nap(&mut self, nap: Duration) {
         if !nap.is_zero() {
-            self.sleep(self.progress.nap_until(nap, Moment::now()));
+            self.sleep_until(self.progress.nap_until(nap, Moment::now()));
         }
     }
 
@@ -294,34 +253,36 @@ impl Acquisition<'_> {
                 return Step::Ask;
             }
         }
-        self.report_missed_change(holder.as_ref(), self.patience.deadline);
-        if !self.patience.once {
-            let AcquireContext {
-                store,
-                listeners,
-                counters,
-                key,
-                ..
-            } = *self.context;
-            if let Some(node) = store.node_of(key.in_redis()) {
-                listeners.start(&node);
+        let AcquireContext { core, wait, .. } = self.context;
+        self.report_missed_change(holder.as_ref(), wait.patience.deadline);
+        if !wait.patience.once {
+            if let Some(node) = core.store.node_of(wait.key.in_redis()) {
+                core.listeners.start(&node);
             }
-            counters.waited.add(u64::from(
-                self.progress.is_first_busy() && !self.joined.waited,
-            ));
+            if self.progress.is_first_busy() && !self.joined.waited {
+                core.counters.waited.add(1);
+            }
         }
         self.progress.busy(holder, tracked, Moment::now())
     }
 
     /// Notes who has the lock. Returns the end if a wait for this holder would last for ever.
     fn examine(&mut self, holder: &Holder, since: Moment) -> Option<End> {
-        let (pid, now) = (self.context.owner.pid(), Moment::now());
-        if let Err(vain) = (self.context.is_vain)(Some(holder), !self.patience.once) {
-            return Some(End::Vain(vain));
+        let wait = self.context.wait;
+        let now = Moment::now();
+        let may = if wait.patience.once {
+            wait.may_go_on()
+        } else {
+            wait.may_sleep(Some(holder))
+        };
+        if let Err(why) = may {
+            return Some(End::MustNotWait(why));
         }
         let end = self.progress.examine(holder, now);
         if end.is_none() {
-            let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == pid);
+            let of_this_process = holder
+                .owner()
+                .is_some_and(|owner| owner.pid() == wait.thread.pid());
             self.joined
                 .turn
                 .saw(holder, now.since(since), of_this_process);
@@ -332,38 +293,36 @@ impl Acquisition<'_> {
     /// True if the holder has certainly died, and the options allow this thread to take its lock
     /// over.
     fn is_dead(&self, holder: &Holder) -> bool {
-        let AcquireContext {
-            owner,
-            machine,
-            reclaim_dead,
-            ..
-        } = *self.context;
-        reclaim_dead && machine::is_dead(holder.raw(), owner.host(), machine)
+        let identity = &self.context.core.identity;
+        self.context.reclaim_dead && identity.is_certainly_dead(holder.raw())
     }
 
     /// Deletes the key of a dead holder, if the key still holds that holder's token. True if Redis
     /// says that it has done so. A lost answer does no harm: the next attempt finds out whether the
     /// key is gone.
     fn reclaim(&self, holder: &Holder) -> bool {
-        let AcquireContext {
-            store,
-            counters,
-            key,
-            ..
-        } = *self.context;
-        let deadline = self.patience.deadline;
-        let removed = store
-            .checkout(key.in_redis(), deadline)
-            .and_then(|mut connection| connection.remove(key.in_redis(), holder.raw(), deadline));
+        let AcquireContext { core, wait, .. } = self.context;
+        let deadline = wait.patience.deadline;
+        let key = wait.key.in_redis();
+        let removed = core
+            .store
+            .checkout(key, deadline)
+            .and_then(|mut connection| connection.remove(key, holder.raw(), deadline));
         let reclaimed = matches!(removed, Ok(Compared::Done));
         if reclaimed {
-            counters.reclaimed.add(1);
+            core.counters.reclaimed.add(1);
             info!(
                 target: "relatch::acquire",
-                "lock {:?} was taken over from {holder}, a process that is gone", key.name()
+                "lock {:?} was taken over from {holder}, a process that is gone", wait.key.name()
             );
         }
         reclaimed
+    }
+
+    /// The listener of the node that has the key.
+    fn listener(&self) -> Option<Arc<Listener>> {
+        let AcquireContext { core, wait, .. } = self.context;
+        core.listeners.of_key(wait.key.in_redis())
     }
 
     /// Makes the listener reconnect if it has missed a change.
@@ -373,15 +332,15 @@ impl Acquisition<'_> {
     /// and all holds would be renewed. If the caller has no time for it until `limit`, nothing is
     /// proven.
     fn report_missed_change(&mut self, holder: Option<&Holder>, limit: Moment) {
-        let AcquireContext { listeners, key, .. } = *self.context;
+        let deadline = self.context.wait.patience.deadline;
         let comes_by = Moment::now().after(ON_ITS_WAY);
         if let Some(number) = self.progress.missed_change(holder)
-            && comes_by <= limit.min(self.patience.deadline)
+            && comes_by <= limit.min(deadline)
             && !self
                 .registration
                 .as_ref()
                 .is_some_and(|registration| registration.wait(comes_by))
-            && let Some(listener) = listeners.of_key(key.in_redis())
+            && let Some(listener) = self.listener()
         {
             listener.give_up(number, &"Redis sent no invalidation of a key that changed");
         }
@@ -389,8 +348,9 @@ impl Acquisition<'_> {
 
     /// Records that an attempt failed, and decides what to do next.
     fn failed(&mut self, failure: Failure, since: Moment) -> Step {
-        let AcquireContext { store, key, .. } = *self.context;
-        let answered_since = |since| store.answered_since(key.in_redis(), since);
+        let AcquireContext { core, wait, .. } = self.context;
+        let key = wait.key;
+        let answered_since = |since| core.store.answered_since(key.in_redis(), since);
         let now = Moment::now();
         let kind = self.progress.failed(&failure, since, now, answered_since);
         if kind != Kind::OutOfTime {
@@ -405,13 +365,13 @@ impl Acquisition<'_> {
 
     /// The error that the caller gets.
     fn error(&self, end: End) -> Error {
-        let AcquireContext { store, key, .. } = *self.context;
-        match end {
+        let AcquireContext { core, wait, .. } = self.context;
+        wait.fails(match end {
             End::Busy { holder, failure } => {
                 if failure.is_some() {
                     self.joined.turn.failed(None); // The time was too short to say anything about Redis.
                 }
-                busy(key, self.patience, holder, failure.map(Failure::into_cause))
+                wait.timed_out(holder, failure.map(Failure::into_cause))
             }
             End::Unavailable {
                 failure,
@@ -420,11 +380,11 @@ impl Acquisition<'_> {
                 if final_answer {
                     self.joined.turn.answered();
                 }
-                store.error(Some(key), "taking", failure)
+                core.store.error(Some(wait.key), "taking", failure)
             }
-            End::Vain(vain) => vain.error(key),
-            End::NotALock { found } => key.not_a_lock(&found),
-        }
+            End::MustNotWait(why) => wait.must_not(why),
+            End::NotALock { found } => wait.key.not_a_lock(&found),
+        })
     }
 }
 
@@ -434,51 +394,90 @@ mod tests {
 
     use super::*;
     use crate::base::options::Lease;
-    use crate::base::owner::Owner;
+    use crate::hold::AcquiredAt;
     use crate::keeping::keeper::tests::keeper_without_redis;
-    use crate::keeping::shared::Keeper;
-    use crate::waiting::deadlocks::Vain;
+    use crate::keeping::work::Keeper;
+    use crate::waiting::handoff::HandoffOutcome;
+    use crate::waiting::patience::Patience;
     use crate::waiting::patience::tests::until;
     use crate::waiting::place::NoTurn;
-    use crate::waiting::queues::tests::{claim, is_mine};
+    use crate::waiting::queues::tests::claim;
+    use crate::waiting::wait::Wait;
+    use crate::waiting::wait::tests::{WaitRig, mine};
 
     const LEASE: Duration = Duration::from_secs(30);
 
     /// A manager without a Redis. The test decides how each attempt ends.
     struct Rig {
-        keeper: Keeper,
-        key: Key,
-        owner: Owner,
-        reclaim_dead: bool,
+        keeper: Arc<Keeper>,
+        wait: WaitRig,
+    }
+
+    /// The attempts of a test.
+    struct Told<F> {
+        has_given_up: bool,
+        tell: F,
+    }
+
+    impl<F: FnMut(Ask) -> Result<Answer, Failure>> Attempts for Told<F> {
+        fn attempt(&mut self, ask: Ask) -> Attempt {
+            self.has_given_up = false;
+            Attempt {
+                since: Moment::now(),
+                answer: (self.tell)(ask),
+            }
+        }
+
+        fn has_given_up(&self) -> bool {
+            self.has_given_up
+        }
+    }
+
+    /// The loop of `Session::enter`.
+    fn run<A: Attempts>(mut acquisition: Acquisition<'_, A>) -> Result<Taken, Error> {
+        loop {
+            if let Some(taken) = acquisition.ask()? {
+                return Ok(taken);
+            }
+            acquisition.sleep()?;
+        }
     }
 
     impl Rig {
         fn new() -> Rig {
-            let owner = Owner::new("host".into(), std::process::id(), 1);
-            let key = Key::new("lock:", "a").unwrap();
             Rig {
                 keeper: keeper_without_redis(),
-                key,
-                owner,
+                wait: WaitRig::new(),
+            }
+        }
+
+        fn context<'a>(&'a self, wait: &'a Wait<'a>) -> AcquireContext<'a> {
+            AcquireContext {
+                core: &self.keeper.core,
+                keeper: &self.keeper,
+                wait,
+                lease: Lease::new(LEASE),
                 reclaim_dead: false,
             }
         }
 
-        fn context(&self) -> AcquireContext<'_> {
-            AcquireContext {
-                is_vain: &is_mine,
-                sleeps: &|| Moment::NEVER,
-                store: &self.keeper.store,
-                listeners: &self.keeper.listeners,
-                counters: &self.keeper.counters,
-                keeper: &self.keeper,
-                key: &self.key,
-                owner: &self.owner,
-                machine: "0123abcd",
-                lease: Lease::new(LEASE),
-                reclaim_dead: self.reclaim_dead,
-                poll_every: Duration::from_millis(2),
-            }
+        /// Takes the turn, which no thread has.
+        fn joined(&self, wait: &Wait<'_>) -> Joined {
+            let queues = &self.keeper.core.queues;
+            let joined = queues.join(wait.key.name(), wait, || unreachable!("nobody is there"));
+            joined.expect("nobody is in the queue")
+        }
+
+        /// Takes the lock from this start, with what `tell` answers to each attempt.
+        fn tells(
+            &self,
+            wait: &Wait<'_>,
+            joined: &Joined,
+            has_given_up: bool,
+            tell: impl FnMut(Ask) -> Result<Answer, Failure>,
+        ) -> Result<Taken, Error> {
+            let told = Told { has_given_up, tell };
+            run(Acquisition::with(self.context(wait), joined, told))
         }
 
         /// Takes the lock with these answers, one for each attempt. Also returns what the attempts
@@ -488,33 +487,25 @@ mod tests {
             patience: &Patience,
             answers: impl IntoIterator<Item = Result<Answer, Failure>>,
         ) -> (Result<Taken, Error>, Vec<Ask>) {
-            let (mut asked, mut answers) = (Vec::new(), answers.into_iter());
-            let no_claim = || unreachable!("nobody is in the queue");
-            let turn = self.keeper.queues.join(
-                self.key.name(),
-                patience,
-                |_, _| Ok(()),
-                |_| true,
-                || (),
-                no_claim,
-            );
-            let turn = turn.expect("nobody is in the queue");
-            let taken = ask_until_taken(&self.context(), patience, &turn, false, |ask| {
+            let mut asked = Vec::new();
+            let mut answers = answers.into_iter();
+            let wait = self.wait.wait_of_holder(patience);
+            let taken = self.tells(&wait, &self.joined(&wait), false, |ask| {
                 asked.push(ask);
-                let answer = answers
+                answers
                     .next()
-                    .expect("there are more attempts than answers");
-                Attempt {
-                    since: Moment::now(),
-                    answer,
-                    has_given_up: false,
-                }
+                    .expect("there are more attempts than answers")
             });
             assert!(
-                self.keeper.listeners.wakeups.is_empty(),
+                self.keeper.core.listeners.wakeups.is_empty(),
                 "the thread is still registered"
             );
             (taken, asked)
+        }
+
+        fn wake(&self) {
+            let wakeups = &self.keeper.core.listeners.wakeups;
+            wakeups.wake(b"lock:key");
         }
     }
 
@@ -577,7 +568,7 @@ mod tests {
                 Ask::ClaimOrLook
             ]
         );
-        assert_eq!(rig.keeper.counters.read().waited, 1, "counted once");
+        assert_eq!(rig.keeper.core.counters.read().waited, 1, "counted once");
     }
 
     #[test]
@@ -603,7 +594,7 @@ mod tests {
             } => assert_eq!(holder.raw(), "theirs"),
             other => panic!("{other:?}"),
         }
-        assert_eq!(rig.keeper.counters.read().waited, 0);
+        assert_eq!(rig.keeper.core.counters.read().waited, 0);
     }
 
     #[test]
@@ -649,10 +640,7 @@ mod tests {
             let waker = scope.spawn(move || {
                 asked.recv().unwrap();
                 asked.recv().unwrap();
-                rig.keeper
-                    .listeners
-                    .wakeups
-                    .wake(rig.key.in_redis().as_bytes());
+                rig.wake();
             });
             let answers = [
                 Ok(busy_by_nobody()),
@@ -715,32 +703,17 @@ mod tests {
         given_up: bool,
         change: impl FnOnce(&mut Joined),
     ) -> Vec<(Ask, Moment)> {
-        let queues = &rig.keeper.queues;
-        let mut joined = queues
-            .join(
-                rig.key.name(),
-                patience,
-                |_, _| Ok(()),
-                |_| true,
-                || (),
-                || unreachable!(),
-            )
-            .unwrap();
+        let wait = rig.wait.wait(patience);
+        let mut joined = rig.joined(&wait);
         change(&mut joined);
         let mut asked = Vec::new();
-        let result = ask_until_taken(&rig.context(), patience, &joined, given_up, |ask| {
-            let now = Moment::now();
-            asked.push((ask, now));
-            let answer = if asked.len() == 1 {
+        let result = rig.tells(&wait, &joined, given_up, |ask| {
+            asked.push((ask, Moment::now()));
+            Ok(if asked.len() == 1 {
                 busy_by_nobody()
             } else {
                 taken()
-            };
-            Attempt {
-                since: now,
-                answer: Ok(answer),
-                has_given_up: false,
-            }
+            })
         });
         assert!(result.is_ok() || patience.once, "{result:?}");
         asked
@@ -749,14 +722,11 @@ mod tests {
     #[test]
     fn a_wait_that_was_stopped_before_its_first_attempt_asks_nothing() {
         let rig = Rig::new();
-        let joined = rig.keeper.queues.join_free(rig.key.name());
-        let context = AcquireContext {
-            is_vain: &|_, _| Err(Vain::Stopped),
-            ..rig.context()
-        };
-        let taken = ask_until_taken(&context, &soon(), &joined, false, |_| {
-            panic!("it was stopped")
-        });
+        let patience = soon();
+        let wait = rig.wait.wait(&patience);
+        let joined = rig.joined(&wait);
+        rig.wait.end.stop();
+        let taken = rig.tells(&wait, &joined, false, |_| panic!("it was stopped"));
         assert!(matches!(taken, Err(Error::Stopped { .. })), "{taken:?}");
     }
 
@@ -802,78 +772,52 @@ mod tests {
     #[test]
     fn a_nap_ends_when_the_wait_is_stopped() {
         let rig = Rig::new();
-        let mut joined = rig.keeper.queues.join_free(rig.key.name());
+        let long = until(Moment::now().after(Duration::from_secs(300)));
+        let wait = rig.wait.wait(&long);
+        let mut joined = rig.joined(&wait);
         joined.start.nap = Duration::from_secs(100);
-        let stopped = std::sync::atomic::AtomicBool::new(false);
-        let is_stopped = || stopped.load(std::sync::atomic::Ordering::Acquire);
+        let has_ended = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                stopped.store(true, std::sync::atomic::Ordering::Release);
-                while is_stopped() {
-                    rig.keeper
-                        .listeners
-                        .wakeups
-                        .wake(rig.key.in_redis().as_bytes());
+                rig.wait.end.stop();
+                while !has_ended.load(std::sync::atomic::Ordering::Acquire) {
+                    rig.wake();
                 }
             });
-            let is_vain = |_: Option<&Holder>, _| {
-                if is_stopped() {
-                    Err(Vain::Stopped)
-                } else {
-                    Ok(())
-                }
-            };
-            let context = AcquireContext {
-                is_vain: &is_vain,
-                ..rig.context()
-            };
-            let long = until(Moment::now().after(Duration::from_secs(300)));
-            let taken = ask_until_taken(&context, &long, &joined, false, |_| {
-                panic!("it was stopped")
-            });
+            let taken = rig.tells(&wait, &joined, false, |_| panic!("it was stopped"));
             assert!(matches!(taken, Err(Error::Stopped { .. })), "{taken:?}");
-            stopped.store(false, std::sync::atomic::Ordering::Release);
+            has_ended.store(true, std::sync::atomic::Ordering::Release);
         });
     }
 
     #[test]
     fn each_attempt_is_known_to_the_queue_from_its_beginning() {
         let rig = Rig::new();
-        let queues = &rig.keeper.queues;
-        let joined = queues.join_free(rig.key.name());
+        let patience = soon();
+        let wait = rig.wait.wait(&patience);
+        let joined = rig.joined(&wait);
         let mut attempts = 0;
-        let result = ask_until_taken(&rig.context(), &soon(), &joined, false, |_| {
+        let result = rig.tells(&wait, &joined, false, |_| {
             attempts += 1;
-            let (began, outage) = (Moment::now(), Duration::from_millis(20));
-            let patience = Patience {
-                began,
+            let outage = Duration::from_millis(20);
+            let behind = Patience {
+                began: Moment::now(),
                 tolerate_outage: outage,
                 an_attempt: outage,
-                ..until(Moment::NEVER)
+                ..until(Moment::now().after(Duration::from_secs(5)))
             };
-            let is_over = || Moment::now().since(began) > Duration::from_secs(5);
-            let is_vain = |_: Option<&Holder>, _| {
-                if is_over() {
-                    Err(Vain::Stopped)
-                } else {
-                    Ok(())
-                }
-            };
-            let told = queues.join(rig.key.name(), &patience, is_vain, |_| false, || (), claim);
+            let silent = WaitRig::silent();
+            let queues = &rig.keeper.core.queues;
+            let told = queues.join(wait.key.name(), &silent.wait(&behind), claim);
             assert!(
                 matches!(told, Err(NoTurn::Outage(None))),
                 "attempt {attempts}: {told:?}"
             );
-            let answer = if attempts == 1 {
+            Ok(if attempts == 1 {
                 busy_by_nobody()
             } else {
                 taken()
-            };
-            Attempt {
-                since: began,
-                answer: Ok(answer),
-                has_given_up: false,
-            }
+            })
         });
         assert!(result.is_ok() && attempts == 2, "{result:?}");
     }
@@ -885,10 +829,10 @@ mod tests {
             &soon(),
             [
                 Ok(busy_by_nobody()),
-                Ok(busy_by("mine", Some(LEASE), false)),
+                Ok(busy_by(&mine(), Some(LEASE), false)),
             ],
         );
-        assert!(matches!(error, Err(Error::WouldDeadlock { key, .. }) if key == "a"));
+        assert!(matches!(error, Err(Error::WouldDeadlock { key, .. }) if key == "key"));
     }
 
     #[test]
@@ -899,18 +843,8 @@ mod tests {
             ..until(Moment::now().after(Duration::from_millis(20)))
         };
         for (sent, is_taken) in [(Moment::now(), true), (Moment::PAST, false)] {
-            let mut joined = rig
-                .keeper
-                .queues
-                .join(
-                    rig.key.name(),
-                    &patience,
-                    |_, _| Ok(()),
-                    |_| true,
-                    || (),
-                    || unreachable!(),
-                )
-                .unwrap();
+            let wait = rig.wait.wait(&patience);
+            let mut joined = rig.joined(&wait);
             joined.start.handed = HandoffOutcome::Taken {
                 sent,
                 answered: sent,
@@ -921,7 +855,7 @@ mod tests {
                 lease: Lease::new(LEASE),
                 counter: None,
             };
-            let taken = acquire(&rig.context(), &patience, &joined, claim);
+            let taken = run(Acquisition::begin(rig.context(&wait), &joined, claim));
             assert_eq!(taken.is_ok(), is_taken, "{taken:?}");
             let orphan = rig.keeper.work.lock().leases.orphans.next() < Moment::NEVER;
             assert_eq!(
@@ -929,6 +863,6 @@ mod tests {
                 "the keeper deletes a token whose lease is over"
             );
         }
-        assert_eq!(rig.keeper.counters.read().handed_off, 1);
+        assert_eq!(rig.keeper.core.counters.read().handed_off, 1);
     }
 }

@@ -10,8 +10,8 @@ use crate::base::backoff::{Backoff, safety_poll};
 use crate::base::clock::Moment;
 use crate::base::owner::holder::Holder;
 use crate::store::Failure;
-use crate::waiting::deadlocks::Vain;
 use crate::waiting::patience::{Attempts, Kind, Patience, Silence, Verdict, WithoutExpiry};
+use crate::waiting::wait::MustNotWait;
 
 /// The shortest sleep of a waiter: Redis may delete an expired key a moment late.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
@@ -66,7 +66,7 @@ pub(super) enum End {
         final_answer: bool,
     },
     /// The thread must not go on waiting.
-    Vain(Vain),
+    MustNotWait(MustNotWait),
     /// The key is no lock: it is not a string, or it will not expire and no holder is going to
     /// change that.
     NotALock { found: String },
@@ -127,10 +127,11 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// The lock is probably busy, so the first attempt also asks who has it.
-    pub(super) fn expects_busy(&mut self) -> Step {
-        (self.registered, self.ask) = (true, Ask::ClaimOrLook);
-        Step::Register
+    /// The lock is probably busy, so the thread has registered, and the first attempt also asks
+    /// who has it.
+    pub(super) fn expects_busy(&mut self) {
+        self.registered = true;
+        self.ask = Ask::ClaimOrLook;
     }
 
     /// What the next attempt asks.
@@ -523,7 +524,7 @@ mod tests {
     fn where_the_lock_is_hardly_free_the_first_attempt_asks_who_has_it() {
         let patience = limit(5000);
         let mut progress = progress(&patience);
-        assert!(matches!(progress.expects_busy(), Step::Register));
+        progress.expects_busy();
         assert_eq!(progress.ask(false), Ask::ClaimOrLook);
         assert!(matches!(
             sees(&mut progress, theirs(), true, at(1001)),

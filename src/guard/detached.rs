@@ -132,7 +132,7 @@ impl DetachedHold {
     /// As [`LockGuard::watch`].
     #[must_use]
     pub fn watch(&self) -> LockWatch {
-        LockWatch::new(Arc::clone(&self.hold), self.session.pid)
+        LockWatch::new(Arc::clone(&self.hold), self.session.pid())
     }
 
     fn release(&mut self) -> Result<Unlocked, Error> {

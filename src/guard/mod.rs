@@ -246,7 +246,7 @@ impl LockGuard {
     /// A view of the hold for another thread, for example to stop a helper when the lock is lost.
     #[must_use]
     pub fn watch(&self) -> LockWatch {
-        LockWatch::new(Arc::clone(&self.held.hold), self.session.pid)
+        LockWatch::new(Arc::clone(&self.held.hold), self.session.pid())
     }
 
     /// Drops the guard, and returns the result.

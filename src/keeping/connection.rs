@@ -4,7 +4,7 @@ use std::slice;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
-use crate::keeping::shared::Shared;
+use crate::keeping::work::Keeper;
 use crate::store::{Compared, Extension, Failure, MemoryStore, Node, ServerConnection, Tracking};
 
 /// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests have a fake.
@@ -50,15 +50,15 @@ pub(crate) struct ExtendAnswers {
 ///
 /// There is one connection to each node, so answers are read in the order of the commands.
 pub(crate) struct KeeperConnection<'a> {
-    shared: &'a Shared,
+    keeper: &'a Keeper,
     node: Arc<Node>,
     connection: Option<ServerConnection>,
 }
 
 impl<'a> KeeperConnection<'a> {
-    pub(crate) fn new(shared: &'a Shared, node: Arc<Node>) -> KeeperConnection<'a> {
+    pub(crate) fn new(keeper: &'a Keeper, node: Arc<Node>) -> KeeperConnection<'a> {
         KeeperConnection {
-            shared,
+            keeper,
             node,
             connection: None,
         }
@@ -80,7 +80,7 @@ impl<'a> KeeperConnection<'a> {
     /// connection lasts. When the keeper's connection ends, invalidations may have been missed. So
     /// all holds of this node that were renewed before are due again.
     fn invalidate_all(&self) {
-        self.shared.invalidated(None, &self.node);
+        self.keeper.invalidated(None, &self.node);
     }
 
     /// Runs an exchange over the connection. If there is none, opens it first.
@@ -100,14 +100,11 @@ impl<'a> KeeperConnection<'a> {
             connection.doubt();
             (connection, true, deadline)
         } else {
-            let Shared {
-                store,
-                response_timeout,
-                ..
-            } = self.shared;
-            let limit = most_of_the_time(deadline).min(Moment::now().after(*response_timeout));
-            let connection = store.connect_to(&self.node, limit)?;
-            if self.shared.is_stopping() {
+            let core = &self.keeper.core;
+            let answered_by = Moment::now().after(core.settings.response_timeout);
+            let limit = most_of_the_time(deadline).min(answered_by);
+            let connection = core.store.connect_to(&self.node, limit)?;
+            if self.keeper.is_stopping() {
                 // The last handle waits for one response timeout.
                 return Err(Failure::not_sent("the manager is gone"));
             }
@@ -150,7 +147,7 @@ impl KeeperCommands for KeeperConnection<'_> {
         lease: &Extension<'_>,
         until: Moment,
     ) -> Result<Compared, Failure> {
-        let mut connection = self.shared.store.checkout(lease.key, until)?;
+        let mut connection = self.keeper.core.store.checkout(lease.key, until)?;
         let (answers, _) = connection.extend_all(slice::from_ref(lease), None, until)?;
         answers
             .into_iter()
@@ -169,7 +166,7 @@ impl KeeperCommands for KeeperConnection<'_> {
             .zip(removals)
             .filter(|(answer, _)| is_elsewhere(answer));
         for (answer, (key, token)) in moved {
-            let Ok(mut connection) = self.shared.store.checkout(key, until) else {
+            let Ok(mut connection) = self.keeper.core.store.checkout(key, until) else {
                 break;
             };
             *answer = connection.remove(key, token, until);

@@ -5,7 +5,7 @@
 //! a thread for each node (`renewers`). No other thread renews a lease on a server. (`leases` says
 //! when a lease is renewed.)
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -13,7 +13,6 @@ use crate::base::emit::warn;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::WarnAfter;
 use crate::base::owner::process::Workers;
-use crate::base::stats::counters::Counters;
 use crate::base::sync::mpsc::{self, Receiver};
 use crate::base::sync::thread;
 use crate::base::sync::{Condvar, Mutex};
@@ -22,55 +21,40 @@ use crate::keeping::losses::LossNotifier;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::renewal;
 use crate::keeping::renewers::Renewers;
-use crate::keeping::shared::{Keeper, RenewalRequest, Shared, Work};
 use crate::keeping::slow::Slow;
-use crate::store::{Failure, Node, Store};
-use crate::waiting::queues::WaitQueues;
-use crate::wakeups::listeners::Listeners;
+use crate::keeping::work::{Keeper, RenewalRequest, Work};
+use crate::store::Failure;
+use crate::waiting::core::Core;
 
-impl Shared {
-    pub(crate) fn new(
-        store: Arc<Store>,
-        notifier: Option<LossNotifier>,
-        response_timeout: Duration,
-        probe: Option<String>,
-    ) -> Keeper {
-        let (queues, counters) = (Arc::<WaitQueues>::default(), Arc::<Counters>::default());
-        let work = Mutex::new(Work::new(notifier.is_some()));
-        Arc::new_cyclic(|shared: &Weak<Shared>| {
-            let (shared, other) = (shared.clone(), shared.clone());
-            let moved = move |has_moved: &dyn Fn(&[u8]) -> bool| {
-                if let Some(shared) = other.upgrade() {
-                    shared.moved(has_moved);
-                }
-            };
-            let invalidated = move |redis_key: Option<&[u8]>, node: &Node| {
-                if let Some(shared) = shared.upgrade() {
-                    shared.invalidated(redis_key, node);
-                }
-            };
-            let listeners =
-                Listeners::new(Arc::clone(&store), response_timeout, probe, invalidated);
-            store.on_move(moved);
-            let (listeners, due_sooner, workers) =
-                (Arc::new(listeners), Condvar::new(), Workers::default());
-            Shared {
-                store,
-                counters,
-                notifier,
-                queues,
-                listeners,
-                response_timeout,
-                work,
-                due_sooner,
-                workers,
+impl Keeper {
+    pub(crate) fn new(core: Arc<Core>, notifier: Option<LossNotifier>) -> Arc<Keeper> {
+        let keeper = Arc::new(Keeper {
+            work: Mutex::new(Work::new(notifier.is_some())),
+            core,
+            notifier,
+            due_sooner: Condvar::new(),
+            workers: Workers::default(),
+        });
+        let weak = Arc::downgrade(&keeper);
+        let store = &keeper.core.store;
+        store.on_move(move |has_moved| {
+            if let Some(keeper) = weak.upgrade() {
+                keeper.moved(has_moved);
             }
-        })
+        });
+        let weak = Arc::downgrade(&keeper);
+        let listeners = &keeper.core.listeners;
+        listeners.on_invalidation(move |redis_key, node| {
+            if let Some(keeper) = weak.upgrade() {
+                keeper.invalidated(redis_key, node);
+            }
+        });
+        keeper
     }
 
     /// Has the thread warn of slow waits and holds. For that, the thread starts now: a wait, which
     /// the keeper has no part in, does not have to start it.
-    pub(crate) fn warn_after(self: &Keeper, limits: WarnAfter) -> Result<(), Error> {
+    pub(crate) fn warn_after(self: &Arc<Keeper>, limits: WarnAfter) -> Result<(), Error> {
         self.schedule(|work| {
             work.warn_after = Some(limits);
             Ok(Moment::PAST)
@@ -78,18 +62,51 @@ impl Shared {
     }
 
     /// Keeps a hold from now on. An error means that its thread must not rely on it.
-    pub(crate) fn enter(self: &Keeper, hold: &Arc<Hold>) -> Result<(), Error> {
+    pub(crate) fn enter(self: &Arc<Keeper>, hold: &Arc<Hold>) -> Result<(), Error> {
         self.schedule(|work| work.leases.enter(Arc::clone(hold), hold.acquired.sent))
     }
 
+    /// Ends the validity of a hold, and takes it out of the table of leases: in one step, or the
+    /// keeper would take it for one that ran out. Returns when the validity would have ended;
+    /// `None` if it was over.
+    pub(crate) fn close(&self, hold: &Hold, now: Moment) -> Option<Moment> {
+        self.work.lock().leases.close(hold, now)
+    }
+
+    /// Ends all holds that are left, and returns them. Their threads do not know yet.
+    pub(crate) fn take_away(&self) -> Vec<Arc<Hold>> {
+        let mut work = self.work.lock();
+        let holds: Vec<_> = work.leases.holds(Moment::now()).map(Arc::clone).collect();
+        for hold in &holds {
+            hold.lose(LostCause::ShutDown);
+            work.leases.close(hold, Moment::now());
+        }
+        holds
+    }
+
+    /// Keeps no new hold from now on: its thread gives the lock back itself.
+    pub(crate) fn refuse_new(&self) {
+        self.work.lock().leases.is_closed = true;
+    }
+
+    /// How many holds there are.
+    pub(crate) fn count(&self, now: Moment) -> usize {
+        self.work.lock().leases.holds(now).count()
+    }
+
+    /// True while the key with this token is still to be deleted.
+    pub(crate) fn has_orphan(&self, token: &str) -> bool {
+        self.work.lock().leases.orphans.has(token)
+    }
+
     /// Has an orphan deleted.
-    pub(crate) fn delete_later(self: &Keeper, orphan: OrphanKey) {
+    pub(crate) fn delete_later(self: &Arc<Keeper>, orphan: OrphanKey) {
         self.delete_from(orphan, Moment::now());
     }
 
     /// Has an orphan deleted, but not before this moment.
-    pub(crate) fn delete_from(self: &Keeper, orphan: OrphanKey, moment: Moment) {
-        if self.store.is_disabled() {
+    pub(crate) fn delete_from(self: &Arc<Keeper>, orphan: OrphanKey, moment: Moment) {
+        if self.core.store.is_disabled() {
             return; // There are no keys.
         }
         let scheduled = self.schedule(|work| Ok(work.leases.orphans.add(orphan, moment)));
@@ -98,10 +115,10 @@ impl Shared {
         }
     }
 
-    /// Has these holds renewed now, together, each by its deadline. [`renewed`](Shared::renewed)
+    /// Has these holds renewed now, together, each by its deadline. [`renewed`](Keeper::renewed)
     /// waits for an answer. An error means that the thread could not be started.
     pub(crate) fn ask_to_renew(
-        self: &Keeper,
+        self: &Arc<Keeper>,
         holds: &[(&Arc<Hold>, Moment)],
     ) -> Result<Vec<Receiver<Result<(), Failure>>>, Error> {
         let mut answers = Vec::with_capacity(holds.len());
@@ -136,7 +153,7 @@ impl Shared {
     }
 
     /// A hold has a new end or a new lease, so its renewal may be due sooner.
-    pub(crate) fn renew_sooner(self: &Keeper, hold: &Hold) -> Result<(), Error> {
+    pub(crate) fn renew_sooner(self: &Arc<Keeper>, hold: &Hold) -> Result<(), Error> {
         self.schedule(|work| Ok(work.leases.renew_sooner(hold, Moment::now())))
     }
 
@@ -159,7 +176,7 @@ impl Shared {
     /// A control for tests has time pass at once for the keys of the store in memory and for the
     /// holds. Whatever falls due on the way is done by this thread.
     pub(crate) fn advance(&self, span: Duration) {
-        let Some(memory) = self.store.memory() else {
+        let Some(memory) = self.core.store.memory() else {
             return;
         };
         let (began, mut left) = (Moment::now(), span);
@@ -180,12 +197,12 @@ impl Shared {
         }
         // The keeper and the waiters may have planned to sleep until a lease ends.
         self.wake(self.work.lock(), Moment::PAST);
-        self.wake_waiters();
+        self.core.wake_waiters();
     }
 
     /// Notes work. Starts the thread, or wakes it if the work is due before the thread would wake.
     fn schedule(
-        self: &Keeper,
+        self: &Arc<Keeper>,
         note: impl FnOnce(&mut Work) -> Result<Moment, Error>,
     ) -> Result<(), Error> {
         let mut work = self.work.lock();
@@ -194,9 +211,9 @@ impl Shared {
             return Ok(());
         }
         if work.thread.is_none() && !work.stop {
-            let shared = Arc::clone(self);
+            let keeper = Arc::clone(self);
             let thread = thread::Builder::new().name("relatch-keeper".to_owned());
-            let started = thread.spawn(move || run(&shared));
+            let started = thread.spawn(move || run(&keeper));
             work.thread = Some(started.map_err(|error| Error::NoThread { source: error })?);
         } else {
             self.wake(work, due);
@@ -207,8 +224,7 @@ impl Shared {
     /// Ends the keeper's thread, the listener's, the store's and the one that calls `on_lost`. A
     /// forked child has none of these threads, and must not call this.
     pub(crate) fn stop(&self) {
-        self.listeners.stop();
-        self.store.stop();
+        self.core.stop();
         let mut work = self.work.lock();
         work.stop = true;
         let thread = work.thread.take();
@@ -223,24 +239,24 @@ impl Shared {
             warn!(target: "relatch::keeper", "the keeper had panicked");
         }
         if let Some(notifier) = &self.notifier {
-            notifier.stop(self.response_timeout);
+            notifier.stop(self.core.settings.response_timeout);
         }
     }
 }
 
-fn run(shared: &Keeper) {
-    shared.workers.enter();
+fn run(keeper: &Arc<Keeper>) {
+    keeper.workers.enter();
     let mut renewers = Renewers::default();
-    let mut slow = shared.work.lock().warn_after.map(Slow::new);
-    while let Some(work) = shared.next_round(slow.as_ref().map_or(Moment::NEVER, Slow::next)) {
+    let mut slow = keeper.work.lock().warn_after.map(Slow::new);
+    while let Some(work) = keeper.next_round(slow.as_ref().map_or(Moment::NEVER, Slow::next)) {
         if let Some(slow) = &mut slow {
-            slow.warn(shared);
+            slow.warn(keeper);
         }
-        shared.expire(&work.due.over);
-        if let Some(memory) = shared.store.memory() {
-            renewal::round(shared, &mut &**memory, work);
+        keeper.expire(&work.due.over);
+        if let Some(memory) = keeper.core.store.memory() {
+            renewal::round(keeper, &mut &**memory, work);
         } else {
-            renewers.hand_out(shared, work);
+            renewers.hand_out(keeper, work);
         }
     }
     renewers.stop();
@@ -252,15 +268,22 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::base::options::Settings;
-    use crate::store::Target;
+    use crate::base::owner::Identity;
+    use crate::store::{Store, Target};
 
     /// A keeper that starts no thread, and whose Redis is not there.
-    pub(crate) fn keeper_without_redis() -> Keeper {
+    pub(crate) fn keeper_without_redis() -> Arc<Keeper> {
         static NOWHERE: LazyLock<Arc<Store>> = LazyLock::new(|| {
             let address = Target::nowhere();
             Arc::new(Store::new(address, &Settings::default()).unwrap())
         });
-        let keeper = Shared::new(Arc::clone(&NOWHERE), None, Duration::from_millis(50), None);
+        let settings = Settings {
+            response_timeout: Duration::from_millis(50),
+            poll_every: Duration::from_millis(2),
+            ..Settings::default()
+        };
+        let core = Core::new(Identity::in_memory(), Arc::clone(&NOWHERE), settings, None);
+        let keeper = Keeper::new(core, None);
         keeper.work.lock().thread = Some(thread::spawn(|| ()));
         keeper
     }

@@ -1,4 +1,4 @@
-//! Calls the program's `on_lost` callback, on a thread of its own. (`Shared::report_loss` decides
+//! Calls the program's `on_lost` callback, on a thread of its own. (`Keeper::report_loss` decides
 //! whether a loss is reported.)
 
 use std::fmt;

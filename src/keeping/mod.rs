@@ -1,17 +1,17 @@
 //! Keeping what is held: renewing leases, reporting losses, deleting orphans.
 //!
-//! [`keeper`] is the thread (Redisson calls it watchdog). [`shared`] is what it shares with other
-//! threads, [`renewal`] is what it does in one round, and [`connection`] sends its commands to
-//! Redis. [`leases`] and [`orphans`] are tables of what is due when. [`losses`] calls `on_lost`.
-//! [`slow`] warns of what lasts long, and [`thread_map`] is what one thread holds.
-//! This room may use `waiting`, `hold`, `store` and `base`.
+//! [`keeper`] is the thread (Redisson calls it watchdog), with what other threads ask of it.
+//! [`renewers`] do its work, one for each node, and [`renewal`] is one round of that; `connection`
+//! sends its commands to Redis. [`losses`] calls `on_lost`, and `slow` warns of what lasts long.
+//! [`work`] is what the keeper knows: `leases` and [`orphans`] are tables of what is due when.
+//! This room may use `waiting`, `wakeups`, `hold`, `store` and `base`.
 
 pub(crate) mod keeper;
+mod renewers;
 pub(crate) mod renewal;
-pub(crate) mod renewers;
 pub(crate) mod connection;
-pub(crate) mod shared;
-mod leases;
-pub(crate) mod orphans;
-pub(crate) mod losses;
 mod slow;
+pub(crate) mod work;
+pub(crate) mod losses;
+pub(crate) mod leases;
+pub(crate) mod orphans;

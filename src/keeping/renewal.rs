@@ -18,7 +18,7 @@ use crate::base::sync::HashMap;
 use crate::hold::Hold;
 use crate::keeping::connection::{ExtendAnswers, KeeperCommands, is_elsewhere, is_final};
 use crate::keeping::orphans::OrphanKey;
-use crate::keeping::shared::{RenewalRequest, Shared, WorkDue};
+use crate::keeping::work::{Keeper, RenewalRequest, WorkDue};
 use crate::store::{Compared, Extension, Failure};
 
 /// The most leases that are renewed in one round trip: a late answer delays no more than these.
@@ -26,18 +26,18 @@ const BATCH: usize = 1000;
 
 /// One round for one node: does what is due and what was requested. (The keeper's own thread
 /// reports the holds that have run out, so no silence delays that.)
-pub(crate) fn round(shared: &Shared, redis: &mut impl KeeperCommands, work: WorkDue) {
+pub(crate) fn round(keeper: &Keeper, redis: &mut impl KeeperCommands, work: WorkDue) {
     let WorkDue { due, requests } = work;
-    renew_requested(shared, redis, requests);
-    let answered = renew_due(shared, redis, &due.renew);
+    renew_requested(keeper, redis, requests);
+    let answered = renew_due(keeper, redis, &due.renew);
     if !due.remove.is_empty() {
         // Leases are more urgent than orphans, and a Redis that did not answer a renewal will not
         // answer a deletion. Orphans that are left out here come again in a later round.
         let answered =
-            answered && !shared.is_stopping() && remove_orphans(shared, redis, &due.remove);
+            answered && !keeper.is_stopping() && remove_orphans(keeper, redis, &due.remove);
         // Another node of a cluster may answer.
-        if !shared.store.is_cluster() {
-            shared
+        if !keeper.core.store.is_cluster() {
+            keeper
                 .work
                 .lock()
                 .leases
@@ -48,15 +48,15 @@ pub(crate) fn round(shared: &Shared, redis: &mut impl KeeperCommands, work: Work
 }
 
 /// Renews the holds that are due, in batches. False if a batch had no answer.
-fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold>]) -> bool {
+fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold>]) -> bool {
     let mut answered = true;
     for batch in holds.chunks(BATCH) {
-        if shared.is_stopping() {
+        if keeper.is_stopping() {
             break;
         }
         // Time to open a connection, and for one answer.
-        let latest = Moment::now().after(2 * shared.response_timeout);
-        let (failed, failure): (Vec<_>, _) = match renew(shared, redis, batch, latest) {
+        let latest = Moment::now().after(2 * keeper.core.settings.response_timeout);
+        let (failed, failure): (Vec<_>, _) = match renew(keeper, redis, batch, latest) {
             Ok(refused) => {
                 let failed = batch
                     .iter()
@@ -70,13 +70,14 @@ fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
             }
         };
         if let Some(failure) = failure {
-            let (mut work, now) = (shared.work.lock(), Moment::now());
+            let (mut work, now) = (keeper.work.lock(), Moment::now());
             let due = failed
                 .iter()
                 .map(|hold| work.leases.not_renewed(hold, now))
                 .min();
-            shared.wake(work, due.unwrap_or(Moment::NEVER));
-            shared
+            keeper.wake(work, due.unwrap_or(Moment::NEVER));
+            keeper
+                .core
                 .counters
                 .renewal_errors
                 .add(u64::try_from(failed.len()).unwrap_or(0));
@@ -92,7 +93,7 @@ fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
 /// If there is no answer, a second attempt follows for the requests that still have time: the
 /// connection may have been dead. (So a lease may be renewed twice.)
 fn renew_requested(
-    shared: &Shared,
+    keeper: &Keeper,
     redis: &mut impl KeeperCommands,
     mut requests: Vec<RenewalRequest>,
 ) {
@@ -108,7 +109,7 @@ fn renew_requested(
             .map(|request| request.deadline)
             .max()
             .unwrap_or(now);
-        let renewed = renew(shared, redis, &holds, latest);
+        let renewed = renew(keeper, redis, &holds, latest);
         let is_settled = |_: &mut RenewalRequest| renewed.is_ok() || is_last;
         for RenewalRequest { hold, answer, .. } in requests.extract_if(.., is_settled) {
             let failure = match &renewed {
@@ -128,7 +129,7 @@ fn renew_requested(
 /// comes after its end, and cuts off no other. [`KeeperCommands`] leaves a part of the time for
 /// another attempt.
 fn renew<'h>(
-    shared: &Shared,
+    keeper: &Keeper,
     redis: &mut impl KeeperCommands,
     holds: &'h [Arc<Hold>],
     latest: Moment,
@@ -136,10 +137,10 @@ fn renew<'h>(
     if let Some(node) = redis.node().filter(|_| !holds.is_empty()) {
         // From its first renewal on, Redis tracks the key of a hold, so that a loss is found at
         // once. Tracking needs the listener.
-        shared.listeners.start(node);
+        keeper.core.listeners.start(node);
     }
-    let listener = redis.node().and_then(|node| shared.listeners.of(node));
-    let mut work = shared.work.lock();
+    let listener = redis.node().and_then(|node| keeper.core.listeners.of(node));
+    let mut work = keeper.work.lock();
     // A hold whose release has begun since it fell due is not renewed.
     let holds: Vec<_> = holds.iter().filter(|hold| work.leases.has(hold)).collect();
     let Some(last_end) = holds.iter().map(|hold| hold.valid_until()).max() else {
@@ -176,13 +177,13 @@ fn renew<'h>(
         .collect();
     let lease = |n: usize| Lease::from_millis(extensions[n].lease);
     let leases = (0..extensions.len()).map(lease);
-    let mut refused = take_in(shared, holds.iter().copied().zip(leases).zip(answers), sent);
+    let mut refused = take_in(keeper, holds.iter().copied().zip(leases).zip(answers), sent);
     // This ends at the first silence. The rest is due again soon. By then, the map may name the other
     // node, whose thread renews it.
     let until = if moved.is_empty() {
         deadline
     } else {
-        aside_until(shared)
+        aside_until(keeper)
     };
     for n in moved {
         let sent = Moment::now();
@@ -190,7 +191,7 @@ fn renew<'h>(
         let goes_on = is_final(&answer) && sent < until;
         refused.remove(&holds[n].number);
         refused.extend(take_in(
-            shared,
+            keeper,
             iter::once(((holds[n], lease(n)), answer)),
             sent,
         ));
@@ -204,12 +205,12 @@ fn renew<'h>(
 /// Records the answers to renewals that were sent at `sent`. Returns the refusals of Redis, each by
 /// the number of its hold.
 fn take_in<'h>(
-    shared: &Shared,
+    keeper: &Keeper,
     answers: impl Iterator<Item = ((&'h Arc<Hold>, Lease), Result<Compared, Failure>)>,
     sent: Moment,
 ) -> HashMap<u64, Failure> {
     let (mut refused, mut lost, mut renewed) = (HashMap::default(), Vec::new(), 0);
-    let mut work = shared.work.lock();
+    let mut work = keeper.work.lock();
     let (now, mut due) = (Moment::now(), Moment::NEVER);
     for ((hold, lease), answer) in answers {
         match answer {
@@ -226,10 +227,10 @@ fn take_in<'h>(
             Err(failure) => _ = refused.insert(hold.number, failure),
         }
     }
-    shared.wake(work, due);
-    shared.counters.renewed.add(renewed);
+    keeper.wake(work, due);
+    keeper.core.counters.renewed.add(renewed);
     for hold in lost {
-        shared.report_loss(hold);
+        keeper.report_loss(hold);
     }
     refused
 }
@@ -238,19 +239,19 @@ fn take_in<'h>(
 ///
 /// Without an answer, all these orphans are sent again later. No thread uses their tokens any more,
 /// so a deletion that Redis executes twice or late does no harm.
-fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
+fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
     let removals: Vec<_> = orphans
         .iter()
         .map(|orphan| (&*orphan.redis_key, &*orphan.token))
         .collect();
-    let answers = redis.remove_all(&removals, aside_until(shared));
+    let answers = redis.remove_all(&removals, aside_until(keeper));
     let now = Moment::now();
     for (n, orphan) in orphans.iter().enumerate() {
         match answers.as_ref().and_then(|answers| answers[n].as_ref()) {
             Ok(compared) => {
-                shared.work.lock().leases.orphans.answered(orphan, now);
+                keeper.work.lock().leases.orphans.answered(orphan, now);
                 let is_done = *compared == Compared::Done || !orphan.may_reappear;
-                shared.counters.late_releases.add(u64::from(is_done));
+                keeper.core.counters.late_releases.add(u64::from(is_done));
             }
             Err(failure) => {
                 debug!(target: "relatch::release",
@@ -263,10 +264,10 @@ fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[O
 
 /// Until when the thread may do what is no renewal of its own node's holds. They wait meanwhile, so
 /// this takes a quarter of the shortest lease at most.
-fn aside_until(shared: &Shared) -> Moment {
+fn aside_until(keeper: &Keeper) -> Moment {
     let now = Moment::now();
-    let shortest = shared.work.lock().leases.shortest(now);
-    now.after(shared.response_timeout.min(shortest / 4))
+    let shortest = keeper.work.lock().leases.shortest(now);
+    now.after(keeper.core.settings.response_timeout.min(shortest / 4))
 }
 
 /// Records what Redis answered at `now` to a renewal that was sent at `sent`. False if the hold is
@@ -299,7 +300,7 @@ mod tests {
     use crate::hold::tests::{sample, sample_by};
     use crate::keeping::connection::{Extended, Removed};
     use crate::keeping::keeper::tests::keeper_without_redis;
-    use crate::keeping::shared::Keeper;
+    use crate::keeping::work::Keeper;
     use crate::store::{Node, Refusal, Tracking};
     use crate::waiting::patience::tests::until;
 
@@ -323,7 +324,7 @@ mod tests {
 
     impl Redis {
         fn new(answer: fn(&str) -> Result<Compared, Failure>) -> Redis {
-            let node = keeper_without_redis().store.node_of("").unwrap();
+            let node = keeper_without_redis().core.store.node_of("").unwrap();
             Redis {
                 node,
                 silent: 0,
@@ -389,7 +390,7 @@ mod tests {
     }
 
     /// A keeper with `count` holds, each with a token of its own.
-    fn keeps(count: usize) -> (Keeper, Vec<Arc<Hold>>) {
+    fn keeps(count: usize) -> (Arc<Keeper>, Vec<Arc<Hold>>) {
         let keeper = keeper_without_redis();
         let holds: Vec<_> = (0..count)
             .map(|n| Arc::new(sample_by(&format!("token-{n}"), LONG)))
@@ -401,7 +402,7 @@ mod tests {
     }
 
     /// One round, in which these holds are due.
-    fn renews(keeper: &Keeper, redis: &mut Redis, holds: &[Arc<Hold>]) {
+    fn renews(keeper: &Arc<Keeper>, redis: &mut Redis, holds: &[Arc<Hold>]) {
         let mut work = WorkDue::default();
         work.due.renew = holds.to_vec();
         round(keeper, redis, work);
@@ -419,7 +420,7 @@ mod tests {
 
     /// One round, in which these orphans are due beside these holds.
     fn renews_and_removes(
-        keeper: &Keeper,
+        keeper: &Arc<Keeper>,
         redis: &mut Redis,
         holds: &[Arc<Hold>],
         orphans: &[&str],
@@ -461,7 +462,7 @@ mod tests {
         let mut redis = Redis::new(done);
         renews(&keeper, &mut redis, &holds);
         assert_eq!(redis.extended, [BATCH, BATCH, 1]);
-        assert_eq!(keeper.counters.read().renewed, 2001);
+        assert_eq!(keeper.core.counters.read().renewed, 2001);
         assert!(holds.iter().all(|hold| hold.renewals() == 1));
     }
 
@@ -481,7 +482,7 @@ mod tests {
         for mut redis in [Redis::silent(1), Redis::new(refused)] {
             let (keeper, holds) = keeps(3);
             renews(&keeper, &mut redis, &holds);
-            let counters = keeper.counters.read();
+            let counters = keeper.core.counters.read();
             assert_eq!(
                 (counters.renewal_errors, counters.renewed, counters.lost),
                 (3, 0, 0)
@@ -505,7 +506,7 @@ mod tests {
                 renews(&keeper, &mut redis, &holds);
             }
             assert_eq!(
-                (holds[0].lost(), keeper.counters.read().lost),
+                (holds[0].lost(), keeper.core.counters.read().lost),
                 (Some(cause), 1)
             );
             assert_eq!(
@@ -525,7 +526,7 @@ mod tests {
         assert_eq!((due.over.len(), due.renew.len()), (1, 0));
         keeper.expire(&due.over);
         assert_eq!(
-            (hold.lost(), keeper.counters.read().lost),
+            (hold.lost(), keeper.core.counters.read().lost),
             (Some(Expired), 1)
         );
     }
@@ -533,26 +534,16 @@ mod tests {
     #[test]
     fn the_first_waiter_in_the_process_is_woken_by_a_loss() {
         let (keeper, holds) = keeps(1);
-        let turn = keeper.queues.free_turn(holds[0].key.name());
+        let turn = keeper.core.queues.free_turn(holds[0].key.name());
         turn.holds(&holds[0]);
-        let queues = Arc::clone(&keeper.queues);
+        let queues = Arc::clone(&keeper.core.queues);
         let name = Arc::clone(holds[0].key.name());
         let waiter = std::thread::spawn(move || {
             let deadline = Moment::now().after(Duration::from_secs(20));
-            let claim = || crate::waiting::handoff::Claim {
-                token: "next".into(),
-                lease: Lease::new(LONG),
-                counter: None,
-            };
+            let rig = crate::waiting::wait::tests::WaitRig::new();
+            let claim = crate::waiting::queues::tests::claim;
             queues
-                .join(
-                    &name,
-                    &until(deadline),
-                    |_, _| Ok(()),
-                    |_| true,
-                    || (),
-                    claim,
-                )
+                .join(&name, &rig.wait(&until(deadline)), claim)
                 .is_ok()
         });
         renews(&keeper, &mut Redis::new(|_| Ok(Compared::Absent)), &holds);
@@ -586,7 +577,7 @@ mod tests {
             Moment::NEVER,
             "all of them are deleted"
         );
-        assert_eq!(keeper.counters.read().late_releases, 2);
+        assert_eq!(keeper.core.counters.read().late_releases, 2);
     }
 
     #[test]
@@ -595,7 +586,7 @@ mod tests {
         let mut redis = Redis::silent(1);
         renews_and_removes(&keeper, &mut redis, &[], &["x"]);
         assert_eq!(
-            (redis.removed, keeper.counters.read().late_releases),
+            (redis.removed, keeper.core.counters.read().late_releases),
             (vec![1], 0)
         );
         assert!(keeper.work.lock().leases.orphans.next() < Moment::NEVER);

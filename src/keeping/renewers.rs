@@ -15,7 +15,7 @@ use crate::base::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use crate::base::sync::thread::{self, JoinHandle};
 use crate::keeping::connection::KeeperConnection;
 use crate::keeping::renewal;
-use crate::keeping::shared::{Keeper, RenewalRequest, Shared, WorkDue};
+use crate::keeping::work::{Keeper, RenewalRequest, WorkDue};
 use crate::store::{Failure, Node};
 
 /// How often a thread without work checks whether its connection has ended.
@@ -37,17 +37,17 @@ struct Renewer {
 
 impl Renewers {
     /// Hands work out to the threads of the nodes that have the keys.
-    pub(crate) fn hand_out(&mut self, shared: &Keeper, work: WorkDue) {
+    pub(crate) fn hand_out(&mut self, keeper: &Arc<Keeper>, work: WorkDue) {
         self.dismiss();
-        for (node, work) in by_node(shared, work) {
-            if let Err(error) = self.give(shared, &node, work) {
+        for (node, work) in by_node(keeper, work) {
+            if let Err(error) = self.give(keeper, &node, work) {
                 warn!(target: "relatch::keeper", "no thread to renew the leases of {node:?}: {error}");
             }
         }
     }
 
     /// Gives work to the thread of a node, which may still be busy with earlier work.
-    fn give(&mut self, shared: &Keeper, node: &Arc<Node>, work: WorkDue) -> io::Result<()> {
+    fn give(&mut self, keeper: &Arc<Keeper>, node: &Arc<Node>, work: WorkDue) -> io::Result<()> {
         if self
             .by_node
             .get(&node.number)
@@ -58,7 +58,7 @@ impl Renewers {
         }
         let renewer = match self.by_node.entry(node.number) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(unknown) => unknown.insert(Renewer::start(shared, node)?),
+            Entry::Vacant(unknown) => unknown.insert(Renewer::start(keeper, node)?),
         };
         // If the thread has just panicked, the work is due again soon.
         let _ = renewer.work.send(work);
@@ -88,9 +88,9 @@ impl Renewers {
 }
 
 impl Renewer {
-    fn start(shared: &Keeper, node: &Arc<Node>) -> io::Result<Renewer> {
+    fn start(keeper: &Arc<Keeper>, node: &Arc<Node>) -> io::Result<Renewer> {
         let (work, inbox) = mpsc::channel();
-        let (keeper, its_node) = (Arc::clone(shared), Arc::clone(node));
+        let (keeper, its_node) = (Arc::clone(keeper), Arc::clone(node));
         let run = move || serve(&keeper, &its_node, &inbox);
         let thread = thread::Builder::new()
             .name("relatch-renewer".to_owned())
@@ -104,9 +104,9 @@ impl Renewer {
 }
 
 /// Does rounds of work. What comes during a round is done together in the next one.
-fn serve(shared: &Shared, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
-    shared.workers.enter();
-    let mut connection = KeeperConnection::new(shared, Arc::clone(node));
+fn serve(keeper: &Keeper, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
+    keeper.workers.enter();
+    let mut connection = KeeperConnection::new(keeper, Arc::clone(node));
     while !node.is_retired() {
         let work = inbox.recv_timeout(LOOKS_EVERY);
         connection.drop_if_closed();
@@ -115,8 +115,8 @@ fn serve(shared: &Shared, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
                 for more in inbox.try_iter() {
                     work.add(more);
                 }
-                shared.work.lock().leases.drop_answered(&mut work.due);
-                renewal::round(shared, &mut connection, work);
+                keeper.work.lock().leases.drop_answered(&mut work.due);
+                renewal::round(keeper, &mut connection, work);
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
@@ -124,29 +124,29 @@ fn serve(shared: &Shared, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
     }
     // The requests go to the node that has the keys now. (What else was due is due again soon.)
     let requests = inbox.try_iter().flat_map(|work| work.requests);
-    let mut work = shared.work.lock();
+    let mut work = keeper.work.lock();
     work.requests.extend(requests);
-    shared.wake(work, Moment::PAST);
+    keeper.wake(work, Moment::PAST);
 }
 
 type Parts = HashMap<u64, (Arc<Node>, WorkDue)>;
 
 /// The work of each node. Work for a key without a known node is due again soon; a request for such
 /// a key is answered now.
-fn by_node(shared: &Shared, work: WorkDue) -> impl Iterator<Item = (Arc<Node>, WorkDue)> {
+fn by_node(keeper: &Keeper, work: WorkDue) -> impl Iterator<Item = (Arc<Node>, WorkDue)> {
     let mut parts = Parts::default();
     for hold in work.due.renew {
-        if let Some(part) = part_of(&mut parts, shared, hold.key.in_redis()) {
+        if let Some(part) = part_of(&mut parts, keeper, hold.key.in_redis()) {
             part.due.renew.push(hold);
         }
     }
     for orphan in work.due.remove {
-        if let Some(part) = part_of(&mut parts, shared, &orphan.redis_key) {
+        if let Some(part) = part_of(&mut parts, keeper, &orphan.redis_key) {
             part.due.remove.push(orphan);
         }
     }
     for request in work.requests {
-        match part_of(&mut parts, shared, request.hold.key.in_redis()) {
+        match part_of(&mut parts, keeper, request.hold.key.in_redis()) {
             Some(part) => part.requests.push(request),
             None => refuse(&request),
         }
@@ -154,8 +154,8 @@ fn by_node(shared: &Shared, work: WorkDue) -> impl Iterator<Item = (Arc<Node>, W
     parts.into_values()
 }
 
-fn part_of<'p>(parts: &'p mut Parts, shared: &Shared, redis_key: &str) -> Option<&'p mut WorkDue> {
-    let node = shared.store.node_of(redis_key)?;
+fn part_of<'p>(parts: &'p mut Parts, keeper: &Keeper, redis_key: &str) -> Option<&'p mut WorkDue> {
+    let node = keeper.core.store.node_of(redis_key)?;
     let (_, work) = parts
         .entry(node.number)
         .or_insert_with(|| (node, WorkDue::default()));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     /// A keeper with a hold, and two pieces of work in which this hold is due.
-    fn due_twice() -> (Keeper, Arc<Hold>, [WorkDue; 2]) {
+    fn due_twice() -> (Arc<Keeper>, Arc<Hold>, [WorkDue; 2]) {
         let (keeper, hold) = (
             keeper_without_redis(),
             Arc::new(sample("a", LEASE, Moment::now())),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     /// Runs a node's thread until it has done this work.
-    fn serves(keeper: &Keeper, node: &Arc<Node>, work: impl IntoIterator<Item = WorkDue>) {
+    fn serves(keeper: &Arc<Keeper>, node: &Arc<Node>, work: impl IntoIterator<Item = WorkDue>) {
         let (sender, inbox) = mpsc::channel();
         work.into_iter().for_each(|work| sender.send(work).unwrap());
         drop(sender);
@@ -222,7 +222,7 @@ mod tests {
         let (keeper, _hold, work) = due_twice();
         serves(&keeper, &node(), work);
         assert_eq!(
-            keeper.counters.read().renewal_errors,
+            keeper.core.counters.read().renewal_errors,
             1,
             "one attempt, to which nobody answers"
         );
@@ -233,7 +233,7 @@ mod tests {
         let (keeper, hold, work) = due_twice();
         keeper.work.lock().leases.close(&hold, Moment::now());
         serves(&keeper, &node(), work);
-        assert_eq!(keeper.counters.read().renewal_errors, 0);
+        assert_eq!(keeper.core.counters.read().renewal_errors, 0);
     }
 
     /// If they were dropped, the callers of `extend` would get an error, though another node has

@@ -12,7 +12,7 @@ use crate::base::clock::Moment;
 use crate::base::emit::warn;
 use crate::base::options::WarnAfter;
 use crate::hold::HeldLock;
-use crate::keeping::shared::Shared;
+use crate::keeping::work::Keeper;
 
 #[derive(Debug)]
 pub(super) struct Slow {
@@ -37,7 +37,7 @@ impl Slow {
     }
 
     /// Logs what has lasted for its limit, or for a doubling of that, since the last look.
-    pub(super) fn warn(&mut self, shared: &Shared) {
+    pub(super) fn warn(&mut self, keeper: &Keeper) {
         let now = Moment::now();
         if now < self.next {
             return;
@@ -48,7 +48,7 @@ impl Slow {
             now,
             next: now.after(wait.min(held)),
         };
-        let mut holds: Vec<HeldLock> = shared
+        let mut holds: Vec<HeldLock> = keeper
             .work
             .lock()
             .leases
@@ -56,7 +56,7 @@ impl Slow {
             .map(|hold| HeldLock::new(hold, now))
             .collect();
         holds.retain(|hold| looks.is_due(hold.held_for, held, Moment::PAST));
-        let mut waits = shared.queues.waiting(now);
+        let mut waits = keeper.core.queues.waiting(now);
         // What was listed meanwhile is new at the next look.
         waits.retain(|(it, listed)| *listed <= now && looks.is_due(it.waited, wait, *listed));
         (self.looked, self.next) = (now, looks.next);

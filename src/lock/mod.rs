@@ -53,8 +53,8 @@ pub struct Lock {
 impl Lock {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> Lock {
         let (key, options) = (
-            UncheckedKey::new(&session.settings.prefix, name),
-            session.settings.options,
+            UncheckedKey::new(&session.settings().prefix, name),
+            session.settings().options,
         );
         Lock {
             session,

@@ -35,7 +35,7 @@ impl Request<'_> {
     }
 
     pub(crate) fn current(&self) -> Option<LockGuard> {
-        let held = self.session.current(self.name)?.ok()?;
+        let held = self.session.current(self.name)?;
         Some(LockGuard::new(Arc::clone(self.session), held))
     }
 

@@ -224,7 +224,7 @@ impl LockManager {
         Request {
             session: &self.session,
             name: key.into(),
-            options: &self.session.settings.options,
+            options: &self.session.settings().options,
             stop: None,
         }
     }

@@ -11,9 +11,12 @@ use crate::base::key::Name;
 use crate::base::options::Options;
 use crate::base::stop::Stop;
 use crate::hold::{Hold, Parcel};
+use crate::session::Session;
+use crate::session::taking::Asked;
 use crate::session::thread_map::{self, Held};
-use crate::session::{Asked, Session, still_has_outer};
+use crate::waiting::handoff::Claim;
 use crate::waiting::queues::Turn;
+use crate::waiting::wait::Wait;
 
 impl Session {
     /// Takes a hold out of this thread's map. The keeper goes on with its renewal, and its turn
@@ -37,7 +40,7 @@ impl Session {
         self.is_not_held(name)?;
         let turn = turn
             .take()
-            .unwrap_or_else(|| Turn::outside(&self.queues, name));
+            .unwrap_or_else(|| Turn::outside(&self.core.queues, name));
         Ok(thread_map::enter(self.id, Arc::clone(hold), turn))
     }
 
@@ -53,13 +56,14 @@ impl Session {
         //    parcel before that, its adopter and this thread would believe at the same time. The
         //    keeper would find the adopter's token, and report a loss.
         let now = Moment::now();
-        let valid_until = self.keeper.work.lock().leases.close(hold, now);
+        let valid_until = self.keeper.close(hold, now);
         let Some(valid_until) = valid_until else {
             let lost = hold.lose(LostCause::Expired);
             self.keeper.report_loss(hold);
             return Err(lost);
         };
-        self.counters
+        self.core
+            .counters
             .given_back(now.since(hold.acquired.answered), hold.thread_has_ended());
 
         // 2. Record that the hold has ended, and not by a loss. If this came after step 3, the next
@@ -110,7 +114,7 @@ impl Session {
         parcel: &Parcel,
     ) -> Result<Rc<Held>, Error> {
         let began = Moment::now();
-        let pid = self.own_process(began)?;
+        self.own_process(began)?;
         if parcel.key() != name.as_str() {
             let value = Some(format!("a parcel of lock {:?}", parcel.key()));
             return Err(Error::InvalidOption {
@@ -126,51 +130,45 @@ impl Session {
             fenced,
             ..self.suited(options)
         };
-        let Asked { key, owner, claim } = self.ask_for(name, options, pid)?;
-        let queue = &self.queue(&key, &claim.token);
+        let Asked { key, owner, claim } = self.ask_for(name, options)?;
         let once = self.patience(Some(Duration::ZERO));
-        let joined = self.queues.join(
-            queue,
-            &once,
-            |_, _| Ok(()),
-            |_| true,
-            || (),
-            || claim.clone(),
-        );
-        let turn = joined.map_or_else(|_| Turn::outside(&self.queues, queue), |joined| joined.turn);
+        let turn = self.turn_or_outside(&self.wait_for(&key, &owner, &once, stop), &claim);
         // A turn outside of the queue is not known there. If nothing else told of this adoption, a
         // shutdown could return while the answer is due, and the program could exit: then the lock
         // would stay taken. So either a shutdown sees that an adoption is under way, and waits for
         // its answer, or it has stopped the manager before, and nothing is sent.
         let _under_way = self.adoptions.begin();
         self.may_take(key.name(), options, stop, began)?;
-        let (store, keeper, deadline) = (&*self.store, &self.keeper, self.one_answer(began));
-        let (old, least) = (&*parcel.token, parcel.fence.unwrap_or(0));
         let adoption = Adoption {
-            store,
-            keeper,
+            store: &self.core.store,
+            keeper: &self.keeper,
             key: &key,
-            old,
-            least,
+            old: &parcel.token,
+            least: parcel.fence.unwrap_or(0),
             claim,
-            deadline,
+            deadline: self.one_answer(began),
         };
         let adopted = adoption.run();
         if turn.is_outside() {
             // The swap has used up the invalidation for which the waiter of this process had
             // registered: Redis does not send it if both used the same connection. The waiter would
             // sleep on at the next change of the key. It asks again now.
-            self.listeners.wakeups.wake(key.in_redis().as_bytes());
+            let wakeups = &self.core.listeners.wakeups;
+            wakeups.wake(key.in_redis().as_bytes());
         }
-        let taken = adopted.inspect_err(|error| self.counters.failed(error))?;
-        self.counters.taken(taken.at.answered.since(began));
+        let taken = adopted.inspect_err(|error| self.core.counters.failed(error))?;
+        self.core.counters.taken(taken.at.answered.since(began));
         let hold = Hold::new(key, owner, taken.token, taken.fence, options, taken.at);
-        let new = self.keep(hold, turn, &once)?;
-        // A lock around this one may have been lost before the answer came.
-        if let Err(lost) = still_has_outer(&new) {
-            self.undo_taking(&new, &lost, self.undone_by(&once));
-            return Err(lost);
+        self.make_known(hold, turn, &once)
+    }
+
+    /// The turn, if no thread of this process has it; otherwise one outside of the queue.
+    fn turn_or_outside(&self, wait: &Wait<'_>, claim: &Claim) -> Turn {
+        let queues = &self.core.queues;
+        let name = &self.queue(wait.key, &claim.token);
+        match queues.join(name, wait, || claim.clone()) {
+            Ok(joined) => joined.turn,
+            Err(_) => Turn::outside(queues, name),
         }
-        Ok(new)
     }
 }

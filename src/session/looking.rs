@@ -11,7 +11,7 @@ use crate::store::{Compared, Connection, Failure, Seen};
 
 impl Session {
     pub(crate) fn holder(&self, name: Name<'_>, fenced: bool) -> Result<Option<Holder>, Error> {
-        let key = Key::new(&self.settings.prefix, name)?;
+        let key = Key::new(&self.core.settings.prefix, name)?;
         let counter = if fenced { Some(key.counter()?) } else { None };
         match self.look("looking at", &key, counter.as_deref())?.0 {
             Seen::Nothing => Ok(None),
@@ -32,7 +32,7 @@ impl Session {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
         let ask = || {
-            let mut connection = self.store.checkout(key.in_redis(), deadline)?;
+            let mut connection = self.core.store.checkout(key.in_redis(), deadline)?;
             let sent = Moment::now();
             connection
                 .look(key.in_redis(), counter, deadline)
@@ -50,7 +50,7 @@ impl Session {
 
     /// Deletes a key, whatever it holds.
     pub(crate) fn force_unlock(&self, name: Name<'_>) -> Result<Option<Holder>, Error> {
-        let key = Key::new(&self.settings.prefix, name)?;
+        let key = Key::new(&self.core.settings.prefix, name)?;
         let deleted = self.force(&key, |connection, deadline| {
             connection.force(key.in_redis(), deadline)
         })?;
@@ -65,7 +65,7 @@ impl Session {
 
     /// Deletes a key if it holds this token.
     pub(crate) fn force_unlock_if(&self, name: Name<'_>, token: &str) -> Result<bool, Error> {
-        let key = Key::new(&self.settings.prefix, name)?;
+        let key = Key::new(&self.core.settings.prefix, name)?;
         if !is_whole(token) {
             let reason = "a value of 256 bytes or more, or not in UTF-8, is not known in full: see `force_unlock`";
             return Err(Error::InvalidOption {
@@ -94,7 +94,7 @@ impl Session {
     ) -> Result<T, Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let connection = self.store.connect(key.in_redis(), deadline);
+        let connection = self.core.store.connect(key.in_redis(), deadline);
         let answer = connection.and_then(|mut connection| send(&mut connection, deadline));
         answer.map_err(|failure| self.call_failed("force-unlocking", key, failure))
     }
@@ -110,6 +110,6 @@ impl Session {
             );
         }
         // Redis sends no invalidation to the waiters of this process that poll.
-        self.listeners.wakeups.wake(key.in_redis().as_bytes());
+        self.core.listeners.wakeups.wake(key.in_redis().as_bytes());
     }
 }

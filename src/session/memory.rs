@@ -8,10 +8,11 @@ use crate::base::clock::Moment;
 use crate::base::error::LostCause;
 use crate::base::key::Key;
 use crate::base::options::{Options, Renewal, Settings};
-use crate::base::owner::host_name;
+use crate::base::owner::Identity;
 use crate::keeping::losses::OnLost;
 use crate::session::Session;
 use crate::store::Store;
+use crate::waiting::core::Core;
 
 /// The longest time that passes in one call of [`Memory::advance`]. A hold is renewed all the way. So
 /// without this limit, a call with `Duration::MAX` would not return.
@@ -47,7 +48,7 @@ pub struct Memory {
 
 impl Memory {
     pub(crate) fn of(session: &Arc<Session>) -> Option<Memory> {
-        session.store.memory().map(|_| Memory {
+        session.core.store.memory().map(|_| Memory {
             session: Arc::clone(session),
         })
     }
@@ -99,19 +100,15 @@ impl Memory {
     /// [`advance`](Memory::advance) makes the outage pass. A second call during an outage makes it
     /// longer, never shorter.
     pub fn go_away(&self, span: Duration) {
-        if let Some(memory) = self.session.store.memory() {
+        if let Some(memory) = self.session.core.store.memory() {
             memory.go_away(span);
         }
     }
 
     fn end(&self, name: &str, cause: LostCause) -> bool {
-        let Session {
-            store,
-            keeper,
-            settings,
-            ..
-        } = &*self.session;
-        let (Some(memory), Ok(key)) = (store.memory(), Key::new(&settings.prefix, name)) else {
+        let Session { core, keeper, .. } = &*self.session;
+        let (Some(memory), Ok(key)) = (core.store.memory(), Key::new(&core.settings.prefix, name))
+        else {
             return false;
         };
         let deleted = memory.delete(key.in_redis());
@@ -134,21 +131,15 @@ impl Session {
             local_handoff: Duration::MAX,
             ..settings
         };
-        let machine = "0".repeat(8);
-        Session::over(
-            Store::in_memory(is_disabled),
-            host_name(),
-            machine,
-            None,
-            settings,
-            on_lost,
-        )
+        let store = Arc::new(Store::in_memory(is_disabled));
+        let core = Core::new(Identity::in_memory(), store, settings, None);
+        Session::over(core, on_lost)
     }
 
     /// By which name the threads queue that want this key, each with a token. If the manager is
     /// disabled, no other thread has that name.
     pub(super) fn queue(&self, key: &Key, token: &str) -> Arc<str> {
-        if self.store.is_disabled() {
+        if self.core.store.is_disabled() {
             token.into()
         } else {
             Arc::clone(key.name())
@@ -158,7 +149,7 @@ impl Session {
     /// The options with which a lock is taken. If the manager is disabled, the hold does not end by
     /// itself, and nothing is kept after it.
     pub(super) fn suited(&self, options: &Options) -> Options {
-        if !self.store.is_disabled() {
+        if !self.core.store.is_disabled() {
             return *options;
         }
         let renewal = Renewal {

@@ -1,56 +1,51 @@
-//! Taking a lock and giving it back, from end to end: the thread's map, the process's queue, Redis.
+//! A lock from end to end: how a thread takes it, and how it gives it back. This is the story;
+//! [`docs/design.md`](https://github.com/relatch/relatch/blob/main/docs/design.md) has the reasons.
 //!
-//! `enter` is here, [`taking`] waits and asks, and `leave` is in [`giving_back`]. [`upkeep`] is for
-//! a lock while it is held, [`looking`] for one that somebody else may hold, [`report`] for what
-//! goes on now, [`handing_over`] for a hold that moves to another thread or process ([`adoptions`]
-//! counts what is under way of that), [`going`] for the end of a manager, and [`memory`] for
-//! managers without a Redis. This room may use all rooms but the handles.
+//! A thread that wants a lock tries three places in this order, and stops at the first that can
+//! answer: its own map, the queue of its process, Redis. A thread that gives a lock back goes the
+//! same way: out of the map, out of Redis, and then the turn in the queue goes to the next thread.
+//!
+//! [`taking`] and [`release`] have the steps of the story. [`several`] takes many locks. [`upkeep`]
+//! is for a lock while it is held, [`looking`] for one that somebody else may hold, [`report`] for
+//! what goes on now, [`handing_over`] for a hold that moves to another thread or process
+//! ([`adoptions`] counts what is under way of that), [`setup`] and [`shutdown`] for the begin and the
+//! end of a manager, and [`memory`] for managers without a Redis.
+//! This room may use `acquire`, `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
 
-mod adoptions;
-mod giving_back;
-mod going;
-mod handing_over;
-mod looking;
-mod memory;
-pub(crate) mod release;
-mod report;
 mod several;
-mod taking;
-pub(crate) mod thread_map;
+mod handing_over;
+mod shutdown;
 mod upkeep;
+mod looking;
+mod report;
+mod memory;
+mod taking;
+mod deadlines;
+mod setup;
+mod adoptions;
+pub(crate) mod release;
+pub(crate) mod thread_map;
 
-use std::fmt;
-use std::io;
+use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::Instant;
 
+use crate::acquire::Acquisition;
 use crate::base::clock::Moment;
-use crate::base::emit::{self, debug};
 use crate::base::error::Error;
-use crate::base::error::body::Made;
-use crate::base::key::{Key, Name};
-use crate::base::options::{Lease, Options, Settings};
-use crate::base::owner::machine;
-use crate::base::owner::process as this_process;
-use crate::base::owner::{Owner, fresh_token, host_name};
-use crate::base::stats::counters::Counters;
+use crate::base::key::Name;
+use crate::base::options::Options;
 use crate::base::stop::{Stop, Wake};
-use crate::base::sync::PerProcess;
-use crate::base::sync::process;
-use crate::hold::Hold;
-use crate::keeping::losses::{LossNotifier, OnLost};
-use crate::keeping::shared::Keeper;
-use crate::keeping::shared::Shared;
+use crate::hold::{Hold, Unlocked};
+use crate::keeping::work::Keeper;
 use crate::session::adoptions::Adoptions;
-use crate::session::thread_map::Held;
-use crate::store::{Failure, Store, Target};
-use crate::waiting::handoff::Claim;
+use crate::session::release::{Delete, Keep};
+use crate::session::taking::{Asked, still_has_outer};
+use crate::session::thread_map::{Held, Left};
+use crate::waiting::core::Core;
 use crate::waiting::patience::Patience;
-use crate::waiting::queues::{Turn, WaitQueues};
-use crate::waiting::waits::ListedWait;
-use crate::wakeups::listeners::Listeners;
+use crate::waiting::queues::Turn;
 
 pub use crate::session::memory::Memory;
 
@@ -58,110 +53,16 @@ pub use crate::session::memory::Memory;
 pub(crate) struct Session {
     /// Tells managers apart in a thread's map.
     id: u64,
-    /// The process that made the manager. A forked child may not use it.
-    pub(crate) pid: u32,
-    host: Arc<str>,
-    /// The digits with which the nonces of this machine's tokens begin.
-    machine: String,
-    store: Arc<Store>,
-    queues: Arc<WaitQueues>,
-    listeners: Arc<Listeners>,
-    pub(crate) counters: Arc<Counters>,
-    keeper: Keeper,
+    core: Arc<Core>,
+    keeper: Arc<Keeper>,
     adoptions: Adoptions,
     /// Ends all waits, and refuses new locks, once the manager is shut down.
     going: Stop,
     /// Wakes all waiters of this manager, for the handles that can stop them.
     wake: Arc<Wake>,
-    pub(crate) settings: Settings,
-}
-
-/// A lock that a thread is about to ask for.
-struct Asked {
-    key: Key,
-    owner: Owner,
-    /// With a token that nobody has used yet.
-    claim: Claim,
 }
 
 impl Session {
-    pub(crate) fn new(
-        target: Target,
-        settings: Settings,
-        on_lost: Option<OnLost>,
-    ) -> Result<Session, Error> {
-        let store = Store::new(target, &settings)?;
-        let (pid, host, machine) = (
-            process::id(),
-            host_name(),
-            machine::digits().map_err(no_randomness)?,
-        );
-        let owner = Owner::new(Arc::clone(&host), pid, this_process::thread_id(pid));
-        let unused = fresh_token(&owner, &machine).map_err(no_randomness)?;
-        let probe = settings
-            .client_tracking
-            .then(|| settings.prefix.clone() + &unused);
-        Session::over(store, host, machine, probe, settings, on_lost).started()
-    }
-
-    fn over(
-        store: Store,
-        host: Arc<str>,
-        machine: String,
-        probe: Option<String>,
-        settings: Settings,
-        on_lost: Option<OnLost>,
-    ) -> Session {
-        static NEXT: PerProcess<AtomicU64> =
-            PerProcess::new(AtomicU64::new(1), || AtomicU64::new(1));
-        let (store, pid) = (Arc::new(store), process::id());
-        let keeper = Shared::new(
-            Arc::clone(&store),
-            on_lost.map(LossNotifier::new),
-            settings.response_timeout,
-            probe,
-        );
-        let keeper_of_waiters = Arc::clone(&keeper);
-        let wake = move || {
-            // A forked child has no waiters, and its copies of the mutexes may stay locked.
-            if process::id() == pid {
-                keeper_of_waiters.wake_waiters();
-            }
-        };
-        let session = Session {
-            id: NEXT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
-            pid,
-            host,
-            machine,
-            store,
-            queues: Arc::clone(&keeper.queues),
-            listeners: Arc::clone(&keeper.listeners),
-            counters: Arc::clone(&keeper.counters),
-            keeper,
-            adoptions: Adoptions::default(),
-            going: Stop::new(),
-            wake: Arc::new(wake),
-            settings,
-        };
-        session.heed(&session.going);
-        emit::describe();
-        session
-    }
-
-    /// Starts what the settings ask for.
-    pub(crate) fn started(self) -> Result<Session, Error> {
-        if let Some(limits) = self.settings.warn_after {
-            self.keeper.warn_after(limits)?;
-        }
-        Ok(self)
-    }
-
-    /// Sends a `PING`, so that a wrong address or login is found out now.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        let deadline = Moment::now().after(self.settings.connect_timeout);
-        self.store.ping("connecting", deadline)
-    }
-
     /// Takes a lock, or re-enters it if this thread holds it. `stop` ends the wait.
     pub(crate) fn enter(
         &self,
@@ -170,243 +71,104 @@ impl Session {
         patience: &Patience,
         stop: Option<&Stop>,
     ) -> Result<Rc<Held>, Error> {
-        let (now, options) = (Moment::now(), &self.suited(options));
-        let pid = self.own_process(now)?;
-        if let Some(again) = thread_map::reenter(self.id, name.as_str(), options, now) {
-            let held = again?;
-            self.counters.reentered.add(1);
+        let now = Moment::now();
+        let options = &self.suited(options);
+        self.own_process(now)?;
+
+        // 1. The thread's map. If this thread holds the lock, the depth grows by one, and nothing is
+        //    sent.
+        if let Some(held) = thread_map::reenter(self.id, name.as_str(), options, now)? {
+            self.core.counters.reentered.add(1);
             return Ok(held);
         }
         self.may_take(name.as_str(), options, stop, now)?;
-        let mut taken = self.take(name, options, patience, pid, stop);
-        match &mut taken {
-            Ok(new) => {
-                // A lock around this one may have been lost during the wait.
-                if let Err(lost) = still_has_outer(new) {
-                    self.undo_taking(new, &lost, self.undone_by(patience));
-                    return Err(lost);
-                }
-            }
-            Err(Error::Timeout { held, .. }) => {
-                self.counters.timed_out.add(1);
-                // What `try_lock` did hold nobody asks for.
-                if !patience.once {
-                    *held = thread_map::held()
-                        .iter()
-                        .map(|(_, hold)| hold.key.name().to_string())
-                        .collect();
-                }
-            }
-            Err(error) => self.counters.failed(error),
-        }
-        taken
-    }
+        let Asked { key, owner, claim } = self.ask_for(name, options)?;
+        let wait = self.wait_for(&key, &owner, patience, stop);
 
-    /// Returns an error if a lock that this thread does not hold must not be taken.
-    fn may_take(
-        &self,
-        name: &str,
-        options: &Options,
-        stop: Option<&Stop>,
-        now: Moment,
-    ) -> Result<(), Error> {
-        if let Some(invalid) = options.invalid {
-            return Err(invalid.into());
-        }
-        let made = Made::now();
-        if self.is_stopped(stop) {
-            return Err(Error::Stopped {
-                key: name.to_owned(),
-                made,
-            });
-        }
-        thread_map::lost_around(u64::MAX, now).map_or(Ok(()), |(outer, cause)| {
-            Err(Error::OuterLost {
-                key: name.to_owned(),
-                outer,
-                cause,
-                made,
-            })
-        })
-    }
+        // 2. The queue of this process. One thread at a time asks Redis for a key. The others wait
+        //    behind it, and the one in front may take the lock for the next one, in the round trip
+        //    of its own release.
+        let joined = self.join_queue(&wait, &claim)?;
 
-    /// What an attempt to take a lock needs.
-    fn ask_for(&self, name: Name<'_>, options: &Options, pid: u32) -> Result<Asked, Error> {
-        let key = Key::new(&self.settings.prefix, name)?;
-        let counter = if options.fenced {
-            Some(key.counter()?.into())
-        } else {
-            None
+        // 3. Redis. The thread asks. If the lock is busy, the thread sleeps until the key changes,
+        //    and asks again.
+        let context = self.context(&wait, &claim, options);
+        let mut acquisition = Acquisition::begin(context, &joined, claim);
+        let taken = loop {
+            if let Some(taken) = acquisition.ask()? {
+                break taken;
+            }
+            acquisition.sleep()?;
         };
-        let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
-        let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
-        Ok(Asked {
-            key,
-            owner,
-            claim: Claim {
-                token,
-                lease: Lease::new(options.lease),
-                counter,
-            },
-        })
-    }
-
-    /// Takes a lock that this thread does not hold.
-    fn take(
-        &self,
-        name: Name<'_>,
-        options: &Options,
-        patience: &Patience,
-        pid: u32,
-        stop: Option<&Stop>,
-    ) -> Result<Rc<Held>, Error> {
-        // The token is drawn before the turn comes: the thread in front may send the claim with its
-        // release.
-        let Asked { key, owner, claim } = self.ask_for(name, options, pid)?;
-        let wait = ListedWait::new(&self.queues.waits, &key, &owner, patience);
-        let taken = self.wait_and_take(&wait, claim, options, stop);
-        wait.ends(taken.as_ref().err());
+        drop(acquisition);
+        wait.ends();
         drop(wait);
-        let (turn, taken) = taken?;
-        self.counters.taken(taken.at.answered.since(patience.began));
+
+        // 4. The thread has the lock. The keeper renews its lease, the queue knows that it is held,
+        //    and the thread's map leads to it.
+        let waited = taken.at.answered.since(patience.began);
+        self.core.counters.taken(waited);
         let hold = Hold::new(key, owner, taken.token, taken.fence, options, taken.at);
-        self.keep(hold, turn, patience)
+        self.make_known(hold, joined.turn, patience)
     }
 
-    /// Makes a new hold known: to the queue, the keeper and the thread's map.
-    fn keep(&self, hold: Hold, turn: Turn, patience: &Patience) -> Result<Rc<Held>, Error> {
-        let hold = Arc::new(hold);
-        // The keeper comes first. So a hold that the queue knows is in the table of leases, where a
-        // shutdown and `force_unlock` look for it.
-        if let Err(error) = self.keeper.enter(&hold) {
-            // The caller must not rely on the hold. A lock that was to be kept is not: nobody has
-            // done what it is kept for.
-            if let Err(also) = self.remove(&hold, turn, self.undone_by(patience)) {
-                debug!(target: "relatch::release", "{also}");
-            }
-            return Err(error);
-        }
-        turn.holds(&hold);
-        Ok(thread_map::enter(self.id, hold, turn))
-    }
-
-    /// How long a caller waits that asks now. Without a limit, while the lock is busy. With a limit
-    /// of zero, for one answer.
-    pub(crate) fn patience(&self, limit: Option<Duration>) -> Patience {
-        let began = Moment::now();
-        let (an_attempt, tolerate_outage) = (self.an_attempt(), self.settings.tolerate_outage);
-        let once = limit == Some(Duration::ZERO);
-        let limit = if once { Some(an_attempt) } else { limit };
-        let deadline = limit.map_or(Moment::NEVER, |limit| began.after(limit));
-        Patience {
-            began,
-            deadline,
-            once,
-            tolerate_outage,
-            an_attempt,
+    /// Takes one guard off a hold, and gives the lock back with the last guard, by the deadline.
+    pub(crate) fn leave(&self, held: &Rc<Held>, deadline: Moment) -> Result<Unlocked, Error> {
+        // The thread's map comes first. If the hold stayed there during the release, a destructor
+        // that takes the lock meanwhile would re-enter a hold that is being released.
+        let turn = match held.leave() {
+            Left::StillHeld(depth) => return Ok(Unlocked::StillHeld { depth }),
+            Left::LastGuard(turn) => turn,
+            // The map is gone, and the turn with it.
+            Left::ThreadEnding => Turn::outside(&self.core.queues, held.hold.key.name()),
+        };
+        match self.release(&held.hold, turn, deadline) {
+            // What causes a missing answer may have cost the outer lock, too.
+            done @ (Ok(_) | Err(Error::Unconfirmed { .. })) => still_has_outer(held).and(done),
+            failed => failed,
         }
     }
 
-    /// How long an attempt may take: connecting, and the answer.
-    fn an_attempt(&self) -> Duration {
-        self.settings
-            .connect_timeout
-            .saturating_add(self.settings.response_timeout)
-    }
-
-    /// The deadline of an attempt that begins at `now`.
-    fn one_answer(&self, now: Moment) -> Moment {
-        now.after(self.an_attempt())
-    }
-
-    /// By when a release that begins now ends.
-    pub(crate) fn one_release(&self) -> Moment {
-        Moment::now().after(self.settings.response_timeout)
-    }
-
-    /// Returns an error if a hold can no longer be trusted, or belongs to another process.
-    pub(crate) fn trust(&self, hold: &Hold) -> Result<(), Error> {
-        let now = Moment::now();
-        self.own_process(now)?;
-        hold.check(now)
-    }
-
-    /// True if a hold can be trusted, and belongs to this process.
-    pub(crate) fn trusts(&self, hold: &Hold) -> bool {
-        let now = Moment::now();
-        hold.is_valid(now) && this_process::id(now) == self.pid
-    }
-
-    /// The error of a call that fails, which is counted. (`enter` counts its own.)
-    fn call_failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
-        let error = self.failed(action, key, failure);
-        self.counters.failed(&error);
-        error
-    }
-
-    fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
-        self.store.error(Some(key), action, failure)
-    }
-
-    /// The process id, or an error in a forked child.
-    pub(crate) fn own_process(&self, now: Moment) -> Result<u32, Error> {
-        let pid = this_process::id(now);
-        if pid == self.pid {
-            Ok(pid)
-        } else {
-            Err(Error::Forked {
-                parent: self.pid,
-                child: pid,
-            })
+    /// Gives back a lock whose hold is in no thread's map any more: [`release::give_back`] has the
+    /// steps.
+    pub(crate) fn release(
+        &self,
+        hold: &Hold,
+        turn: Turn,
+        deadline: Moment,
+    ) -> Result<Unlocked, Error> {
+        if let Err(forked) = self.own_process(Moment::now()) {
+            // Dropping the turn would lock the queue. If the fork came while another thread had the
+            // queue locked, the child's copy stays locked, and the child would wait for ever.
+            mem::forget(turn);
+            return Err(forked);
         }
-    }
-}
-
-/// Returns an error if this thread has lost a lock around the hold that was just released.
-pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
-    thread_map::lost_around(held.entered, Moment::now()).map_or(Ok(()), |(outer, cause)| {
-        Err(Error::OuterLost {
-            key: held.hold.key.name().to_string(),
-            outer,
-            cause,
-            made: Made::now(),
-        })
-    })
-}
-
-fn no_randomness(source: io::Error) -> Error {
-    Error::NoRandomness { source }
-}
-
-impl Drop for Session {
-    /// Ends the manager's threads. A forked child has none of them, and must not wait for what they
-    /// had locked.
-    fn drop(&mut self) {
-        if process::id() == self.pid {
-            self.keeper.stop();
+        let _under_way = self.adoptions.release(&turn);
+        let store = &self.core.store;
+        let rest = hold.keep_until().since(Moment::now());
+        if rest.is_zero() {
+            let handoff = self.core.settings.local_handoff();
+            let delete = Delete { store, hold };
+            release::give_back(&self.keeper, hold, turn, Some(handoff), deadline, delete)?;
+            return Ok(Unlocked::Released);
         }
-    }
-}
-
-/// The server and the settings, and nothing of what changes.
-impl fmt::Debug for Session {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Session {
-            store, settings, ..
-        } = self;
-        f.debug_struct("Session")
-            .field("store", store)
-            .field("settings", settings)
-            .finish_non_exhaustive()
+        // The lock stays taken for a while: see `Lock::keep_at_least`.
+        let until = Instant::now() + rest;
+        let keep = Keep { store, hold };
+        release::give_back(&self.keeper, hold, turn, None, deadline, keep)?;
+        Ok(Unlocked::Kept { until })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::thread;
+    use std::time::Duration;
 
     use super::*;
+    use crate::base::options::Settings;
     use crate::hold::tests::sample;
+    use crate::store::Target;
 
     /// A session without a Redis.
     fn without_redis() -> Session {
@@ -426,7 +188,7 @@ mod tests {
         let session = without_redis();
         let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
         session.keeper.enter(&hold).unwrap();
-        let turn = session.queues.free_turn(hold.key.name());
+        let turn = session.core.queues.free_turn(hold.key.name());
         thread::scope(|scope| {
             let held_up = session.keeper.work.lock();
             let release =
@@ -448,6 +210,6 @@ mod tests {
             release.join().unwrap();
         });
         assert!(!hold.is_valid(Moment::now()) && hold.lost().is_none());
-        assert_eq!(session.counters.read().lost, 0);
+        assert_eq!(session.core.counters.read().lost, 0);
     }
 }

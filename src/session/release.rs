@@ -1,6 +1,7 @@
 //! Giving a lock back: the order of the steps, compare and delete, and what the answer means.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::backoff::Backoff;
@@ -11,12 +12,12 @@ use crate::base::options::Lease;
 use crate::base::sync::thread;
 use crate::hold::Hold;
 use crate::keeping::orphans::OrphanKey;
-use crate::keeping::shared::Keeper;
+use crate::keeping::work::Keeper;
 use crate::store::{ClaimReply, Compared, Failure, Fate, Store};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
 
-/// Gives a lock back by the deadline. `ask` sends one try of the release to Redis.
+/// Gives a lock back by the deadline.
 ///
 /// `local_handoff` says how long threads of this process may hand the lock off among themselves.
 /// `None`: the lock stays taken for a while, so no thread gets it, and nothing deletes its key
@@ -25,12 +26,12 @@ use crate::waiting::queues::Turn;
 /// The caller has taken the hold out of the thread's map already. If it were still there, a
 /// destructor that takes the lock meanwhile would re-enter a hold that is being released.
 pub(crate) fn give_back(
-    keeper: &Keeper,
+    keeper: &Arc<Keeper>,
     hold: &Hold,
     turn: Turn,
     local_handoff: Option<Duration>,
     deadline: Moment,
-    ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
+    command: impl Command,
 ) -> Result<(), Error> {
     let began = Moment::now();
     // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the claim
@@ -40,8 +41,9 @@ pub(crate) fn give_back(
     // 2. Close the hold, so that no thread trusts it any more. If this came after step 3, the
     //    holder would trust a lock that another process may have by then. The keeper would find the
     //    key gone, and report our own release as a loss.
-    let valid_until = keeper.work.lock().leases.close(hold, began);
+    let valid_until = keeper.close(hold, began);
     keeper
+        .core
         .counters
         .given_back(began.since(hold.acquired.answered), hold.thread_has_ended());
 
@@ -55,8 +57,7 @@ pub(crate) fn give_back(
         deletes,
         maybe_done: false,
     };
-    let mut handed = HandoffOutcome::NotTaken;
-    let outcome = release.run(next.as_ref().map(|next| &next.claim), &mut handed, ask);
+    let outcome = release.run(next.as_ref().map(|next| &next.claim), command);
 
     release.conclude(keeper, &turn, &outcome);
 
@@ -64,14 +65,13 @@ pub(crate) fn give_back(
     //    release. If it came before step 4, the next thread could hold the lock while this hold
     //    does not count as over yet.
     if let Some(next) = next
-        && let Some((Claim { token, lease, .. }, may_reappear)) = turn.settle(&next, handed)
+        && let Some(unused) = turn.settle(&next, outcome.handed)
     {
-        let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
         keeper.delete_later(OrphanKey {
-            redis_key,
-            token,
-            gone_by,
-            may_reappear,
+            redis_key: hold.key.in_redis().to_owned(),
+            token: unused.claim.token,
+            gone_by: unused.claim.lease.gone_by(Moment::now()),
+            may_reappear: unused.may_reappear,
         });
     }
     outcome.result
@@ -79,7 +79,7 @@ pub(crate) fn give_back(
 
 /// Has the keeper delete what a hold may have left in Redis, but not before this moment. (A renewal
 /// that is executed late may add another lease.)
-pub(crate) fn delete_from(keeper: &Keeper, hold: &Hold, moment: Moment) {
+pub(crate) fn delete_from(keeper: &Arc<Keeper>, hold: &Hold, moment: Moment) {
     let (redis_key, token) = (hold.key.in_redis().to_owned(), hold.token.clone());
     let gone_by = hold.lease().gone_by(hold.gone_by());
     keeper.delete_from(
@@ -93,44 +93,85 @@ pub(crate) fn delete_from(keeper: &Keeper, hold: &Hold, moment: Moment) {
     );
 }
 
-/// Sends one try of the release: compare and delete. The `claim` of the next thread of this process
-/// goes out behind it, so Redis executes the deletion first. `handed` gets what became of the
-/// claim.
-pub(crate) fn remove(
-    store: &Store,
-    hold: &Hold,
-    claim: Option<&Claim>,
-    handed: &mut HandoffOutcome,
-    deadline: Moment,
-) -> Result<Compared, Failure> {
-    let (key, token) = (hold.key.in_redis(), &hold.token);
-    let mut connection = store.checkout(key, deadline)?;
-    let Some(claim) = claim else {
-        return connection.remove(key, token, deadline);
-    };
-    let sent = Moment::now();
-    match connection.remove_and_claim(token, claim.wanted(key), deadline) {
-        Ok((removed, claimed)) => {
-            if let ClaimReply::Taken { fence } = claimed {
-                *handed = HandoffOutcome::Taken {
+/// What ends a lock in Redis.
+pub(crate) trait Command {
+    /// Sends one try. The `claim` of the next thread of this process goes out behind it, so Redis
+    /// executes the end of this hold first.
+    fn send(&mut self, claim: Option<&Claim>, deadline: Moment) -> Tried;
+}
+
+/// What came of one try.
+#[derive(Debug)]
+pub(crate) struct Tried {
+    pub(crate) answer: Result<Compared, Failure>,
+    /// What became of the claim behind it.
+    pub(crate) handed: HandoffOutcome,
+}
+
+impl Tried {
+    pub(crate) fn alone(answer: Result<Compared, Failure>) -> Tried {
+        Tried {
+            answer,
+            handed: HandoffOutcome::NotTaken,
+        }
+    }
+}
+
+/// Compare and delete.
+pub(crate) struct Delete<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) hold: &'a Hold,
+}
+
+impl Command for Delete<'_> {
+    fn send(&mut self, claim: Option<&Claim>, deadline: Moment) -> Tried {
+        let key = self.hold.key.in_redis();
+        let token = &self.hold.token;
+        let mut connection = match self.store.checkout(key, deadline) {
+            Ok(connection) => connection,
+            Err(failure) => return Tried::alone(Err(failure)),
+        };
+        let Some(claim) = claim else {
+            return Tried::alone(connection.remove(key, token, deadline));
+        };
+        let sent = Moment::now();
+        match connection.remove_and_claim(token, claim.wanted(key), deadline) {
+            Ok((removed, ClaimReply::Taken { fence })) => Tried {
+                answer: removed,
+                handed: HandoffOutcome::Taken {
                     sent,
                     answered: Moment::now(),
                     fence,
+                },
+            },
+            Ok((removed, _)) => Tried::alone(removed),
+            Err(failure) => {
+                let Fate::Unknown { link_stands } = failure.fate() else {
+                    return Tried::alone(Err(failure));
                 };
-            }
-            removed
-        }
-        Err(failure) => {
-            if let Fate::Unknown { link_stands } = failure.fate() {
                 if link_stands {
                     // Redis may still execute the claim. `abandon` writes a deletion behind it on
                     // the same connection, so that Redis executes the deletion later.
                     connection.abandon(key, &claim.token);
                 }
-                *handed = HandoffOutcome::Unanswered { sent };
+                Tried {
+                    answer: Err(failure),
+                    handed: HandoffOutcome::Unanswered { sent },
+                }
             }
-            Err(failure)
         }
+    }
+}
+
+/// Compare and keep: the lock stays taken for a while, and nobody holds it.
+pub(crate) struct Keep<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) hold: &'a Hold,
+}
+
+impl Command for Keep<'_> {
+    fn send(&mut self, _: Option<&Claim>, deadline: Moment) -> Tried {
+        Tried::alone(keep(self.store, self.hold, deadline))
     }
 }
 
@@ -169,32 +210,33 @@ struct Outcome {
     result: Result<(), Error>,
     /// Redis has said what became of the key.
     answered: bool,
+    /// What became of the claim of the next thread.
+    handed: HandoffOutcome,
 }
 
 impl Release<'_> {
     /// Repeats the release until Redis answers, another try would not help, or the next try would
     /// come after the deadline.
-    fn run(
-        &mut self,
-        claim: Option<&Claim>,
-        handed: &mut HandoffOutcome,
-        mut ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
-    ) -> Outcome {
+    fn run(&mut self, claim: Option<&Claim>, mut command: impl Command) -> Outcome {
         let mut backoff = Backoff::after_failure();
+        let mut handed = HandoffOutcome::NotTaken;
         loop {
             // The claim is sent once. If a try has no answer, Redis may still execute the claim
             // that went out with it.
-            let claim = claim.filter(|_| *handed == HandoffOutcome::NotTaken);
-            let answer = ask(claim, handed, self.deadline);
-            match self.next(answer, &mut backoff, Moment::now()) {
-                ControlFlow::Break(released) => return released,
+            let claim = claim.filter(|_| handed == HandoffOutcome::NotTaken);
+            let tried = command.send(claim, self.deadline);
+            if claim.is_some() {
+                handed = tried.handed;
+            }
+            match self.next(tried.answer, &mut backoff, Moment::now()) {
+                ControlFlow::Break(outcome) => return Outcome { handed, ..outcome },
                 ControlFlow::Continue(pause) => thread::sleep(pause),
             }
         }
     }
 
     /// The steps between the answer to a release and the end of its turn: see [`give_back`].
-    fn conclude(&self, keeper: &Keeper, turn: &Turn, outcome: &Outcome) {
+    fn conclude(&self, keeper: &Arc<Keeper>, turn: &Turn, outcome: &Outcome) {
         // 4. Record how the hold ended. If this came before step 3, the first thread in the queue
         //    would see that the hold is over, and ask Redis for a key that still exists.
         if let Ok(()) | Err(Error::Unconfirmed { .. }) = &outcome.result {
@@ -235,6 +277,7 @@ impl Release<'_> {
         //    sleep again.
         if self.valid_until.is_none() || turn.is_outside() {
             keeper
+                .core
                 .listeners
                 .wakeups
                 .wake(self.hold.key.in_redis().as_bytes());
@@ -255,6 +298,7 @@ impl Release<'_> {
                 return ControlFlow::Break(Outcome {
                     result: self.judge(compared, now),
                     answered: true,
+                    handed: HandoffOutcome::NotTaken,
                 });
             }
             Err(failure) => failure,
@@ -273,6 +317,7 @@ impl Release<'_> {
         ControlFlow::Break(Outcome {
             result: Err(self.unconfirmed(failure, now)),
             answered: false,
+            handed: HandoffOutcome::NotTaken,
         })
     }
 
@@ -586,6 +631,7 @@ mod tests {
                 ControlFlow::Break(Outcome {
                     result: Err(error),
                     answered: false,
+                    handed: HandoffOutcome::NotTaken,
                 }) => Some(error),
                 ControlFlow::Break(released) => panic!("{released:?}"),
                 ControlFlow::Continue(_) => None,
@@ -621,9 +667,25 @@ mod tests {
             next,
             ControlFlow::Break(Outcome {
                 answered: false,
+                handed: HandoffOutcome::NotTaken,
                 ..
             })
         ));
+    }
+
+    /// The first try has no answer.
+    struct Twice(Vec<bool>);
+    impl Command for &mut Twice {
+        fn send(&mut self, claim: Option<&Claim>, _: Moment) -> Tried {
+            self.0.push(claim.is_some());
+            if self.0.len() == 2 {
+                return Tried::alone(Ok(Compared::Done));
+            }
+            Tried {
+                answer: Err(lost_answer()),
+                handed: HandoffOutcome::Unanswered { sent: Moment::PAST },
+            }
+        }
     }
 
     #[test]
@@ -634,17 +696,14 @@ mod tests {
             lease: Lease::new(LEASE),
             counter: None,
         };
-        let (mut handed, mut sent) = (HandoffOutcome::NotTaken, Vec::new());
+        let mut twice = Twice(Vec::new());
         let mut release = release_of(&hold, Some(hold.valid_until()));
-        let released = release.run(Some(&next), &mut handed, |claim, handed, _| {
-            sent.push(claim.is_some());
-            if sent.len() == 2 {
-                return Ok(Compared::Done);
-            }
-            *handed = HandoffOutcome::Unanswered { sent: Moment::PAST };
-            Err(lost_answer())
-        });
+        let released = release.run(Some(&next), &mut twice);
+        assert_eq!(
+            released.handed,
+            HandoffOutcome::Unanswered { sent: Moment::PAST }
+        );
         assert!(released.result.is_ok());
-        assert_eq!(sent, [true, false]);
+        assert_eq!(twice.0, [true, false]);
     }
 }

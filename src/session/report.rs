@@ -42,7 +42,8 @@ impl Session {
         if self.own_process(now).is_err() {
             return Vec::new();
         }
-        self.queues
+        self.core
+            .queues
             .waiting(now)
             .into_iter()
             .map(|(it, _)| it)
@@ -53,14 +54,14 @@ impl Session {
         let now = Moment::now();
         if self.own_process(now).is_err() {
             // A forked child holds nothing, and its copies of the locks may stay locked for ever.
-            return self.counters.read();
+            return self.core.counters.read();
         }
-        let holds = self.keeper.work.lock().leases.holds(now).count();
+        let holds = self.keeper.count(now);
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
         Stats {
-            waiting: count(self.queues.waits.count()),
+            waiting: count(self.core.queues.waits.count()),
             held: count(holds),
-            ..self.counters.read()
+            ..self.core.counters.read()
         }
     }
 }

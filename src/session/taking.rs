@@ -1,117 +1,200 @@
-//! A thread asks for a lock that it does not hold: it waits for its turn in this process, then asks
-//! Redis, and waits there.
+//! What taking a lock needs besides the story: the key and the token, the wait, the turn, and what
+//! makes a new hold known.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::acquire::{AcquireContext, Taken, acquire, busy};
+use crate::acquire::AcquireContext;
+use crate::base::clock::Moment;
+use crate::base::emit::debug;
 use crate::base::error::Error;
-use crate::base::key::Key;
-use crate::base::options::Options;
-use crate::base::owner::holder::Holder;
+use crate::base::error::body::Made;
+use crate::base::key::{Key, Name};
+use crate::base::options::{Lease, Options};
+use crate::base::owner::Owner;
 use crate::base::stop::Stop;
+use crate::hold::Hold;
 use crate::session::Session;
-use crate::session::thread_map;
+use crate::session::setup::no_randomness;
+use crate::session::thread_map::{self, Held};
 use crate::store::Failure;
-use crate::waiting::deadlocks::{Vain, Wait};
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
 use crate::waiting::place::NoTurn;
 use crate::waiting::queues::{Joined, Turn};
-use crate::waiting::waits::ListedWait;
+use crate::waiting::wait::{OfManager, Wait};
+
+/// A lock that a thread is about to ask for.
+pub(super) struct Asked {
+    pub(super) key: Key,
+    pub(super) owner: Owner,
+    /// With a token that nobody has used yet.
+    pub(super) claim: Claim,
+}
 
 impl Session {
-    /// Waits for the turn, then takes the lock in Redis.
-    pub(super) fn wait_and_take(
+    /// Returns an error if a lock that this thread does not hold must not be taken.
+    pub(super) fn may_take(
         &self,
-        listed: &ListedWait<'_>,
-        claim: Claim,
+        name: &str,
         options: &Options,
         stop: Option<&Stop>,
-    ) -> Result<(Turn, Taken), Error> {
-        let ListedWait {
-            key,
-            thread: owner,
-            patience,
-            ..
-        } = *listed;
-        let wait = Wait::new(
-            self.id,
-            key.name(),
-            owner,
-            patience.deadline,
-            thread_map::held,
-        );
-        let is_vain = |seen: Option<&Holder>, sleeps: bool| {
-            if self.is_stopped(stop) {
-                return Err(Vain::Stopped);
-            }
-            if sleeps {
-                wait.begins(seen).map_err(Vain::Deadlock)?;
-                listed.begins();
-            }
-            Ok(())
-        };
-        let name = self.queue(key, &claim.token);
-        let announce = || listed.announce(|now| self.queues.awaited(&name, now));
-        let joined = match self.turn(&name, listed, is_vain, || _ = announce(), &claim) {
-            Ok(joined) => joined,
-            Err(no_turn) => return Err(self.without_turn(no_turn, key, patience)),
-        };
-        let context = AcquireContext {
-            store: &self.store,
-            listeners: &self.listeners,
-            counters: &self.counters,
-            keeper: &self.keeper,
-            key,
-            owner,
-            machine: &self.machine,
-            lease: claim.lease,
-            reclaim_dead: options.reclaim_dead,
-            is_vain: &is_vain,
-            sleeps: &announce,
-            poll_every: self.settings.poll_every,
-        };
-        let taken = acquire(&context, patience, &joined, claim)?;
-        Ok((joined.turn, taken))
+        now: Moment,
+    ) -> Result<(), Error> {
+        if let Some(invalid) = options.invalid {
+            return Err(invalid.into());
+        }
+        let made = Made::now();
+        if self.is_stopped(stop) {
+            return Err(Error::Stopped {
+                key: name.to_owned(),
+                made,
+            });
+        }
+        thread_map::lost_around(u64::MAX, now).map_or(Ok(()), |(outer, cause)| {
+            Err(Error::OuterLost {
+                key: name.to_owned(),
+                outer,
+                cause,
+                made,
+            })
+        })
     }
 
-    /// Waits for the turn: one thread of the process at a time asks Redis for a key.
-    fn turn(
-        &self,
-        name: &Arc<str>,
-        listed: &ListedWait<'_>,
-        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
-        announce: impl Fn(),
-        first: &Claim,
-    ) -> Result<Joined, NoTurn> {
-        let ListedWait { key, patience, .. } = *listed;
-        let answered_since = |moment| self.store.answered_since(key.in_redis(), moment);
-        let claim = || first.clone();
-        let joined = self
-            .queues
-            .join(name, patience, is_vain, answered_since, announce, claim)?;
+    /// What an attempt to take a lock needs. The token is drawn before the turn comes: the thread in
+    /// front may send the claim with its release.
+    pub(super) fn ask_for(&self, name: Name<'_>, options: &Options) -> Result<Asked, Error> {
+        let key = Key::new(&self.core.settings.prefix, name)?;
+        let counter = if options.fenced {
+            Some(key.counter()?.into())
+        } else {
+            None
+        };
+        let owner = self.core.identity.this_thread();
+        let token = self.core.identity.fresh_token(&owner);
+        let claim = Claim {
+            token: token.map_err(no_randomness)?,
+            lease: Lease::new(options.lease),
+            counter,
+        };
+        Ok(Asked { key, owner, claim })
+    }
+
+    /// The wait that begins now. `stop` ends it.
+    pub(super) fn wait_for<'a>(
+        &'a self,
+        key: &'a Key,
+        thread: &'a Owner,
+        patience: &'a Patience,
+        stop: Option<&'a Stop>,
+    ) -> Wait<'a> {
+        let manager = OfManager {
+            id: self.id,
+            waits: &self.core.queues.waits,
+            counters: &self.core.counters,
+            store: &self.core.store,
+            end: &self.going,
+            held: thread_map::held,
+        };
+        Wait::new(manager, key, thread, patience, stop)
+    }
+
+    /// Waits for the turn.
+    pub(super) fn join_queue(&self, wait: &Wait<'_>, claim: &Claim) -> Result<Joined, Error> {
+        let name = self.queue(wait.key, &claim.token);
+        let joined = self.core.queues.join(&name, wait, || claim.clone());
+        let joined = joined.map_err(|no_turn| wait.fails(self.without_turn(no_turn, wait)))?;
         if joined.waited {
-            self.counters.waited.add(1);
+            self.core.counters.waited.add(1);
         }
         Ok(joined)
     }
 
     /// The error of a caller that had no turn.
-    fn without_turn(&self, no_turn: NoTurn, key: &Key, patience: &Patience) -> Error {
+    fn without_turn(&self, no_turn: NoTurn, wait: &Wait<'_>) -> Error {
+        let waited = &self.core.counters.waited;
         match no_turn {
             NoTurn::Busy(holder) => {
-                self.counters.waited.add(u64::from(!patience.once));
+                waited.add(u64::from(!wait.patience.once));
                 let unknown = || "another thread of this process is about to take it".into();
                 let cause = holder.is_none().then(unknown);
-                busy(key, patience, holder, cause)
+                wait.timed_out(holder, cause)
             }
             NoTurn::Outage(cause) => {
-                self.counters.waited.add(1);
-                self.failed("taking", key, behind_an_outage(cause.as_deref()))
+                waited.add(1);
+                self.failed("taking", wait.key, behind_an_outage(cause.as_deref()))
             }
-            NoTurn::Vain(vain) => vain.error(key),
+            NoTurn::MustNotWait(why) => wait.must_not(why),
         }
     }
+
+    /// What an acquisition of the thread that has the turn uses.
+    pub(super) fn context<'a>(
+        &'a self,
+        wait: &'a Wait<'a>,
+        claim: &Claim,
+        options: &Options,
+    ) -> AcquireContext<'a> {
+        AcquireContext {
+            core: &self.core,
+            keeper: &self.keeper,
+            wait,
+            lease: claim.lease,
+            reclaim_dead: options.reclaim_dead,
+        }
+    }
+
+    /// Makes a new hold known: to the keeper, the queue and the thread's map.
+    pub(super) fn make_known(
+        &self,
+        hold: Hold,
+        turn: Turn,
+        patience: &Patience,
+    ) -> Result<Rc<Held>, Error> {
+        let hold = Arc::new(hold);
+        // The keeper comes first. So a hold that the queue knows is in the table of leases, where a
+        // shutdown and `force_unlock` look for it.
+        if let Err(error) = self.keeper.enter(&hold) {
+            // The caller must not rely on the hold. A lock that was to be kept is not: nobody has
+            // done what it is kept for.
+            hold.keep_nothing();
+            if let Err(also) = self.release(&hold, turn, self.undone_by(patience)) {
+                debug!(target: "relatch::release", "{also}");
+            }
+            return Err(error);
+        }
+        turn.holds(&hold);
+        let held = thread_map::enter(self.id, hold, turn);
+        // A lock around this one may have been lost during the wait.
+        if let Err(lost) = still_has_outer(&held) {
+            self.undo_taking(&held, &lost, self.undone_by(patience));
+            return Err(lost);
+        }
+        Ok(held)
+    }
+
+    /// Gives back a lock that this thread has just taken and must not have, because of `error`. A
+    /// lock that was to be kept is not: nobody has done what it is kept for.
+    pub(super) fn undo_taking(&self, held: &Rc<Held>, error: &Error, deadline: Moment) {
+        if held.hold.depth() == 1 {
+            held.hold.keep_nothing();
+        }
+        if let Err(also) = self.leave(held, deadline) {
+            debug!(target: "relatch::release", "giving {:?} back after {error}: {also}", held.hold.key.name());
+        }
+    }
+}
+
+/// Returns an error if this thread has lost a lock around the hold that was just released.
+pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
+    thread_map::lost_around(held.entered, Moment::now()).map_or(Ok(()), |(outer, cause)| {
+        Err(Error::OuterLost {
+            key: held.hold.key.name().to_string(),
+            outer,
+            cause,
+            made: Made::now(),
+        })
+    })
 }
 
 fn behind_an_outage(words: Option<&str>) -> Failure {

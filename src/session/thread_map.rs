@@ -133,34 +133,34 @@ pub(crate) fn reenter(
     name: &str,
     options: &Options,
     now: Moment,
-) -> Option<Result<Rc<Held>, Error>> {
-    let held = find(manager, name)?;
+) -> Result<Option<Rc<Held>>, Error> {
+    let Some(held) = find(manager, name) else {
+        return Ok(None);
+    };
     let depth = held.hold.depth();
     // The loss comes first: the thread has to learn of it, whatever it wanted.
-    if let Err(lost) = held.hold.check(now) {
-        return Some(Err(lost));
-    }
+    held.hold.check(now)?;
     if !options.reentrant {
-        return Some(Err(Error::AlreadyHeld {
+        return Err(Error::AlreadyHeld {
             key: name.to_owned(),
-        }));
+        });
     }
     if options.fenced && held.hold.fence.is_none() {
         let reason = "this thread holds it already, and took it without a fence";
-        return Some(Err(Error::NoFence {
+        return Err(Error::NoFence {
             key: name.to_owned(),
             reason,
-        }));
+        });
     }
     if depth == MAX_DEPTH {
-        return Some(Err(Error::DepthOverflow {
+        return Err(Error::DepthOverflow {
             key: name.to_owned(),
             depth,
-        }));
+        });
     }
     held.hold.set_depth(depth + 1);
     held.hold.keep_at_least(options.keep_at_least, now);
-    Some(Ok(held))
+    Ok(Some(held))
 }
 
 /// Enters a hold with a depth of one: a new one, or one that was in another thread's map before.
@@ -239,7 +239,7 @@ mod tests {
     }
 
     fn reentered(manager: u64, name: &str) -> Result<Rc<Held>, Error> {
-        reenter(manager, name, &Options::default(), Moment::now()).expect("held")
+        reenter(manager, name, &Options::default(), Moment::now()).map(|held| held.expect("held"))
     }
 
     #[test]
@@ -249,7 +249,10 @@ mod tests {
         assert_eq!(held.hold.depth(), 2);
         assert!(matches!(held.leave(), Left::StillHeld(1)));
         assert!(matches!(held.leave(), Left::LastGuard(_)));
-        assert!(reenter(1, "a", &Options::default(), Moment::now()).is_none());
+        assert!(matches!(
+            reenter(1, "a", &Options::default(), Moment::now()),
+            Ok(None)
+        ));
         HOLDS.with(|holds| {
             assert!(
                 holds.borrow().is_empty(),
@@ -264,11 +267,17 @@ mod tests {
         let two = entered(2, "a");
         assert!(Rc::ptr_eq(&one, &reentered(1, "a").unwrap()));
         assert!(Rc::ptr_eq(&two, &reentered(2, "a").unwrap()));
-        assert!(reenter(1, "b", &Options::default(), Moment::now()).is_none());
+        assert!(matches!(
+            reenter(1, "b", &Options::default(), Moment::now()),
+            Ok(None)
+        ));
         assert!(
-            std::thread::spawn(|| reenter(1, "a", &Options::default(), Moment::now()).is_none())
-                .join()
-                .unwrap()
+            std::thread::spawn(|| matches!(
+                reenter(1, "a", &Options::default(), Moment::now()),
+                Ok(None)
+            ))
+            .join()
+            .unwrap()
         );
         assert!(matches!(two.leave(), Left::StillHeld(1)));
         assert_eq!((one.hold.depth(), two.hold.depth()), (2, 1));

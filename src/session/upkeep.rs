@@ -9,19 +9,20 @@ use crate::base::error::{Error, LostCause};
 use crate::base::key::Name;
 use crate::base::options::{Lease, Options, check_lease, invalid_option};
 use crate::hold::Hold;
-use crate::keeping::shared::Shared;
+use crate::keeping::work::Keeper;
 use crate::session::Session;
 use crate::session::thread_map::{self, Held};
 use crate::store::{Failure, Seen};
 
 impl Session {
-    /// Re-enters a lock that this thread holds, and no other.
-    pub(crate) fn current(&self, name: Name<'_>) -> Option<Result<Rc<Held>, Error>> {
+    /// Re-enters a lock that this thread holds, and no other. `None` if it cannot trust the hold.
+    pub(crate) fn current(&self, name: Name<'_>) -> Option<Rc<Held>> {
         let now = Moment::now();
         self.own_process(now).ok()?;
-        let again = thread_map::reenter(self.id, name.as_str(), &Options::default(), now)?;
-        self.counters.reentered.add(u64::from(again.is_ok()));
-        Some(again)
+        let again = thread_map::reenter(self.id, name.as_str(), &Options::default(), now);
+        let held = again.ok()??;
+        self.core.counters.reentered.add(1);
+        Some(held)
     }
 
     /// Returns an error if this thread does not hold a lock, or can no longer trust its hold.
@@ -103,9 +104,9 @@ impl Session {
 
     /// Gives a hold another lease, from now on.
     pub(crate) fn set_lease(&self, hold: &Arc<Hold>, lease: Duration) -> Result<(), Error> {
-        check_lease("set_lease", lease, self.settings.max_lease)?;
+        check_lease("set_lease", lease, self.core.settings.max_lease)?;
         self.trust(hold)?;
-        if self.store.is_disabled() {
+        if self.core.store.is_disabled() {
             return Ok(()); // The hold has a lease without end.
         }
         check_limit(hold, Lease::new(lease))?;
@@ -124,19 +125,19 @@ impl Session {
         &self,
         holds: impl Iterator<Item = &'a Arc<Hold>> + Clone,
     ) -> Result<(), Error> {
-        if self.store.is_disabled() {
+        if self.core.store.is_disabled() {
             return Ok(());
         }
         holds
             .clone()
             .try_for_each(|hold| check_limit(hold, hold.lease()))?;
-        let limit = Moment::now().after(self.settings.response_timeout);
+        let limit = Moment::now().after(self.core.settings.response_timeout);
         let asked: Vec<_> = holds
             .map(|hold| (hold, limit.min(hold.valid_until())))
             .collect();
         let answers = self.keeper.ask_to_renew(&asked)?;
         for ((hold, deadline), answered) in asked.into_iter().zip(answers) {
-            let pushed = Shared::renewed(&answered, deadline);
+            let pushed = Keeper::renewed(&answered, deadline);
             // A loss says more than the reason for which the renewal failed.
             hold.check(Moment::now())?;
             pushed.map_err(|failure| self.call_failed("renewing", &hold.key, failure))?;
@@ -147,7 +148,7 @@ impl Session {
     /// Asks Redis whether the key still holds the token.
     pub(crate) fn verify(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         self.trust(hold)?;
-        if self.store.is_disabled() {
+        if self.core.store.is_disabled() {
             return Ok(());
         }
         let (seen, sent) = self.look("verifying", &hold.key, None)?;

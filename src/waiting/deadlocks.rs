@@ -18,9 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::clock::Moment;
-use crate::base::error::body::Made;
-use crate::base::error::{BlockedThread, Error};
-use crate::base::key::Key;
+use crate::base::error::BlockedThread;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
 use crate::base::sync::{Mutex, PerProcess};
@@ -29,29 +27,6 @@ use crate::hold::Hold;
 /// The threads of this process that hold locks and sleep until they get another one.
 static BLOCKED: PerProcess<Mutex<Vec<Blocked>>> =
     PerProcess::new(Mutex::new(Vec::new()), Mutex::default);
-
-/// Why a thread must not go on waiting.
-#[derive(Debug)]
-pub(crate) enum Vain {
-    /// It would wait for itself.
-    Deadlock(Vec<BlockedThread>),
-    /// The program has stopped the wait.
-    Stopped,
-}
-
-/// Whether a wait for the holder that Redis has named, if any, is in vain. The flag says whether
-/// the thread is about to sleep.
-pub(crate) type IsVain<'a> = dyn Fn(Option<&Holder>, bool) -> Result<(), Vain> + 'a;
-
-impl Vain {
-    pub(crate) fn error(self, key: &Key) -> Error {
-        let (key, made) = (key.name().to_string(), Made::now());
-        match self {
-            Vain::Deadlock(cycle) => Error::WouldDeadlock { key, cycle, made },
-            Vain::Stopped => Error::Stopped { key, made },
-        }
-    }
-}
 
 /// A hold, and the number of its manager.
 pub(crate) type HeldBy = (u64, Arc<Hold>);
@@ -72,59 +47,59 @@ struct Blocked {
     holds: Vec<HeldBy>,
 }
 
-/// The wait of one thread for one lock. The thread counts as blocked from its first sleep until
-/// this is dropped.
-pub(crate) struct Wait<'a> {
+/// Looks for a cycle when a thread is about to sleep until it has a lock. The thread counts as
+/// blocked from its first sleep until this is dropped.
+pub(crate) struct DeadlockWatch<'a> {
     manager: u64,
     name: &'a Arc<str>,
     thread: &'a Owner,
     deadline: Moment,
     /// Lists what the thread holds.
     holds: fn() -> Vec<HeldBy>,
-    state: RefCell<State>,
+    entered: RefCell<Entered>,
 }
 
 #[derive(Debug)]
-enum State {
+enum Entered {
     /// The thread has not slept yet.
-    Awake,
+    NotYet,
     /// The thread holds nothing, so nobody waits for it. Or it has closed a cycle, and its wait is
     /// over.
-    Free,
+    Never,
     /// The thread is in the list, with this number.
-    Blocked(u64),
+    As(u64),
 }
 
-impl<'a> Wait<'a> {
+impl<'a> DeadlockWatch<'a> {
     pub(crate) fn new(
         manager: u64,
         name: &'a Arc<str>,
         thread: &'a Owner,
         deadline: Moment,
         holds: fn() -> Vec<HeldBy>,
-    ) -> Wait<'a> {
-        Wait {
+    ) -> DeadlockWatch<'a> {
+        DeadlockWatch {
             manager,
             name,
             thread,
             deadline,
             holds,
-            state: RefCell::new(State::Awake),
+            entered: RefCell::new(Entered::NotYet),
         }
     }
 
     /// The thread is about to sleep. Redis has named this holder, if any. Returns the cycle if the
     /// thread would wait for itself.
     pub(crate) fn begins(&self, seen: Option<&Holder>) -> Result<(), Vec<BlockedThread>> {
-        let mut state = self.state.borrow_mut();
-        let holds = match *state {
-            State::Awake => (self.holds)(),
-            State::Free => return Ok(()),
-            State::Blocked(_) => Vec::new(),
+        let mut entered = self.entered.borrow_mut();
+        let holds = match *entered {
+            Entered::NotYet => (self.holds)(),
+            Entered::Never => return Ok(()),
+            Entered::As(_) => Vec::new(),
         };
-        let is_first = matches!(*state, State::Awake);
+        let is_first = matches!(*entered, Entered::NotYet);
         if is_first && holds.is_empty() {
-            *state = State::Free;
+            *entered = Entered::Never;
             return Ok(());
         }
         let of_this_process = |holder: &&Holder| {
@@ -137,11 +112,11 @@ impl<'a> Wait<'a> {
         // threads that close a cycle together would both find it, and both get the error.
         BLOCKED.with(|all| {
             let mut blocked = all.lock();
-            let number = match *state {
-                State::Blocked(number) => number,
+            let number = match *entered {
+                Entered::As(number) => number,
                 _ => self.enter(&mut blocked, holds),
             };
-            *state = State::Blocked(number);
+            *entered = Entered::As(number);
             let Some(me) = blocked.iter_mut().find(|it| it.number == number) else {
                 return Ok(());
             };
@@ -157,7 +132,7 @@ impl<'a> Wait<'a> {
             // The wait is over. If the thread stayed in the list until it has left its queue,
             // another thread could find the same cycle meanwhile.
             blocked.retain(|it| it.number != number);
-            *state = State::Free;
+            *entered = Entered::Never;
             Err(cycle)
         })
     }
@@ -178,9 +153,9 @@ impl<'a> Wait<'a> {
     }
 }
 
-impl Drop for Wait<'_> {
+impl Drop for DeadlockWatch<'_> {
     fn drop(&mut self) {
-        if let State::Blocked(number) = *self.state.borrow() {
+        if let Entered::As(number) = *self.entered.borrow() {
             BLOCKED.with(|all| all.lock().retain(|it| it.number != number));
         }
     }
@@ -285,12 +260,12 @@ mod tests {
         let owner = |thread| Owner::new("host".into(), 1, thread);
         let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
         let (one, two) = (owner(1), owner(2));
-        let first = Wait::new(MANAGER, &b, &one, Moment::NEVER, || {
+        let first = DeadlockWatch::new(MANAGER, &b, &one, Moment::NEVER, || {
             vec![(MANAGER, hold("a"))]
         });
         assert!(first.begins(None).is_ok());
         assert_eq!(listed(), 1);
-        let second = Wait::new(MANAGER, &a, &two, Moment::NEVER, || {
+        let second = DeadlockWatch::new(MANAGER, &a, &two, Moment::NEVER, || {
             vec![(MANAGER, hold("b"))]
         });
         assert_eq!(second.begins(None).unwrap_err().len(), 2);

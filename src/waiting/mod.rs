@@ -8,6 +8,7 @@
 //! end, and [`waits`] lists who waits.
 //! This room may use `hold`, `store` and `base`.
 
+pub(crate) mod core;
 pub(crate) mod queues;
 pub(crate) mod place;
 pub(crate) mod queue;
@@ -15,6 +16,7 @@ pub(crate) mod waiter;
 pub(crate) mod handoff;
 mod contention;
 mod table;
+pub(crate) mod wait;
 pub(crate) mod deadlocks;
 pub(crate) mod waits;
 pub(crate) mod patience;

@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::owner::holder::Holder;
-use crate::waiting::deadlocks::Vain;
-use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
+use crate::waiting::patience::{SLOW_ANSWER, Silence};
 use crate::waiting::queue::WaitQueue;
+use crate::waiting::wait::{MustNotWait, Wait};
 use crate::waiting::waiter::Waiter;
+use crate::waiting::waits::Waits;
 
 /// A thread's place in a queue, and what it remembers from one look at the queue to the next.
 pub(super) struct Place<'a> {
     me: &'a Arc<Waiter>,
-    patience: &'a Patience,
+    wait: &'a Wait<'a>,
     /// When the thread says next that it waits. The first time is before its first sleep, unless
     /// nobody would hear of it.
     speaks: Moment,
@@ -42,7 +43,7 @@ pub(crate) enum NoTurn {
     /// holder is named if it is known.
     Busy(Option<Holder>),
     /// The caller must not go on waiting.
-    Vain(Vain),
+    MustNotWait(MustNotWait),
     /// The thread in front has no answer from Redis, and the caller waits no longer: its deadline
     /// has come, or the outage has lasted for `tolerate_outage`. The cause of the outage is named
     /// if it is known.
@@ -50,15 +51,15 @@ pub(crate) enum NoTurn {
 }
 
 impl<'a> Place<'a> {
-    pub(super) fn new(me: &'a Arc<Waiter>, patience: &'a Patience, announces: bool) -> Place<'a> {
-        let speaks = if announces {
+    pub(super) fn new(me: &'a Arc<Waiter>, wait: &'a Wait<'a>) -> Place<'a> {
+        let speaks = if Waits::are_announced() {
             Moment::PAST
         } else {
-            patience.next_report(patience.began)
+            wait.patience.next_report(wait.patience.began)
         };
         Place {
             me,
-            patience,
+            wait,
             speaks,
             stayed_awake_for: None,
             look_again: Moment::NEVER,
@@ -69,8 +70,6 @@ impl<'a> Place<'a> {
     pub(super) fn next_step(
         &mut self,
         queue: &WaitQueue,
-        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
-        answered_since: impl Fn(Moment) -> bool,
         cores_are_free: bool,
         now: Moment,
     ) -> Step {
@@ -78,9 +77,9 @@ impl<'a> Place<'a> {
         let silence = queue
             .silence
             .as_ref()
-            .filter(|it| !it.is_refuted(answered_since));
+            .filter(|it| !it.is_refuted(|moment| self.wait.answered_since(moment)));
         let overslept = now.since(self.look_again) > SLOW_ANSWER;
-        if let Some(no_turn) = self.give_up(queue, is_vain, silence, overslept, now) {
+        if let Some(no_turn) = self.give_up(queue, silence, overslept, now) {
             return Step::GiveUp(no_turn);
         }
         let ending = queue.ending(self.me);
@@ -89,16 +88,16 @@ impl<'a> Place<'a> {
             return Step::StayAwake;
         }
         if self.speaks <= now {
-            self.speaks = self.patience.next_report(now);
+            self.speaks = self.wait.patience.next_report(now);
             return Step::Announce;
         }
-        let look_again = self.patience.look_again(silence, now).min(self.speaks);
+        let look_again = self.wait.patience.look_again(silence, now).min(self.speaks);
         self.look_again = queue.look_again(self.me, now).min(look_again);
         if overslept {
             self.look_again = self
                 .look_again
                 .max(now.after(SLOW_ANSWER))
-                .min(self.patience.deadline);
+                .min(self.wait.patience.deadline);
         }
         Step::Sleep {
             until: self.look_again,
@@ -109,7 +108,6 @@ impl<'a> Place<'a> {
     fn give_up(
         &self,
         queue: &WaitQueue,
-        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
         silence: Option<&Silence>,
         overslept: bool,
         now: Moment,
@@ -117,19 +115,20 @@ impl<'a> Place<'a> {
         // If the process was stopped for a while, the thread in front may not have read its answer
         // yet. That is no outage.
         let outage = silence
-            .filter(|silence| self.patience.is_outage(silence, now))
+            .filter(|silence| self.wait.patience.is_outage(silence, now))
             .filter(|silence| silence.cause.is_some() || !overslept);
         // If the thread in front hands off, its answer may give the lock to this thread, if it is the
         // first. If it left now, the key would stay behind, for the keeper to delete after the
         // program has exited.
         let may_get_it = queue.is_handing_off() && queue.is_next(Some(self.me));
-        let vain = is_vain(queue.seen(), true).err();
-        if let Some(vain) = vain.filter(|vain| !(matches!(vain, Vain::Stopped) && may_get_it)) {
-            Some(NoTurn::Vain(vain))
+        let must_not = self.wait.may_sleep(queue.seen()).err();
+        let stays = |why: &MustNotWait| matches!(why, MustNotWait::Stopped) && may_get_it;
+        if let Some(why) = must_not.filter(|why| !stays(why)) {
+            Some(NoTurn::MustNotWait(why))
         } else if let Some(silence) = outage {
             Some(NoTurn::Outage(silence.cause.clone()))
         } else {
-            (self.patience.deadline <= now).then(|| NoTurn::Busy(queue.holder(now)))
+            (self.wait.patience.deadline <= now).then(|| NoTurn::Busy(queue.holder(now)))
         }
     }
 }
@@ -142,6 +141,7 @@ mod tests {
     use crate::hold::tests::sample;
     use crate::waiting::patience::tests::until;
     use crate::waiting::queues::tests::claim;
+    use crate::waiting::wait::tests::WaitRig;
 
     #[test]
     fn a_waiting_thread_sleeps_and_stays_awake_for_the_end_of_the_hold_in_front() {
@@ -153,14 +153,20 @@ mod tests {
         let me = Arc::new(Waiter::new(claim(), at(5000)));
         queue.waiting.push_back(Arc::clone(&me));
         let patience = until(at(5000));
+        let rig = WaitRig::silent();
+        let wait = rig.wait(&patience);
         let place = |look_again| Place {
             look_again,
-            ..Place::new(&me, &patience, false)
+            speaks: Moment::NEVER,
+            ..Place::new(&me, &wait)
         };
         let step = |place: &mut Place<'_>, queue: &WaitQueue, cores_are_free, now| {
-            place.next_step(queue, |_, _| Ok(()), |_| false, cores_are_free, at(now))
+            place.next_step(queue, cores_are_free, at(now))
         };
-        let mut announces = Place::new(&me, &patience, true);
+        let mut announces = Place {
+            speaks: Moment::PAST,
+            ..Place::new(&me, &wait)
+        };
         let first = step(&mut announces, &queue, true, 100);
         assert!(matches!(first, Step::Announce));
         assert!(

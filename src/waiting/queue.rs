@@ -350,7 +350,7 @@ impl WaitQueue {
 
     /// Ends a turn and gives the next one to the waiter to which it was handed off. False if that
     /// waiter has given up.
-    pub(super) fn hand_over(
+    pub(super) fn pass_turn(
         &mut self,
         number: u64,
         to: &Arc<Waiter>,
@@ -471,7 +471,7 @@ mod tests {
             .hand_off(1, LIMIT, at(0), at(1))
             .expect("a thread waits");
         assert!(Arc::ptr_eq(&next, &second));
-        assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
+        assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
         assert!(
             queue.start_turn(3, Some(&third), false, at(0)).is_none(),
             "it is the second's turn"
@@ -503,7 +503,7 @@ mod tests {
             queue.start_turn(2, Some(&second), false, at(0)).is_none(),
             "though the hold is over"
         );
-        assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
+        assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
         assert_eq!(
             queue
                 .start_turn(2, Some(&second), false, at(0))
@@ -523,7 +523,7 @@ mod tests {
         queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
         hold.mark_released();
         assert!(!queue.is_settled(at(1)) && queue.hold().is_none());
-        assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
+        assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
         assert!(
             !queue.is_settled(at(1)),
             "the next thread has a claim under way"
@@ -550,7 +550,7 @@ mod tests {
         queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
         queue.leave(&second);
         assert!(
-            !queue.hand_over(1, &second, 2, GONE, at(0)),
+            !queue.pass_turn(1, &second, 2, GONE, at(0)),
             "the waiter has gone since"
         );
         assert!(queue.end_turn(1, at(0)));
@@ -580,7 +580,7 @@ mod tests {
         for number in 1..3 {
             let now = at(9 * number);
             let next = queue.hand_off(number, LIMIT, now, now).unwrap();
-            assert!(queue.hand_over(number, &next, number + 1, taken, now));
+            assert!(queue.pass_turn(number, &next, number + 1, taken, now));
             assert_eq!(
                 queue.start_turn(9, Some(&next), false, now).unwrap().nap,
                 Duration::ZERO
@@ -654,7 +654,7 @@ mod tests {
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         queue.holds(2, &hold(), at(0));
         queue.hand_off(2, LIMIT, at(0), at(1)).unwrap();
-        assert!(queue.hand_over(
+        assert!(queue.pass_turn(
             2,
             &third,
             3,
@@ -897,7 +897,7 @@ mod tests {
         let (mut queue, [second, _]) = queue();
         queue.holds(1, &hold(), at(0));
         queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
-        assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
+        assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         sees(&mut queue, 2);
         queue.holds(2, &hold(), at(500));
@@ -968,7 +968,7 @@ mod tests {
             let (mut queue, [second]) = queue();
             queue.answered(1);
             queue.hand_off(1, LIMIT, at(10), at(11)).unwrap();
-            assert!(queue.hand_over(1, &second, 2, handed, at(40)));
+            assert!(queue.pass_turn(1, &second, 2, handed, at(40)));
             let start = queue.start_turn(3, Some(&second), false, at(50)).unwrap();
             assert_eq!(silent_since(&queue), since, "{handed:?}");
             assert_eq!(start.attempts.silence.is_some(), since.is_some());

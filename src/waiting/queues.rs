@@ -13,12 +13,12 @@ use crate::base::clock::Moment;
 use crate::base::owner::holder::Holder;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
-use crate::waiting::deadlocks::Vain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::patience::{GLANCE, Patience, Silence};
+use crate::waiting::patience::{GLANCE, Silence};
 use crate::waiting::place::{NoTurn, Place, Step};
 use crate::waiting::queue::{Start, WaitQueue};
 use crate::waiting::table::Table;
+use crate::waiting::wait::Wait;
 use crate::waiting::waiter::{Cores, Waiter};
 use crate::waiting::waits::{Awaited, WaitingThread, Waits};
 
@@ -55,26 +55,27 @@ pub(crate) struct Joined {
     pub(crate) waited: bool,
 }
 
+/// A claim whose token may be in Redis, and that no thread will use.
+#[derive(Debug)]
+pub(crate) struct UnusedClaim {
+    pub(crate) claim: Claim,
+    /// Redis may still execute its `SET`.
+    pub(crate) may_reappear: bool,
+}
+
 /// The number of a [`Turn::outside`]. No other turn has it.
 const OUTSIDE: u64 = 0;
 
 impl WaitQueues {
-    /// Waits for the turn. A caller that tries only once (`Patience::once`) does not wait.
-    ///
-    /// - `is_vain`: why the calling thread must not go on waiting, if it must not. It gets the
-    ///   holder that Redis has named, and whether the thread is about to sleep.
-    /// - `answered_since`: whether Redis has answered any thread since that moment.
-    /// - `announce`: the wait begins, or has lasted for long.
-    /// - `claim`: what a thread in front may send for the caller, if the caller has to wait.
+    /// Waits for the turn in the queue `name`. A caller that tries only once (`Patience::once`) does
+    /// not wait. If the caller has to wait, a thread in front may send the claim for it.
     pub(crate) fn join(
         self: &Arc<WaitQueues>,
         name: &Arc<str>,
-        patience: &Patience,
-        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
-        answered_since: impl Fn(Moment) -> bool,
-        announce: impl Fn(),
+        wait: &Wait<'_>,
         claim: impl FnOnce() -> Claim,
     ) -> Result<Joined, NoTurn> {
+        let patience = wait.patience;
         let mut table = self.table.lock();
         let number = table.number();
         let queue = table.queue(name);
@@ -86,12 +87,12 @@ impl WaitQueues {
             });
         }
         if patience.once {
-            let busy = || NoTurn::Busy(queue.holder(Moment::now()));
-            return Err(is_vain(queue.seen(), false).map_or_else(NoTurn::Vain, |()| busy()));
+            wait.may_go_on().map_err(NoTurn::MustNotWait)?;
+            return Err(NoTurn::Busy(queue.holder(Moment::now())));
         }
         let me = Arc::new(Waiter::new(claim(), patience.deadline));
         queue.waiting.push_back(Arc::clone(&me));
-        let mut place = Place::new(&me, patience, Waits::are_announced());
+        let mut place = Place::new(&me, wait);
         loop {
             let now = Moment::now();
             let number = table.number();
@@ -105,14 +106,16 @@ impl WaitQueues {
                 });
             }
             let cores_are_free = self.cores.are_free(now);
-            match place.next_step(queue, &is_vain, &answered_since, cores_are_free, now) {
+            match place.next_step(queue, cores_are_free, now) {
                 Step::GiveUp(no_turn) => {
                     queue.leave(&me);
                     self.left(table, name); // The next one has to look at the front from now on.
                     return Err(no_turn);
                 }
                 Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me)),
-                Step::Announce => MutexGuard::unlocked(&mut table, &announce),
+                Step::Announce => MutexGuard::unlocked(&mut table, || {
+                    wait.announce(|now| self.awaited(name, now));
+                }),
                 // Why the thread was woken does not matter: the loop looks again.
                 Step::Sleep { until } => {
                     me.woken.wait_for(&mut table, until.one_wait_from(now));
@@ -172,7 +175,7 @@ impl WaitQueues {
     }
 
     /// What a thread waits for, as far as this process knows without asking.
-    pub(crate) fn awaited(&self, name: &str, now: Moment) -> Awaited {
+    fn awaited(&self, name: &str, now: Moment) -> Awaited {
         let table = self.table.lock();
         let queue = table.of(name);
         let silence = queue.and_then(|queue| queue.silence.clone());
@@ -234,6 +237,11 @@ impl Turn {
 
     pub(crate) fn is_outside(&self) -> bool {
         self.number == OUTSIDE
+    }
+
+    /// What the queue of this turn waits for, as far as this process knows without asking.
+    pub(crate) fn awaited(&self, now: Moment) -> Awaited {
+        self.queues.awaited(&self.name, now)
     }
 
     /// For how long to leave the lock to other processes before the next attempt.
@@ -316,28 +324,31 @@ impl Turn {
     }
 
     /// Ends the turn, and tells the next thread what became of its claim. Returns the claim if its
-    /// token may be in Redis and no thread will use it, so that it has to be deleted. The flag says
-    /// whether Redis may still execute the `SET` of the claim.
+    /// token may be in Redis and no thread will use it, so that it has to be deleted.
     #[must_use = "the key may exist until its lease is over"]
     pub(crate) fn settle(
         mut self,
         to: &Arc<Waiter>,
         handed: HandoffOutcome,
-    ) -> Option<(Claim, bool)> {
+    ) -> Option<UnusedClaim> {
         if handed == HandoffOutcome::NotTaken {
             return None; // The next thread asks for itself.
         }
         let mut table = self.queues.table.lock();
-        let (now, next) = (Moment::now(), table.number());
+        let now = Moment::now();
+        let next = table.number();
         let queue = table.of_mut(&self.name);
         self.is_over =
-            queue.is_some_and(|queue| queue.hand_over(self.number, to, next, handed, now));
+            queue.is_some_and(|queue| queue.pass_turn(self.number, to, next, handed, now));
         if self.is_over {
             drop(table);
             to.wake_for_turn();
         }
-        let is_open = matches!(handed, HandoffOutcome::Unanswered { .. });
-        (is_open || !self.is_over).then(|| (to.claim.clone(), is_open))
+        let may_reappear = matches!(handed, HandoffOutcome::Unanswered { .. });
+        (may_reappear || !self.is_over).then(|| UnusedClaim {
+            claim: to.claim.clone(),
+            may_reappear,
+        })
     }
 }
 
@@ -363,8 +374,10 @@ pub(crate) mod tests {
     use super::*;
     use crate::base::options::Lease;
     use crate::hold::tests::sample;
+    use crate::waiting::patience::Patience;
     use crate::waiting::patience::tests::until;
     use crate::waiting::table::REMEMBERED;
+    use crate::waiting::wait::tests::{WaitRig, mine};
 
     impl WaitQueues {
         /// Takes a turn that no thread has or waits for.
@@ -373,15 +386,9 @@ pub(crate) mod tests {
         }
 
         pub(crate) fn join_free(self: &Arc<WaitQueues>, name: &Arc<str>) -> Joined {
-            let wait = until(Moment::PAST);
-            let joined = self.join(
-                name,
-                &wait,
-                |_, _| Ok(()),
-                |_| true,
-                || (),
-                || unreachable!("it does not wait"),
-            );
+            let rig = WaitRig::new();
+            let once = until(Moment::PAST);
+            let joined = self.join(name, &rig.wait(&once), || unreachable!("it does not wait"));
             joined.expect("no other thread has the turn")
         }
     }
@@ -391,15 +398,9 @@ pub(crate) mod tests {
     }
 
     fn joined(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Joined> {
+        let rig = WaitRig::new();
         queues
-            .join(
-                name,
-                &until(Moment::PAST),
-                |_, _| Ok(()),
-                |_| true,
-                || (),
-                claim,
-            )
+            .join(name, &rig.wait(&until(Moment::PAST)), claim)
             .ok()
     }
 
@@ -471,14 +472,7 @@ pub(crate) mod tests {
                 let (queue, told) = (Arc::clone(&queues), told.clone());
                 let thread = thread::spawn(move || {
                     let turn = queue
-                        .join(
-                            &name(),
-                            &until(soon()),
-                            |_, _| Ok(()),
-                            |_| true,
-                            || (),
-                            claim,
-                        )
+                        .join(&name(), &WaitRig::new().wait(&until(soon())), claim)
                         .unwrap();
                     told.send(n).unwrap();
                     drop(turn);
@@ -507,14 +501,7 @@ pub(crate) mod tests {
         let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
         zombie.holds(&hold);
         let turn = queues
-            .join(
-                &name(),
-                &until(soon()),
-                |_, _| Ok(()),
-                |_| true,
-                || (),
-                claim,
-            )
+            .join(&name(), &WaitRig::new().wait(&until(soon())), claim)
             .unwrap();
         assert!(!hold.is_valid(Moment::now()));
         drop(zombie);
@@ -548,14 +535,7 @@ pub(crate) mod tests {
             Moment::now(),
         )));
         let turn = queues
-            .join(
-                &name(),
-                &until(soon()),
-                |_, _| Ok(()),
-                |_| true,
-                || (),
-                claim,
-            )
+            .join(&name(), &WaitRig::new().wait(&until(soon())), claim)
             .unwrap();
         turn.turn.asks(Moment::now());
         drop(zombie);
@@ -572,27 +552,13 @@ pub(crate) mod tests {
         let turn = at_once(&queues, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
         turn.holds(&hold);
-        let Err(NoTurn::Busy(Some(holder))) = queues.join(
-            &name(),
-            &until(Moment::now()),
-            |_, _| Ok(()),
-            |_| true,
-            || (),
-            claim,
-        ) else {
+        let Err(NoTurn::Busy(Some(holder))) =
+            queues.join(&name(), &WaitRig::new().wait(&until(Moment::now())), claim)
+        else {
             panic!("it is busy, and the holder is known");
         };
         assert_eq!(holder.raw(), hold.token);
         assert!(queues.table.lock().queue(&name()).waiting.is_empty());
-    }
-
-    /// The calling thread holds the lock with the token "mine".
-    pub(crate) fn is_mine(seen: Option<&Holder>, _sleeps: bool) -> Result<(), Vain> {
-        if seen.is_some_and(|holder| holder.raw() == "mine") {
-            Err(Vain::Deadlock(Vec::new()))
-        } else {
-            Ok(())
-        }
     }
 
     #[test]
@@ -601,15 +567,19 @@ pub(crate) mod tests {
         let turn = at_once(&queues, &name()).unwrap();
         let queue = Arc::clone(&queues);
         let waiter = thread::spawn(move || {
+            let rig = WaitRig::new();
             queue
-                .join(&name(), &until(soon()), is_mine, |_| true, || (), claim)
+                .join(&name(), &rig.wait_of_holder(&until(soon())), claim)
                 .map(drop)
         });
         while queues.table.lock().queue(&name()).waiting.is_empty() {
             thread::yield_now();
         }
-        turn.saw(&Holder::new(b"mine", None), Duration::ZERO, true);
-        assert!(matches!(waiter.join().unwrap(), Err(NoTurn::Vain(_))));
+        turn.saw(&Holder::new(mine().as_bytes(), None), Duration::ZERO, true);
+        assert!(matches!(
+            waiter.join().unwrap(),
+            Err(NoTurn::MustNotWait(_))
+        ));
         assert!(queues.table.lock().queue(&name()).waiting.is_empty());
     }
 
@@ -644,15 +614,13 @@ pub(crate) mod tests {
                 began: now,
                 ..until(now.after(Duration::from_millis(30)))
             };
+            let rig = if answered {
+                WaitRig::new()
+            } else {
+                WaitRig::silent()
+            };
             queues
-                .join(
-                    &name(),
-                    &patience,
-                    |_, _| Ok(()),
-                    |_| answered,
-                    || (),
-                    claim,
-                )
+                .join(&name(), &rig.wait(&patience), claim)
                 .unwrap_err()
         };
         assert!(
@@ -699,7 +667,7 @@ pub(crate) mod tests {
         };
         let told = || {
             queues
-                .join(&name(), &patience, |_, _| Ok(()), |_| false, || (), claim)
+                .join(&name(), &WaitRig::silent().wait(&patience), claim)
                 .unwrap_err()
         };
         front.failed(Some(&Silence {
@@ -737,14 +705,7 @@ pub(crate) mod tests {
                 let deadline = Moment::now().after(Duration::from_millis(wait));
                 let next = thread::spawn(move || {
                     queue
-                        .join(
-                            &name(),
-                            &until(deadline),
-                            |_, _| Ok(()),
-                            |_| true,
-                            || (),
-                            claim,
-                        )
+                        .join(&name(), &WaitRig::new().wait(&until(deadline)), claim)
                         .is_ok()
                 });
                 while queues.table.lock().queue(&name()).waiting.is_empty() && !next.is_finished() {
@@ -758,7 +719,7 @@ pub(crate) mod tests {
                 }
                 let left = turn.settle(&to, handed);
                 assert_eq!(
-                    left.map(|(_, may_reappear)| may_reappear),
+                    left.map(|unused| unused.may_reappear),
                     cleaned_up,
                     "{handed:?}, {wait} ms"
                 );

@@ -186,9 +186,9 @@ impl Waits {
 /// dropped.
 pub(crate) struct ListedWait<'a> {
     waits: &'a Waits,
-    pub(crate) key: &'a Key,
-    pub(crate) thread: &'a Owner,
-    pub(crate) patience: &'a Patience,
+    key: &'a Key,
+    thread: &'a Owner,
+    patience: &'a Patience,
     /// The number in the list, once the wait is there.
     number: Cell<Option<u64>>,
     /// The log has a line that says that the wait begins.
@@ -204,16 +204,14 @@ impl<'a> ListedWait<'a> {
         thread: &'a Owner,
         patience: &'a Patience,
     ) -> ListedWait<'a> {
-        let (number, is_announced) = (Cell::new(None), Cell::new(false));
-        let next_report = Cell::new(patience.next_report(patience.began));
         ListedWait {
             waits,
             key,
             thread,
             patience,
-            number,
-            is_announced,
-            next_report,
+            number: Cell::new(None),
+            is_announced: Cell::new(false),
+            next_report: Cell::new(patience.next_report(patience.began)),
         }
     }
 
@@ -223,19 +221,15 @@ impl<'a> ListedWait<'a> {
             let mut list = self.waits.list.lock();
             list.entered += 1;
             self.number.set(Some(list.entered));
-            let (number, name) = (list.entered, Arc::clone(self.key.name()));
-            let Patience {
-                began, deadline, ..
-            } = *self.patience;
-            let (thread, since) = (self.thread.clone(), Moment::now());
-            list.threads.push(Listed {
-                number,
-                name,
-                thread,
-                began,
-                deadline,
-                since,
-            });
+            let listed = Listed {
+                number: list.entered,
+                name: Arc::clone(self.key.name()),
+                thread: self.thread.clone(),
+                began: self.patience.began,
+                deadline: self.patience.deadline,
+                since: Moment::now(),
+            };
+            list.threads.push(listed);
         }
     }
 
@@ -244,12 +238,10 @@ impl<'a> ListedWait<'a> {
     /// lock.
     pub(crate) fn announce(&self, awaited: impl Fn(Moment) -> Awaited) -> Moment {
         self.begins();
-        let (
-            now,
-            Patience {
-                began, deadline, ..
-            },
-        ) = (Moment::now(), *self.patience);
+        let now = Moment::now();
+        let Patience {
+            began, deadline, ..
+        } = *self.patience;
         if !self.is_announced.replace(true) {
             emit::change(&WAITING, 1.0);
             debug!(

@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::base::background::{Background, Stopped};
@@ -26,7 +26,7 @@ const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(
 
 /// Called for each invalidation, with its key and its node. `None`: any key of the node may have
 /// changed, because of a flush or because invalidations were missed.
-pub(crate) type OnInvalidation = Box<dyn Fn(Option<&[u8]>, &Node) + Send + Sync>;
+pub(crate) type OnInvalidation = OnceLock<Box<dyn Fn(Option<&[u8]>, &Node) + Send + Sync>>;
 
 /// The listener: what its thread shares with the waiters and the keeper.
 pub(crate) struct Listener {
@@ -211,6 +211,12 @@ impl Listener {
         self.dispatch(Heard::Everything);
     }
 
+    fn pass_on(&self, redis_key: Option<&[u8]>) {
+        if let Some(call) = self.on_invalidation.get() {
+            call(redis_key, &self.node);
+        }
+    }
+
     /// Wakes the threads that wait for the keys that have changed, and has the keeper renew the
     /// holds of those keys.
     pub(crate) fn dispatch(&self, heard: Heard) {
@@ -218,12 +224,12 @@ impl Listener {
             Heard::Keys(keys) => {
                 for key in &keys {
                     self.wakeups.wake(key);
-                    (self.on_invalidation)(Some(key), &self.node);
+                    self.pass_on(Some(key));
                 }
             }
             Heard::Everything => {
                 self.wake_all();
-                (self.on_invalidation)(None, &self.node);
+                self.pass_on(None);
             }
             Heard::Silence => {}
         }
@@ -319,8 +325,9 @@ pub(crate) mod tests {
         let store = Arc::new(Store::new(address, &Settings::default()).unwrap());
         let (passed, passes) = mpsc::channel();
         let text = |key: &[u8]| String::from_utf8(key.to_vec()).unwrap();
-        let pass: OnInvalidation =
-            Box::new(move |key: Option<&[u8]>, _: &Node| passed.send(key.map(text)).unwrap());
+        let pass = OnInvalidation::new();
+        let call = move |key: Option<&[u8]>, _: &Node| passed.send(key.map(text)).unwrap();
+        let _ = pass.set(Box::new(call));
         let node = store.node_of("a").unwrap();
         let timeout = Duration::from_millis(50);
         (

@@ -40,7 +40,6 @@ impl Listeners {
         store: Arc<Store>,
         response_timeout: Duration,
         probe: Option<String>,
-        on_invalidation: impl Fn(Option<&[u8]>, &Node) + Send + Sync + 'static,
     ) -> Listeners {
         let wakeups = Arc::<Wakeups>::default();
         let weak = Arc::downgrade(&wakeups);
@@ -57,16 +56,22 @@ impl Listeners {
                 }
             });
         }
-        let (on_invalidation, running) =
-            (Arc::new(Box::new(on_invalidation) as _), Mutex::default());
         Listeners {
             store,
             response_timeout,
             probe,
-            on_invalidation,
+            on_invalidation: Arc::default(),
             wakeups,
-            running,
+            running: Mutex::default(),
         }
+    }
+
+    /// Registers `call`: see [`OnInvalidation`].
+    pub(crate) fn on_invalidation(
+        &self,
+        call: impl Fn(Option<&[u8]>, &Node) + Send + Sync + 'static,
+    ) {
+        let _ = self.on_invalidation.set(Box::new(call)); // The keeper sets it once.
     }
 
     /// The listener of this node, if there is one.
@@ -152,7 +157,7 @@ mod tests {
     #[test]
     fn beyond_the_limit_a_node_has_no_listener_until_another_node_leaves() {
         let nodes: Vec<_> = (0..=MOST).map(|_| store().node_of("").unwrap()).collect();
-        let listeners = Listeners::new(store(), Duration::from_millis(50), None, |_, _| ());
+        let listeners = Listeners::new(store(), Duration::from_millis(50), None);
         assert!(
             nodes[..MOST]
                 .iter()
@@ -169,7 +174,7 @@ mod tests {
     fn after_the_end_no_listener_starts() {
         let store = store();
         let node = store.node_of("").unwrap();
-        let listeners = Listeners::new(store, Duration::from_millis(50), None, |_, _| ());
+        let listeners = Listeners::new(store, Duration::from_millis(50), None);
         listeners.stop();
         assert!(listeners.add(&node).is_none());
     }

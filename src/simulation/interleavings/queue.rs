@@ -14,15 +14,15 @@ use crate::base::owner::holder::Holder;
 use crate::base::sync::scheduler::{advance, below, in_many_orders, one_in, step};
 use crate::hold::{Hold, tests::sample_by};
 use crate::keeping::keeper::tests::keeper_without_redis;
-use crate::keeping::shared::Keeper;
-use crate::session::release::give_back;
+use crate::keeping::work::Keeper;
+use crate::session::release::{Command, Tried, give_back};
 use crate::simulation::interleavings::expiring_key::Redis;
-use crate::store::{Compared, Failure};
+use crate::store::Failure;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::tests::until;
 use crate::waiting::place::NoTurn;
-use crate::waiting::queues::tests::is_mine;
 use crate::waiting::queues::{Joined, Turn};
+use crate::waiting::wait::tests::{WaitRig, mine};
 
 /// Longer than any scene, unless the clock is advanced.
 const LONG: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ fn micros_below(most: u64) -> Duration {
 
 /// One key, the threads that want it, and a log of what they did.
 struct Scene {
-    keeper: Keeper,
+    keeper: Arc<Keeper>,
     redis: Redis,
     lease: Duration,
     /// Never locked while another thread may run: shuttle cannot switch threads at this mutex.
@@ -77,6 +77,27 @@ struct Front {
     handing_off: bool,
 }
 
+/// The release of one hold.
+struct Asks<'a> {
+    scene: &'a Scene,
+    hold: &'a Hold,
+    /// The turn is being handed off, or is not any more.
+    handing: &'a dyn Fn(bool),
+}
+
+impl Command for Asks<'_> {
+    fn send(&mut self, claim: Option<&Claim>, _: Moment) -> Tried {
+        assert!(
+            !self.hold.is_valid(Moment::now()),
+            "it is trusted while its release is under way"
+        );
+        (self.handing)(claim.is_some());
+        let tried = self.scene.ask(self.hold, claim);
+        (self.handing)(false);
+        tried
+    }
+}
+
 impl Scene {
     fn new(lease: Duration) -> Arc<Scene> {
         let (keeper, redis, log) = (
@@ -103,20 +124,16 @@ impl Scene {
                 counter: None,
             }
         };
+        let rig = WaitRig::new();
+        let patience = until(deadline);
+        let queues = &self.keeper.core.queues;
         let Joined {
             turn,
             start,
             waited,
-        } = match self.keeper.queues.join(
-            &"key".into(),
-            &until(deadline),
-            |_, _| Ok(()),
-            |_| true,
-            || (),
-            claim,
-        ) {
+        } = match queues.join(&"key".into(), &rig.wait(&patience), claim) {
             Ok(joined) => joined,
-            Err(NoTurn::Vain(_) | NoTurn::Outage(_)) => {
+            Err(NoTurn::MustNotWait(_) | NoTurn::Outage(_)) => {
                 panic!("no thread holds it itself, and Redis answers")
             }
             Err(NoTurn::Busy(_)) => {
@@ -239,23 +256,19 @@ impl Scene {
                 front.handing_off = is_handing;
             }
         };
-        let (handoff, deadline) = (Some(local_handoff), Moment::now().after(ANSWER));
+        let deadline = Moment::now().after(ANSWER);
+        let asks = Asks {
+            scene: self,
+            hold,
+            handing: &handing,
+        };
         let released = give_back(
             &self.keeper,
             hold,
             turn,
-            handoff,
+            Some(local_handoff),
             deadline,
-            |claim, handed, _| {
-                assert!(
-                    !hold.is_valid(Moment::now()),
-                    "it is trusted while its release is under way"
-                );
-                handing(claim.is_some());
-                let compared = self.ask(hold, claim, handed);
-                handing(false);
-                compared
-            },
+            asks,
         );
         let is_lost = matches!(released, Err(Error::Lost { .. }));
         assert_eq!(hold.lost().is_some(), is_lost, "{released:?}");
@@ -266,12 +279,7 @@ impl Scene {
     }
 
     /// One try of a release. The try or its answer may be lost.
-    fn ask(
-        &self,
-        hold: &Hold,
-        claim: Option<&Claim>,
-        handed: &mut HandoffOutcome,
-    ) -> Result<Compared, Failure> {
+    fn ask(&self, hold: &Hold, claim: Option<&Claim>) -> Tried {
         let sent = Moment::now();
         let answer = (!one_in(4)).then(|| {
             let compared = self.redis.remove(&hold.token);
@@ -283,25 +291,24 @@ impl Scene {
         advance(micros_below(3_000));
         step();
         let answer = answer.filter(|_| !one_in(4));
-        match (claim, &answer) {
+        let handed = match (claim, &answer) {
             (Some(claim), None) => {
-                *handed = HandoffOutcome::Unanswered { sent };
                 if one_in(2) {
                     // The real release writes this deletion behind the claim.
                     self.redis.remove(&claim.token);
                 }
+                HandoffOutcome::Unanswered { sent }
             }
-            (Some(_), Some((_, true))) => {
-                *handed = HandoffOutcome::Taken {
-                    sent,
-                    answered: Moment::now(),
-                    fence: None,
-                }
-            }
-            _ => {}
-        }
-        if let Some(claim) = claim.filter(|_| *handed != HandoffOutcome::NotTaken) {
-            let (mut log, next) = (self.log.lock(), claim.token.parse().expect("a number"));
+            (Some(_), Some((_, true))) => HandoffOutcome::Taken {
+                sent,
+                answered: Moment::now(),
+                fence: None,
+            },
+            _ => HandoffOutcome::NotTaken,
+        };
+        if let Some(claim) = claim.filter(|_| handed != HandoffOutcome::NotTaken) {
+            let next = claim.token.parse().expect("a number");
+            let mut log = self.log.lock();
             assert!(!log.sent_for.contains(&next), "its claim was sent twice");
             log.sent_for.push(next);
         }
@@ -309,12 +316,15 @@ impl Scene {
             link_stands: false,
             cause: "no answer".into(),
         };
-        answer.map(|(compared, _)| compared).ok_or_else(lost)
+        Tried {
+            answer: answer.map(|(compared, _)| compared).ok_or_else(lost),
+            handed,
+        }
     }
 
     /// Takes the turn, which no thread has or waits for.
     fn free_turn(&self) -> Turn {
-        self.keeper.queues.free_turn(&"key".into())
+        self.keeper.core.queues.free_turn(&"key".into())
     }
 
     /// Checks that the threads left nothing behind, and that those that waited had the turn in the
@@ -346,7 +356,7 @@ impl Scene {
             "a claim was sent, and its thread did not learn it"
         );
         assert_eq!(
-            self.keeper.counters.read().lost,
+            self.keeper.core.counters.read().lost,
             log.losses,
             "each loss is reported once, and no release as a loss"
         );
@@ -451,17 +461,13 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
                 lease: Lease::new(LONG),
                 counter: None,
             };
-            let joined = scene.keeper.queues.join(
-                &"key".into(),
-                &until(Moment::NEVER),
-                is_mine,
-                |_| true,
-                || (),
-                claim,
-            );
-            assert!(matches!(joined, Err(NoTurn::Vain(_))));
+            let rig = WaitRig::new();
+            let patience = until(Moment::NEVER);
+            let queues = &scene.keeper.core.queues;
+            let joined = queues.join(&"key".into(), &rig.wait_of_holder(&patience), claim);
+            assert!(matches!(joined, Err(NoTurn::MustNotWait(_))));
         });
-        turn.saw(&Holder::new(b"mine", None), Duration::ZERO, true);
+        turn.saw(&Holder::new(mine().as_bytes(), None), Duration::ZERO, true);
         join([itself]);
         drop(turn);
         join([other]);

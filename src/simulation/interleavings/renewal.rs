@@ -17,10 +17,11 @@ use crate::hold::{Hold, tests::sample};
 use crate::keeping::connection::{ExtendAnswers, Extended, KeeperCommands, Removed};
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::renewal::{on_renewal, round};
-use crate::keeping::shared::Keeper;
-use crate::session::release::give_back;
+use crate::keeping::work::Keeper;
+use crate::session::release::{Command, Tried, give_back};
 use crate::simulation::interleavings::wakeups::{Redis, a_change};
 use crate::store::{Compared, Extension, Failure, Node};
+use crate::waiting::handoff::Claim;
 
 const LEASE: Duration = Duration::from_millis(300);
 
@@ -28,7 +29,7 @@ const LEASE: Duration = Duration::from_millis(300);
 struct Scene {
     began: Moment,
     hold: Arc<Hold>,
-    keeper: Keeper,
+    keeper: Arc<Keeper>,
     node: Arc<Node>,
     redis: Redis,
     /// Redis does not answer the keeper.
@@ -92,7 +93,7 @@ impl Scene {
         let (hold, keeper) = (Arc::new(sample("a", LEASE, began)), keeper_without_redis());
         keeper.enter(&hold).expect("no thread is started");
         redis.claim(&hold.token, None);
-        let node = keeper.store.node_of("").expect("there is one node");
+        let node = keeper.core.store.node_of("").expect("there is one node");
         Arc::new(Scene {
             began,
             hold,
@@ -112,8 +113,8 @@ impl Scene {
             assert!(in_time || self.silent, "nobody renewed it in time");
             shared.expire(&work.due.over);
             round(shared, &mut &*self, work);
-            assert!(self.silent || shared.counters.read().renewal_errors == 0);
-            if shared.counters.read().lost > 0 {
+            assert!(self.silent || shared.core.counters.read().renewal_errors == 0);
+            if shared.core.counters.read().lost > 0 {
                 // If the release has found the loss, the hold is not in the table any more.
                 let work = shared.work.lock();
                 let found = work.leases.has(&self.hold).then(Moment::now);
@@ -152,7 +153,7 @@ impl Scene {
         } else {
             assert!(hold.lost().is_some());
         }
-        let lost = self.keeper.counters.read().lost;
+        let lost = self.keeper.core.counters.read().lost;
         assert_eq!(
             lost,
             u64::from(!log.released),
@@ -195,7 +196,7 @@ impl Scene {
 
     fn release(&self) {
         let hold = &self.hold;
-        let turn = self.keeper.queues.free_turn(hold.key.name());
+        let turn = self.keeper.core.queues.free_turn(hold.key.name());
         let deadline = Moment::now().after(LEASE);
         let released = give_back(
             &self.keeper,
@@ -203,25 +204,31 @@ impl Scene {
             turn,
             Some(Duration::ZERO),
             deadline,
-            |_, _, _| {
-                assert!(
-                    !hold.is_valid(Moment::now()),
-                    "it is trusted while its release is under way"
-                );
-                let compared = self.redis.remove(Some(&hold.token));
-                on_the_way();
-                assert!(
-                    !hold.is_valid(Moment::now()),
-                    "it is trusted while its release is under way"
-                );
-                Ok(compared)
-            },
+            self,
         );
         assert!(!hold.is_valid(Moment::now()));
         self.log.lock().released = released.is_ok();
         on_the_way();
         self.keeper.work.lock().stop = true;
         self.keeper.due_sooner.notify_one();
+    }
+}
+
+/// The release of the holder.
+impl Command for &Scene {
+    fn send(&mut self, _: Option<&Claim>, _: Moment) -> Tried {
+        let is_trusted = || self.hold.is_valid(Moment::now());
+        assert!(
+            !is_trusted(),
+            "it is trusted while its release is under way"
+        );
+        let compared = self.redis.remove(Some(&self.hold.token));
+        on_the_way();
+        assert!(
+            !is_trusted(),
+            "it is trusted while its release is under way"
+        );
+        Tried::alone(Ok(compared))
     }
 }
 
@@ -247,7 +254,7 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
         let listener = spawn(|scene| {
             scene
                 .redis
-                .listen(&scene.keeper.listeners.only(), || scene.heard());
+                .listen(&scene.keeper.core.listeners.only(), || scene.heard());
         });
         let touches = below(4);
         for _ in 0..touches {
@@ -298,7 +305,7 @@ fn a_hold_whose_renewals_are_not_answered_is_lost_at_its_end_and_reported_once()
             move || scene.keep()
         });
         on_the_way();
-        scene.keeper.listeners.only().dispatch(a_change());
+        scene.keeper.core.listeners.only().dispatch(a_change());
         keeper.join().expect("the thread does not panic");
         assert!(
             Moment::now() >= scene.began.after(LEASE * 9 / 10),

@@ -7,23 +7,22 @@ use std::time::Duration;
 
 use crate::base::sync::thread;
 
-use crate::acquire::{AcquireContext, Answer, Ask, Attempt, Taken, ask_until_taken};
+use crate::acquire::{AcquireContext, Acquisition, Answer, Ask, Attempt, Attempts, Taken};
 use crate::base::clock::Moment;
 use crate::base::error::Error;
-use crate::base::key::Key;
 use crate::base::options::Lease;
-use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
 use crate::base::sync::scheduler::{in_many_orders, one_in, step};
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::AcquiredAt;
 use crate::keeping::keeper::tests::keeper_without_redis;
-use crate::keeping::shared::Keeper;
+use crate::keeping::work::Keeper;
 use crate::store::{Compared, Heard, Tracking};
 use crate::waiting::patience::tests::until;
+use crate::waiting::wait::tests::WaitRig;
 use crate::wakeups::listener::Listener;
 
-pub(crate) const KEY: &str = "lock:a";
+pub(crate) const KEY: &str = "lock:key";
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -197,7 +196,7 @@ pub(crate) fn a_change() -> Heard {
 
 /// The listener, a thread that waits for the key, and others that have the lock meanwhile.
 struct Scene {
-    keeper: Keeper,
+    keeper: Arc<Keeper>,
     redis: Redis,
 }
 
@@ -211,34 +210,53 @@ impl Scene {
 
     /// Waits for the lock. True if the thread has it in the end.
     fn wait(&self, deadline: Moment) -> bool {
-        let (keeper, key) = (&self.keeper, Key::new("lock:", "a").expect("a key"));
+        let keeper = &self.keeper;
+        let rig = WaitRig::new();
+        let patience = until(deadline);
+        let wait = rig.wait(&patience);
         let context = AcquireContext {
-            store: &keeper.store,
-            listeners: &keeper.listeners,
-            counters: &keeper.counters,
+            core: &keeper.core,
             keeper,
-            key: &key,
-            owner: &Owner::new("host".into(), std::process::id(), 1),
-            machine: "0123abcd",
+            wait: &wait,
             lease: Lease::new(LEASE),
             reclaim_dead: false,
-            is_vain: &|_, _| Ok(()),
-            sleeps: &|| Moment::NEVER,
-            poll_every: POLL,
         };
-        let joined = keeper.queues.join_free(key.name());
-        match ask_until_taken(&context, &until(deadline), &joined, false, |ask| {
-            self.attempt(ask)
-        }) {
-            Ok(_) => true,
-            Err(Error::Timeout { .. }) => false,
-            Err(other) => panic!("{other}, and Redis answers"),
+        let joined = keeper.core.queues.join_free(wait.key.name());
+        let mut acquisition = Acquisition::with(context, &joined, self);
+        loop {
+            let end = match acquisition.ask() {
+                Ok(Some(_)) => return true,
+                Ok(None) => acquisition.sleep().err(),
+                Err(end) => Some(end),
+            };
+            match end {
+                None => {}
+                Some(Error::Timeout { .. }) => return false,
+                Some(other) => panic!("{other}, and Redis answers"),
+            }
         }
     }
 
-    /// One attempt of the waiter.
-    fn attempt(&self, ask: Ask) -> Attempt {
-        let listener = self.keeper.listeners.only();
+    /// The holder releases the lock. Other processes then try three times to take the lock. If they
+    /// get it, they release it.
+    fn others(&self) {
+        self.redis.remove(Some(THEIRS));
+        if one_in(2) {
+            self.keeper.core.listeners.wakeups.wake(KEY.as_bytes()); // As `force_unlock` does.
+        }
+        for _ in 0..3 {
+            if self.redis.claim(THEIRS, None).0 {
+                step();
+                self.redis.remove(Some(THEIRS));
+            }
+        }
+    }
+}
+
+/// The attempts of the waiter.
+impl Attempts for &Scene {
+    fn attempt(&mut self, ask: Ask) -> Attempt {
+        let listener = self.keeper.core.listeners.only();
         let (since, looks) = (Moment::now(), ask != Ask::Claim);
         let client = if looks { listener.client_id() } else { None };
         let (is_taken, tracking) = self.redis.claim(OURS, client);
@@ -260,22 +278,6 @@ impl Scene {
         Attempt {
             since,
             answer: Ok(answer),
-            has_given_up: false,
-        }
-    }
-
-    /// The holder releases the lock. Other processes then try three times to take the lock. If they
-    /// get it, they release it.
-    fn others(&self) {
-        self.redis.remove(Some(THEIRS));
-        if one_in(2) {
-            self.keeper.listeners.wakeups.wake(KEY.as_bytes()); // As `force_unlock` does.
-        }
-        for _ in 0..3 {
-            if self.redis.claim(THEIRS, None).0 {
-                step();
-                self.redis.remove(Some(THEIRS));
-            }
         }
     }
 }
@@ -289,7 +291,11 @@ fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience:
             thread::spawn(move || part(&scene))
         };
         let others = spawn(Scene::others);
-        let listener = spawn(|scene| scene.redis.listen(&scene.keeper.listeners.only(), || ()));
+        let listener = spawn(|scene| {
+            scene
+                .redis
+                .listen(&scene.keeper.core.listeners.only(), || ());
+        });
         let deadline = patience.map_or(Moment::NEVER, |patience| Moment::now().after(patience));
         let has_it = scene.wait(deadline);
         assert!(has_it || patience.is_some());
@@ -308,7 +314,7 @@ fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience:
             None,
             "a token was left behind"
         );
-        assert!(scene.keeper.listeners.wakeups.is_empty());
+        assert!(scene.keeper.core.listeners.wakeups.is_empty());
     });
 }
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::error::LostCause;
 use crate::base::stop::Stop;
 use crate::base::sync::HashSet;
 use crate::base::sync::thread;
@@ -47,7 +46,7 @@ impl Session {
         // turn that is left has a hold that nobody waits for, no other thread has a lock, nor will
         // an answer give it one.
         let is_free = |queue: &WaitQueue| queue.hold().is_some_and(|hold| !is_for_others(hold));
-        if !self.queues.wait_until(is_free, end) {
+        if !self.core.queues.wait_until(is_free, end) {
             self.wait_for_answers();
         }
         // A lock that is adopted while other threads queue for it has no turn. That is rare.
@@ -67,7 +66,7 @@ impl Session {
         }
         // A redirect or a forgotten script may have kept a thread from its answer until now. It
         // enters no hold after this, and gives its lock back itself.
-        self.keeper.work.lock().leases.is_closed = true;
+        self.keeper.refuse_new();
         self.held()
     }
 
@@ -75,7 +74,8 @@ impl Session {
     /// lock, or given it back.
     fn wait_for_answers(&self) {
         let is_settled = |queue: &WaitQueue| queue.is_settled(Moment::now());
-        self.queues
+        self.core
+            .queues
             .wait_until(is_settled, self.one_answer(Moment::now()));
     }
 
@@ -94,23 +94,17 @@ impl Session {
     /// Each hold is lost before its key is deleted: the other way round, its thread would trust a
     /// lock that another process may have.
     fn take_away(&self) {
-        let mut work = self.keeper.work.lock();
-        let holds: Vec<_> = work.leases.holds(Moment::now()).map(Arc::clone).collect();
-        for hold in &holds {
-            hold.lose(LostCause::ShutDown);
-            work.leases.close(hold, Moment::now());
-        }
-        drop(work);
+        let holds = self.keeper.take_away();
         let deadline = self.one_release();
         for hold in &holds {
             self.keeper.report_loss(hold);
             let is_kept = hold.keep_until() > Moment::now();
-            if !is_kept || release::keep(&self.store, hold, deadline).is_err() {
+            if !is_kept || release::keep(&self.core.store, hold, deadline).is_err() {
                 release::delete_from(&self.keeper, hold, hold.keep_until());
             }
         }
         self.wait_for_answers();
-        let is_left = |hold: &Arc<Hold>| self.keeper.work.lock().leases.orphans.has(&hold.token);
+        let is_left = |hold: &Arc<Hold>| self.keeper.has_orphan(&hold.token);
         while Moment::now() < deadline
             && holds
                 .iter()

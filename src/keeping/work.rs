@@ -1,44 +1,32 @@
 //! What the keeper's thread shares with the threads that take and release locks.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
 use crate::base::error::LostCause;
 use crate::base::options::WarnAfter;
 use crate::base::owner::process::Workers;
-use crate::base::stats::counters::Counters;
 use crate::base::sync::mpsc::Sender;
 use crate::base::sync::thread::JoinHandle;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::keeping::leases::{Due, Leases};
 use crate::keeping::losses::LossNotifier;
-use crate::store::{Failure, Node, Store};
-use crate::waiting::queues::WaitQueues;
-use crate::wakeups::listeners::Listeners;
+use crate::store::{Failure, Node};
+use crate::waiting::core::Core;
 
 /// The keeper of one manager. Any thread notes work for it here.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) store: Arc<Store>,
-    pub(crate) counters: Arc<Counters>,
+pub(crate) struct Keeper {
+    pub(crate) core: Arc<Core>,
     pub(crate) notifier: Option<LossNotifier>,
-    /// The threads of this process that wait for a lock. When a lock is lost, the first of its
-    /// waiters is woken.
-    pub(crate) queues: Arc<WaitQueues>,
-    pub(crate) listeners: Arc<Listeners>,
-    pub(crate) response_timeout: Duration,
     pub(crate) work: Mutex<Work>,
     /// Wakes the thread when something is due sooner than the thread knew.
     pub(crate) due_sooner: Condvar,
     /// The keeper's thread.
     pub(crate) workers: Workers,
 }
-
-/// The keeper, as the session sees it.
-pub(crate) type Keeper = Arc<Shared>;
 
 #[derive(Debug)]
 pub(crate) struct Work {
@@ -101,7 +89,7 @@ impl WorkDue {
     }
 }
 
-impl Shared {
+impl Keeper {
     /// Wakes the thread if it sleeps for longer than until `due`.
     pub(crate) fn wake(&self, mut work: MutexGuard<'_, Work>, due: Moment) {
         if work.sleeps_until.is_some_and(|until| due < until) {
@@ -141,13 +129,6 @@ impl Shared {
         }
     }
 
-    /// Wakes all threads of this manager that wait for a lock. Those whose wait was stopped leave.
-    /// The others look again: the first of each queue asks Redis once more.
-    pub(crate) fn wake_waiters(&self) {
-        self.queues.wake_all();
-        self.listeners.wakeups.wake_those(|_| true);
-    }
-
     /// Ends holds that have run out by the clock.
     pub(crate) fn expire(&self, holds: &[Arc<Hold>]) {
         for hold in holds {
@@ -162,12 +143,12 @@ impl Shared {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;
         };
-        self.counters.lost.add(1);
+        self.core.counters.lost.add(1);
         warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key.name());
         if let Some(notifier) = &self.notifier {
             notifier.notify(hold, cause, Moment::now());
         }
-        self.queues.wake_first(hold.key.name());
+        self.core.queues.wake_first(hold.key.name());
     }
 
     /// Handles the invalidation of a key. `None`: any key of the node may have changed. If the key
@@ -179,7 +160,7 @@ impl Shared {
             Some(redis_key) => work.leases.invalidated(redis_key, now),
             None => work
                 .leases
-                .invalidated_those(|key| self.store.may_be_at(node, key), now),
+                .invalidated_those(|key| self.core.store.may_be_at(node, key), now),
         };
         self.wake(work, due);
     }
@@ -187,7 +168,7 @@ impl Shared {
     /// Another server has these keys now. The waiters ask it at once, and the keeper renews each
     /// hold that it renews at all, so that a loss is found at once.
     pub(crate) fn moved(&self, has_moved: &dyn Fn(&[u8]) -> bool) {
-        self.listeners.wakeups.wake_those(has_moved);
+        self.core.listeners.wakeups.wake_those(has_moved);
         let mut work = self.work.lock();
         let due = work.leases.moved(has_moved, Moment::now());
         self.wake(work, due);

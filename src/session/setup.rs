@@ -1,0 +1,148 @@
+//! How a manager begins and ends, and whether it may be used.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::clock::Moment;
+use crate::base::emit;
+use crate::base::error::Error;
+use crate::base::key::Key;
+use crate::base::options::Settings;
+use crate::base::owner::Identity;
+use crate::base::owner::process as this_process;
+use crate::base::stop::Stop;
+use crate::base::sync::PerProcess;
+use crate::base::sync::process;
+use crate::hold::Hold;
+use crate::keeping::losses::{LossNotifier, OnLost};
+use crate::keeping::work::Keeper;
+use crate::session::Session;
+use crate::session::adoptions::Adoptions;
+use crate::store::{Failure, Store, Target};
+use crate::waiting::core::Core;
+
+impl Session {
+    pub(crate) fn new(
+        target: Target,
+        settings: Settings,
+        on_lost: Option<OnLost>,
+    ) -> Result<Session, Error> {
+        let store = Arc::new(Store::new(target, &settings)?);
+        let identity = Identity::of_this_process().map_err(no_randomness)?;
+        let unused = identity
+            .fresh_token(&identity.this_thread())
+            .map_err(no_randomness)?;
+        let probe = settings
+            .client_tracking
+            .then(|| settings.prefix.clone() + &unused);
+        Session::over(Core::new(identity, store, settings, probe), on_lost).started()
+    }
+
+    pub(super) fn over(core: Arc<Core>, on_lost: Option<OnLost>) -> Session {
+        static NEXT: PerProcess<AtomicU64> =
+            PerProcess::new(AtomicU64::new(1), || AtomicU64::new(1));
+        let waits = Arc::clone(&core);
+        let wake = move || {
+            // A forked child has no waiters, and its copies of the mutexes may stay locked.
+            if process::id() == waits.identity.pid {
+                waits.wake_waiters();
+            }
+        };
+        let session = Session {
+            id: NEXT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
+            keeper: Keeper::new(Arc::clone(&core), on_lost.map(LossNotifier::new)),
+            core,
+            adoptions: Adoptions::default(),
+            going: Stop::new(),
+            wake: Arc::new(wake),
+        };
+        session.heed(&session.going);
+        emit::describe();
+        session
+    }
+
+    /// Starts what the settings ask for.
+    pub(crate) fn started(self) -> Result<Session, Error> {
+        if let Some(limits) = self.core.settings.warn_after {
+            self.keeper.warn_after(limits)?;
+        }
+        Ok(self)
+    }
+
+    /// Sends a `PING`, so that a wrong address or login is found out now.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let deadline = Moment::now().after(self.core.settings.connect_timeout);
+        self.core.store.ping("connecting", deadline)
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.core.settings
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.core.identity.pid
+    }
+
+    /// Returns an error if a hold can no longer be trusted, or belongs to another process.
+    pub(crate) fn trust(&self, hold: &Hold) -> Result<(), Error> {
+        let now = Moment::now();
+        self.own_process(now)?;
+        hold.check(now)
+    }
+
+    /// True if a hold can be trusted, and belongs to this process.
+    pub(crate) fn trusts(&self, hold: &Hold) -> bool {
+        let now = Moment::now();
+        hold.is_valid(now) && this_process::id(now) == self.core.identity.pid
+    }
+
+    /// The error of a call that fails, which is counted. (`enter` counts its own.)
+    pub(super) fn call_failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
+        let error = self.failed(action, key, failure);
+        self.core.counters.failed(&error);
+        error
+    }
+
+    pub(super) fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
+        self.core.store.error(Some(key), action, failure)
+    }
+
+    /// The process id, or an error in a forked child.
+    pub(crate) fn own_process(&self, now: Moment) -> Result<u32, Error> {
+        let pid = this_process::id(now);
+        if pid == self.core.identity.pid {
+            Ok(pid)
+        } else {
+            Err(Error::Forked {
+                parent: self.core.identity.pid,
+                child: pid,
+            })
+        }
+    }
+}
+
+pub(super) fn no_randomness(source: io::Error) -> Error {
+    Error::NoRandomness { source }
+}
+
+impl Drop for Session {
+    /// Ends the manager's threads. A forked child has none of them, and must not wait for what they
+    /// had locked.
+    fn drop(&mut self) {
+        if process::id() == self.core.identity.pid {
+            self.keeper.stop();
+        }
+    }
+}
+
+/// The server and the settings, and nothing of what changes.
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("store", &self.core.store)
+            .field("settings", &self.core.settings)
+            .finish_non_exhaustive()
+    }
+}

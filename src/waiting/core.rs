@@ -1,0 +1,57 @@
+//! What all threads of a manager share: the store, the queues, the listeners, the counts.
+
+use std::sync::Arc;
+
+use crate::base::options::Settings;
+use crate::base::owner::Identity;
+use crate::base::stats::counters::Counters;
+use crate::store::Store;
+use crate::waiting::queues::WaitQueues;
+use crate::wakeups::listeners::Listeners;
+
+/// The parts of a manager that its threads use, whatever they do: they take locks, give them back,
+/// or keep what is held.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) identity: Identity,
+    pub(crate) store: Arc<Store>,
+    /// The threads of this process that wait for a lock.
+    pub(crate) queues: Arc<WaitQueues>,
+    pub(crate) listeners: Listeners,
+    pub(crate) counters: Counters,
+    pub(crate) settings: Settings,
+}
+
+impl Core {
+    /// `probe` is a key that nobody else knows, to test whether invalidations arrive. `None` if
+    /// there are to be no listeners.
+    pub(crate) fn new(
+        identity: Identity,
+        store: Arc<Store>,
+        settings: Settings,
+        probe: Option<String>,
+    ) -> Arc<Core> {
+        let listeners = Listeners::new(Arc::clone(&store), settings.response_timeout, probe);
+        Arc::new(Core {
+            identity,
+            store,
+            queues: Arc::default(),
+            listeners,
+            counters: Counters::default(),
+            settings,
+        })
+    }
+
+    /// Wakes all threads of this manager that wait for a lock. Those whose wait was stopped leave.
+    /// The others look again: the first of each queue asks Redis once more.
+    pub(crate) fn wake_waiters(&self) {
+        self.queues.wake_all();
+        self.listeners.wakeups.wake_those(|_| true);
+    }
+
+    /// Ends the threads of the listeners and of the store.
+    pub(crate) fn stop(&self) {
+        self.listeners.stop();
+        self.store.stop();
+    }
+}

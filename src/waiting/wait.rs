@@ -1,0 +1,232 @@
+//! The wait of one thread for one lock: which lock, until when, and what ends it early.
+
+use crate::base::clock::Moment;
+use crate::base::error::body::Made;
+use crate::base::error::{BlockedThread, Error};
+use crate::base::key::Key;
+use crate::base::owner::Owner;
+use crate::base::owner::holder::Holder;
+use crate::base::stats::counters::Counters;
+use crate::base::stop::Stop;
+use crate::store::{Cause, Store};
+use crate::waiting::deadlocks::{DeadlockWatch, HeldBy};
+use crate::waiting::patience::Patience;
+use crate::waiting::waits::{Awaited, ListedWait, Waits};
+
+/// The wait of one thread for one lock, from the call to the lock or the error. A thread that never
+/// sleeps pays nothing for it.
+pub(crate) struct Wait<'a> {
+    manager: OfManager<'a>,
+    pub(crate) key: &'a Key,
+    pub(crate) thread: &'a Owner,
+    pub(crate) patience: &'a Patience,
+    /// Either ends the wait: the end of the manager, and the caller's own handle.
+    stops: [Option<&'a Stop>; 2],
+    deadlock: DeadlockWatch<'a>,
+    listed: ListedWait<'a>,
+}
+
+/// Why a thread must not go on waiting.
+#[derive(Debug)]
+pub(crate) enum MustNotWait {
+    /// It would wait for itself.
+    Deadlock(Vec<BlockedThread>),
+    /// The program has stopped the wait.
+    Stopped,
+}
+
+/// Of which manager a wait is, and what of that manager it uses.
+#[derive(Clone, Copy)]
+pub(crate) struct OfManager<'a> {
+    /// Tells managers apart.
+    pub(crate) id: u64,
+    pub(crate) waits: &'a Waits,
+    pub(crate) counters: &'a Counters,
+    pub(crate) store: &'a Store,
+    /// Ends all waits of the manager.
+    pub(crate) end: &'a Stop,
+    /// Lists what the calling thread holds, through any manager.
+    pub(crate) held: fn() -> Vec<HeldBy>,
+}
+
+impl<'a> Wait<'a> {
+    pub(crate) fn new(
+        manager: OfManager<'a>,
+        key: &'a Key,
+        thread: &'a Owner,
+        patience: &'a Patience,
+        stop: Option<&'a Stop>,
+    ) -> Wait<'a> {
+        let OfManager {
+            id,
+            waits,
+            end,
+            held,
+            ..
+        } = manager;
+        Wait {
+            manager,
+            key,
+            thread,
+            patience,
+            stops: [Some(end), stop],
+            deadlock: DeadlockWatch::new(id, key.name(), thread, patience.deadline, held),
+            listed: ListedWait::new(waits, key, thread, patience),
+        }
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stops.iter().flatten().any(|stop| stop.is_stopped())
+    }
+
+    /// True if Redis has answered any thread since `moment`.
+    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
+        let store = self.manager.store;
+        store.answered_since(self.key.in_redis(), moment)
+    }
+
+    /// Returns why the thread must not go on, if it must not.
+    pub(crate) fn may_go_on(&self) -> Result<(), MustNotWait> {
+        if self.is_stopped() {
+            return Err(MustNotWait::Stopped);
+        }
+        Ok(())
+    }
+
+    /// The thread is about to sleep. Redis has named this holder, if any. Returns why the thread
+    /// must not sleep, if it must not. The caller may hold a lock.
+    pub(crate) fn may_sleep(&self, seen: Option<&Holder>) -> Result<(), MustNotWait> {
+        self.may_go_on()?;
+        self.deadlock.begins(seen).map_err(MustNotWait::Deadlock)?;
+        self.listed.begins();
+        Ok(())
+    }
+
+    /// Says in the log that the thread is about to sleep: once, and again after 5 s, 10 s, 20 s and
+    /// so on. Returns when it has to be called next. This calls the program's logger, so the caller
+    /// holds no lock.
+    pub(crate) fn announce(&self, awaited: impl Fn(Moment) -> Awaited) -> Moment {
+        self.listed.announce(awaited)
+    }
+
+    /// The wait is over, and the thread has the lock.
+    pub(crate) fn ends(&self) {
+        self.listed.ends(None);
+    }
+
+    /// The wait is over, with this error. Counts it, and says what the thread holds meanwhile.
+    pub(crate) fn fails(&self, mut error: Error) -> Error {
+        self.listed.ends(Some(&error));
+        match &mut error {
+            Error::Timeout { held, .. } => {
+                self.manager.counters.timed_out.add(1);
+                // What `try_lock` did hold nobody asks for.
+                if !self.patience.once {
+                    let names = (self.manager.held)();
+                    *held = names
+                        .iter()
+                        .map(|(_, hold)| hold.key.name().to_string())
+                        .collect();
+                }
+            }
+            error => self.manager.counters.failed(error),
+        }
+        error
+    }
+
+    pub(crate) fn must_not(&self, why: MustNotWait) -> Error {
+        let key = self.key.name().to_string();
+        let made = Made::now();
+        match why {
+            MustNotWait::Deadlock(cycle) => Error::WouldDeadlock { key, cycle, made },
+            MustNotWait::Stopped => Error::Stopped { key, made },
+        }
+    }
+
+    /// The error of a wait that ends while the lock is busy. `cause` says why the last attempt
+    /// failed, or why no holder is known.
+    pub(crate) fn timed_out(&self, holder: Option<Holder>, cause: Option<Cause>) -> Error {
+        Error::Timeout {
+            key: self.key.name().to_string(),
+            waited: Moment::now().since(self.patience.began),
+            holder: holder.map(Box::new),
+            held: Vec::new(),
+            source: cause,
+            made: Made::now(),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::hold::Hold;
+    use crate::hold::tests::{sample, sample_by};
+
+    /// What the waits of a test need. No Redis is there, and all answers of the store in memory are
+    /// at hand.
+    pub(crate) struct WaitRig {
+        key: Key,
+        owner: Owner,
+        waits: Waits,
+        counters: Counters,
+        store: Store,
+        pub(crate) end: Stop,
+    }
+
+    impl WaitRig {
+        pub(crate) fn new() -> WaitRig {
+            WaitRig {
+                key: Key::new("lock:", "key").unwrap(),
+                owner: sample("key", Duration::ZERO, Moment::PAST).owner.clone(),
+                waits: Waits::default(),
+                counters: Counters::default(),
+                store: Store::in_memory(false),
+                end: Stop::new(),
+            }
+        }
+
+        /// Nothing answers.
+        pub(crate) fn silent() -> WaitRig {
+            let rig = WaitRig::new();
+            let memory = rig.store.memory().expect("it is in memory");
+            memory.go_away(Duration::from_secs(3600));
+            rig
+        }
+
+        /// A wait of a thread that holds nothing.
+        pub(crate) fn wait<'a>(&'a self, patience: &'a Patience) -> Wait<'a> {
+            self.holding(patience, Vec::new)
+        }
+
+        /// A wait of a thread that holds the lock with the token [`mine`].
+        pub(crate) fn wait_of_holder<'a>(&'a self, patience: &'a Patience) -> Wait<'a> {
+            self.holding(patience, || vec![(2, mine_held())])
+        }
+
+        fn holding<'a>(&'a self, patience: &'a Patience, held: fn() -> Vec<HeldBy>) -> Wait<'a> {
+            let manager = OfManager {
+                id: 1,
+                waits: &self.waits,
+                counters: &self.counters,
+                store: &self.store,
+                end: &self.end,
+                held,
+            };
+            Wait::new(manager, &self.key, &self.owner, patience, None)
+        }
+    }
+
+    fn mine_held() -> Arc<Hold> {
+        Arc::new(sample_by(&mine(), Duration::from_secs(3600)))
+    }
+
+    /// The token of a lock that the thread of a [`WaitRig`] holds through another manager.
+    pub(crate) fn mine() -> String {
+        let owner = sample("key", Duration::ZERO, Moment::PAST).owner.clone();
+        format!("{owner}-{}", "1".repeat(32))
+    }
+}
