@@ -1,12 +1,13 @@
 //! A Redis client for locks: one server, a master that sentinels name, or a cluster; with deadlines,
 //! and with the truth about each command that has no answer.
 //!
-//! [`commands`] has what a lock asks of Redis, [`servers`] which server has a key, and [`wire`] the
-//! connections. Nothing here knows what a hold is, or a turn. Only this room names the crates `redis`
+//! [`commands`] has what a lock asks of Redis, [`servers`] which server has a key, [`url`] what
+//! a program names, and [`wire`] the connections. Nothing here knows what a hold is, or a turn. Only this room names the crates `redis`
 //! and `r2d2`. This room may use `base`.
 
 mod commands;
 mod servers;
+mod url;
 mod wire;
 
 pub(crate) use crate::client::commands::claim::Wanted;
@@ -15,10 +16,11 @@ pub(crate) use crate::client::commands::connection::ServerConnection;
 pub(crate) use crate::client::commands::look::listen;
 pub(crate) use crate::client::commands::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
 pub(crate) use crate::client::commands::script::prepare;
-pub(crate) use crate::client::servers::address::{Address, Target};
 pub(crate) use crate::client::servers::node::Node;
 pub(crate) use crate::client::servers::router::Router;
 pub(crate) use crate::client::servers::tracking::{Heard, TrackingConnection};
+pub(crate) use crate::client::url::address::Address;
+pub(crate) use crate::client::url::target::Target;
 pub(crate) use crate::client::wire::endpoint::Login;
 pub(crate) use crate::client::wire::failure::{Cause, Failure, Fate};
 pub(crate) use crate::client::wire::link::FAIR_TRY;

@@ -188,7 +188,8 @@ impl ServerConnection {
         wanted: Wanted<'_>,
         deadline: Moment,
     ) -> Result<AdoptReply, Failure> {
-        let (times, least) = (wanted.times(), least.to_string());
+        let times = wanted.times();
+        let least = least.to_string();
         let (script, args) = wanted.adoption(old, &least, &times);
         let reply = self.run_script(script, wanted.key, &args, deadline);
         let reply = read_adoption(reply, wanted.token, wanted.counter.is_some());

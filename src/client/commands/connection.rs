@@ -10,7 +10,7 @@ use crate::client::commands::script::Script;
 use crate::client::servers::node::Node;
 use crate::client::servers::router::Router;
 use crate::client::wire::failure::{Failure, check_change, nonsense};
-use crate::client::wire::pool::LinkRef;
+use crate::client::wire::pool::Lent;
 use crate::client::wire::refusal::{Refusal, comes_from_wrong_server};
 use crate::client::wire::resp::{Batch, Reply};
 
@@ -27,7 +27,7 @@ const MOST_REDIRECTS: u8 = 5;
 /// executed, so the last node to which a command was sent is the only one that may execute it.
 pub(crate) struct ServerConnection {
     /// `None` after a redirect to a node that could not be reached.
-    pub(super) link: Option<LinkRef>,
+    pub(super) link: Option<Lent>,
     pub(super) node: Arc<Node>,
     router: Arc<Router>,
     /// The node has not got the slot yet: each command for it needs an `ASKING` in front.
@@ -82,8 +82,9 @@ impl ServerConnection {
         })
     }
 
-    fn new(link: LinkRef, node: Arc<Node>, router: &Arc<Router>) -> ServerConnection {
-        let (link, router) = (Some(link), Arc::clone(router));
+    fn new(link: Lent, node: Arc<Node>, router: &Arc<Router>) -> ServerConnection {
+        let link = Some(link);
+        let router = Arc::clone(router);
         ServerConnection {
             link,
             node,
@@ -114,6 +115,11 @@ impl ServerConnection {
     /// True if the idle connection is known to have ended. Does not wait.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.link.as_mut().is_none_or(|link| link.has_ended())
+    }
+
+    fn invalidates_to(&self, listener: u64) -> bool {
+        let link = self.link.as_ref();
+        link.is_some_and(|link| link.invalidates_to(listener))
     }
 
     /// Sends two commands for one key, each behind an `ASKING` if the node needs that.
@@ -158,12 +164,17 @@ impl ServerConnection {
         self.redirects -= 1;
         // The old link goes back first. If threads kept it while they wait for another node's, they
         // could wait for each other, and a dead node would use up the connections of the others.
-        let link = match self.link.take() {
-            Some(LinkRef::Own(_)) => node.own(deadline),
-            Some(LinkRef::Lent(_)) | None => node.lend(deadline),
+        let is_own = matches!(self.link, Some(Lent::Own(_)));
+        self.link = None;
+        let link = if is_own {
+            node.own(deadline)
+        } else {
+            node.lend(deadline)
         };
         self.link = Some(self.router.noting(link)?);
-        (self.node, self.asking, self.redirected) = (node, asking, true);
+        self.node = node;
+        self.asking = asking;
+        self.redirected = true;
         Ok(true)
     }
 
@@ -191,28 +202,19 @@ impl ServerConnection {
     ) -> Result<(Vec<Reply>, Tracking), Failure> {
         let listener = listener.filter(|_| !self.redirected);
         let link = self.link.as_ref().map_or(0, |link| link.id);
-        let mut result = if listener.is_some() {
-            Tracking::On { link }
-        } else {
-            Tracking::Off
-        };
-        let mut to_ask = listener.filter(|listener| {
-            !self
-                .link
-                .as_ref()
-                .is_some_and(|link| link.invalidates_to(*listener))
-        });
-        let (mut all, mut open) = (vec![Reply::Nil; keys], (0..keys).collect::<Vec<_>>());
+        let mut result = listener.map_or(Tracking::Off, |_| Tracking::On { link });
+        let mut to_ask = listener.filter(|listener| !self.invalidates_to(*listener));
+        let mut all = vec![Reply::Nil; keys];
+        let mut open = (0..keys).collect::<Vec<_>>();
         let mut teach = false;
         loop {
             let begun = self.ask(begin(to_ask));
             let batch = open
                 .iter()
                 .fold(begun, |batch, n| add(batch, *n, teach && *n == open[0]));
-            let batch = if let Some(wait) = wait {
-                wait.behind(batch)
-            } else {
-                batch
+            let batch = match wait {
+                Some(wait) => wait.behind(batch),
+                None => batch,
             };
             let mut replies = self.exchange(&batch, deadline)?.into_iter();
             if let Some(listener) = to_ask.take() {

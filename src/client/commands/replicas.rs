@@ -53,7 +53,8 @@ impl Wait {
 
     /// The batch with this command behind it.
     pub(crate) fn behind(&self, batch: Batch) -> Batch {
-        let (wanted, millis) = (self.wanted.to_string(), self.millis.to_string());
+        let wanted = self.wanted.to_string();
+        let millis = self.millis.to_string();
         let batch = if self.on_disk {
             batch.and(&["WAITAOF", "1", &wanted, &millis])
         } else {

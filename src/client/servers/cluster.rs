@@ -7,9 +7,8 @@
 //! storm of errors costs about one map a second.
 //!
 //! No other thread waits for a new map, unless there is none yet: a thread whose map is out of date
-//! follows the redirects of the nodes ([`Connection`](crate::store::Connection)).
+//! follows the redirects of the nodes.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
@@ -20,16 +19,16 @@ use crate::base::background::{Background, Stopped};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, info, warn};
-use crate::base::random;
-use crate::base::sync::{Condvar, HashMap, Mutex};
+use crate::base::sync::{Condvar, Mutex};
+use crate::client::servers::atlas::Atlas;
 use crate::client::servers::map::Map;
-use crate::client::servers::node::{Common, Location, Node, OnMove};
-use crate::client::servers::slots::{Range, SLOTS, slot};
+use crate::client::servers::node::{Common, Node, OnMove};
+use crate::client::servers::slots::{SLOTS, slot};
 use crate::client::servers::view::{QUESTIONS, View};
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::Failure;
 use crate::client::wire::refusal::Refusal;
-use crate::client::wire::stream::Ender;
+use crate::client::wire::socket::Ender;
 use crate::client::wire::tls;
 
 /// The pause after the map was read. Meanwhile, threads follow redirects.
@@ -49,7 +48,7 @@ pub(crate) struct Cluster {
     common: Arc<Common>,
     /// The epoch of the last map, if its node said one.
     epoch: AtomicU64,
-    state: Mutex<State>,
+    reading: Mutex<Reading>,
     /// A map was read, or no node has one. Also wakes the thread.
     changed: Condvar,
     /// The thread that reads the map.
@@ -60,28 +59,15 @@ pub(crate) struct Cluster {
     was_one: bool,
 }
 
-#[derive(Default)]
-struct State {
-    map: Option<Arc<Map>>,
-    /// The node that has sent the last map.
-    sender: Option<Place>,
-    /// The masters of the map and the nodes to which redirects led, by address.
-    nodes: HashMap<String, Known>,
-    /// The replicas that the map names. If all masters are gone, they know the new ones.
-    replicas: BTreeSet<Place>,
+/// How far the reading of the map has come.
+struct Reading {
+    atlas: Atlas,
     /// The map may be out of date.
     wanted: bool,
     /// How often reading the map has ended.
     rounds: u64,
     /// Why the last reading failed.
     failure: Option<Failure>,
-}
-
-struct Known {
-    node: Arc<Node>,
-    /// When a redirect led to it last. While a slot is on its way to a node, the map may not name
-    /// it.
-    led_to: Moment,
 }
 
 impl Cluster {
@@ -91,18 +77,23 @@ impl Cluster {
         common: Arc<Common>,
         on_move: Arc<OnMove>,
     ) -> Cluster {
-        let (state, changed, thread) = (Mutex::default(), Condvar::new(), Background::default());
-        let (epoch, was_one) = (AtomicU64::new(0), false);
+        let atlas = Atlas::new(tls.clone(), Arc::clone(&common));
+        let reading = Reading {
+            atlas,
+            wanted: false,
+            rounds: 0,
+            failure: None,
+        };
         Cluster {
             seeds,
             tls,
             common,
-            epoch,
-            state,
-            changed,
-            thread,
+            epoch: AtomicU64::new(0),
+            reading: Mutex::new(reading),
+            changed: Condvar::new(),
+            thread: Background::default(),
             on_move,
-            was_one,
+            was_one: false,
         }
     }
 
@@ -146,12 +137,7 @@ impl Cluster {
         let map = self
             .map(deadline)
             .map_err(|failure| (failure, self.describe()))?;
-        let sender = self.state.lock().sender.clone();
-        if map
-            .masters
-            .iter()
-            .any(|node| node.place() == sender.as_ref())
-        {
+        if self.reading.lock().atlas.is_from_a_master() {
             return Ok(());
         }
         let mut nodes = map.masters.iter();
@@ -169,19 +155,14 @@ impl Cluster {
 
     /// True if this node has the key, or no node is known to have it.
     pub(crate) fn may_be_at(&self, node: &Node, redis_key: &[u8]) -> bool {
-        let state = self.state.lock();
-        let owner = state
-            .map
-            .as_ref()
-            .and_then(|map| map.owner(slot(redis_key)));
+        let owner = self.reading.lock().atlas.owner(redis_key);
         owner.is_none_or(|owner| owner.number == node.number)
     }
 
     /// The node that has the slot of this key, if a map is at hand. Does not wait: if there is no
     /// map or no such node, has the map read.
     pub(crate) fn known_node_of(self: &Arc<Cluster>, key: &str) -> Option<Arc<Node>> {
-        let map = self.state.lock().map.clone();
-        let node = map.and_then(|map| map.owner(slot(key.as_bytes())).cloned());
+        let node = self.reading.lock().atlas.owner(key.as_bytes());
         if node.is_none() {
             self.want_map();
             let _ = self.start(); // If no thread can start, the next command says so.
@@ -191,29 +172,12 @@ impl Cluster {
 
     /// The node at this place, to which a redirect led.
     pub(crate) fn node_at(&self, place: Place) -> Arc<Node> {
-        let mut state = self.state.lock();
-        self.node_in(&mut state, place, Moment::now())
-    }
-
-    fn node_in(&self, state: &mut State, place: Place, led_to: Moment) -> Arc<Node> {
-        let endpoint = Endpoint::new(place, self.tls.clone());
-        let known = state
-            .nodes
-            .entry(endpoint.name().to_owned())
-            .or_insert_with(|| {
-                let node = Node::new(Location::At(endpoint), Arc::clone(&self.common));
-                Known {
-                    node: Arc::new(node),
-                    led_to,
-                }
-            });
-        known.led_to = known.led_to.max(led_to);
-        Arc::clone(&known.node)
+        self.reading.lock().atlas.node_at(place, Moment::now())
     }
 
     /// A key in a slot of this node, made from `stem`. `None` if there is none, or it is not found.
     pub(crate) fn key_at(&self, node: &Node, stem: &str) -> Option<String> {
-        let map = self.state.lock().map.clone();
+        let map = self.reading.lock().atlas.map().cloned();
         map?.key_at(node, stem)
     }
 
@@ -225,7 +189,7 @@ impl Cluster {
 
     /// The map may be out of date. Does not wait.
     pub(crate) fn want_map(&self) {
-        if !mem::replace(&mut self.state.lock().wanted, true) {
+        if !mem::replace(&mut self.reading.lock().wanted, true) {
             self.changed.notify_all();
         }
     }
@@ -233,33 +197,33 @@ impl Cluster {
     /// The map. Starts the thread that reads it, and waits for the first one: as long as for a
     /// connection, however many nodes are asked for it.
     fn map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
-        if let Some(map) = &self.state.lock().map {
+        if let Some(map) = self.reading.lock().atlas.map() {
             return Ok(Arc::clone(map));
         }
         let deadline = deadline.min(Moment::now().after(self.common.connect_timeout));
         self.start()?;
-        let mut state = self.state.lock();
-        let asked = state.rounds;
+        let mut reading = self.reading.lock();
+        let asked = reading.rounds;
         loop {
-            if let Some(map) = &state.map {
+            if let Some(map) = reading.atlas.map() {
                 return Ok(Arc::clone(map));
             }
             // A reading that has begun may fail for a reason of its own time: the next one counts,
             // too. The first counts for the callers that have started it.
-            if let Some(failure) = state.failure.as_ref().filter(|_| state.rounds > asked) {
+            if let Some(failure) = reading.failure.as_ref().filter(|_| reading.rounds > asked) {
                 return Err(failure.copy());
             }
             let now = Moment::now();
             if deadline <= now {
                 let silence = || Failure::not_sent("no node of the cluster has answered in time");
-                return Err(state.failure.as_ref().map_or_else(silence, Failure::copy));
+                return Err(reading.failure.as_ref().map_or_else(silence, Failure::copy));
             }
             // If each of several callers did so, they would wake each other all the time.
-            if !mem::replace(&mut state.wanted, true) {
+            if !mem::replace(&mut reading.wanted, true) {
                 self.changed.notify_all();
             }
             self.changed
-                .wait_for(&mut state, deadline.one_wait_from(now));
+                .wait_for(&mut reading, deadline.one_wait_from(now));
         }
     }
 
@@ -282,9 +246,10 @@ impl Cluster {
 
     fn run(self: &Arc<Cluster>) {
         self.thread.enter();
-        let (mut pauses, mut repeats) = (Backoff::for_listener(), false);
+        let mut pauses = Backoff::for_listener();
+        let mut repeats = false;
         loop {
-            let wanted = mem::take(&mut self.state.lock().wanted);
+            let wanted = mem::take(&mut self.reading.lock().wanted);
             let mut read = self.read(false);
             if read.as_ref().is_err_and(Failure::can_pass) {
                 // Perhaps the nodes are far away, or the machine is busy.
@@ -293,26 +258,25 @@ impl Cluster {
             if self.thread.is_stopping() {
                 return;
             }
-            if let Some(is_new) = self.note(read) {
-                // Something shows that the map is out of date. The node that has sent the same map
-                // once more may not have heard of the change yet. A waiter may have followed a
-                // redirect, and would poll until the map shows its node.
-                repeats = wanted && !is_new && !repeats;
-                if repeats {
-                    self.want_map();
+            match read {
+                Ok(view) => {
+                    let is_new = self.take_in(view);
+                    // Something shows that the map is out of date. The node that has sent the same
+                    // map once more may not have heard of the change yet. A waiter may have
+                    // followed a redirect, and would poll until the map shows its node.
+                    repeats = wanted && !is_new && !repeats;
+                    if repeats {
+                        self.want_map();
+                    }
+                    pauses.reset();
+                    self.thread.pause(LEAST_INTERVAL);
                 }
-                pauses.reset();
-                self.thread.pause(LEAST_INTERVAL);
-            } else {
-                self.thread.pause(pauses.pause().min(LEAST_INTERVAL));
+                Err(failure) => {
+                    self.note(failure);
+                    self.thread.pause(pauses.pause().min(LEAST_INTERVAL));
+                }
             }
-            let nodes: Vec<_> = self
-                .state
-                .lock()
-                .nodes
-                .values()
-                .map(|it| Arc::clone(&it.node))
-                .collect();
+            let nodes = self.reading.lock().atlas.nodes();
             for node in nodes {
                 node.sweep(); // It closes idle connections.
             }
@@ -334,12 +298,12 @@ impl Cluster {
             return false;
         }
         let until = Moment::now().after(LOOKS_EVERY);
-        let mut state = self.state.lock();
-        while !state.wanted && Moment::now() < until {
+        let mut reading = self.reading.lock();
+        while !reading.wanted && Moment::now() < until {
             self.changed
-                .wait_for(&mut state, until.one_wait_from(Moment::now()));
+                .wait_for(&mut reading, until.one_wait_from(Moment::now()));
         }
-        drop(state);
+        drop(reading);
         !self.thread.is_stopping()
     }
 
@@ -348,119 +312,81 @@ impl Cluster {
     fn read(&self, is_patient: bool) -> Result<View, Failure> {
         let whole = self.common.connect_timeout;
         let end = Moment::now().after(whole);
-        let candidates = self
-            .candidates()
+        let candidates = self.reading.lock().atlas.to_ask(&self.seeds);
+        let candidates = candidates
             .into_iter()
             .take_while(|_| !self.thread.is_stopping());
+        let stopping = || Failure::not_sent("the manager was dropped");
         let connected = |ender: Ender| {
             let goes_on = self.thread.ends_by(move || ender.end());
-            if goes_on {
-                Ok(())
-            } else {
-                Err(Failure::not_sent("the manager was dropped"))
-            }
+            goes_on.then_some(()).ok_or_else(stopping)
         };
         let ask = |place: &Place| {
             let share = (end.since(Moment::now()) / 2).min(LONGEST_ASK);
             let limit = if is_patient { whole } else { share };
             let endpoint = Endpoint::new(place.clone(), self.tls.clone());
-            View::new(
-                self.common
-                    .ask_once(&endpoint, QUESTIONS, limit, connected)?,
-                place,
-            )
+            let common = &self.common;
+            let replies = common.ask_once(&endpoint, QUESTIONS, limit, connected)?;
+            View::new(replies, place)
         };
         View::best(candidates, self.epoch.load(Ordering::Relaxed), ask)
     }
 
-    /// The nodes to ask: the masters, from a random one on, then the replicas of the last map, then
-    /// the nodes that the program named.
-    fn candidates(&self) -> Vec<Place> {
-        let state = self.state.lock();
-        let masters = state.map.as_ref().map_or(&[][..], |map| &map.masters);
-        let mut places: Vec<_> = masters
-            .iter()
-            .filter_map(|node| node.place().cloned())
-            .collect();
-        let replicas = state.replicas.clone();
-        drop(state);
-        let first = random::bits().unwrap_or_default() % places.len().max(1) as u128;
-        places.rotate_left(usize::try_from(first).unwrap_or_default());
-        places.extend(replicas.into_iter().chain(self.seeds.iter().cloned()));
-        let mut known = BTreeSet::new();
-        places.retain(|place| known.insert(place.clone()));
-        places
+    /// Notes that no node has sent a map.
+    fn note(&self, failure: Failure) {
+        let mut reading = self.reading.lock();
+        reading.rounds += 1;
+        let news = reading.failure.is_none().then(|| failure.text());
+        reading.failure = Some(failure);
+        drop(reading);
+        self.changed.notify_all();
+        if let Some(why) = news {
+            warn!(target: "relatch::cluster", "no node has sent a map: {why}");
+        }
     }
 
-    /// Takes in what was read, and tells which keys have another node than before. Returns whether
-    /// there are such keys, or no map was known before. `None` if no node has sent a map.
-    fn note(&self, read: Result<View, Failure>) -> Option<bool> {
-        let mut state = self.state.lock();
-        state.rounds += 1;
-        let View {
-            sender,
-            ranges,
-            replicas,
-            is_well,
-            epoch,
-        } = match read {
-            Ok(view) => view,
-            Err(failure) => {
-                let news = state.failure.is_none().then(|| failure.text());
-                state.failure = Some(failure);
-                drop(state);
-                self.changed.notify_all();
-                if let Some(why) = news {
-                    warn!(target: "relatch::cluster", "no node has sent a map: {why}");
-                }
-                return None;
-            }
-        };
-        let was_failing = state.failure.take().is_some();
-        if epoch < u64::MAX {
-            self.epoch.store(epoch, Ordering::Relaxed);
+    /// Takes in what a node says, and tells which keys have another node than before. True if there
+    /// are such keys, or no map was known before.
+    fn take_in(&self, view: View) -> bool {
+        if view.epoch < u64::MAX {
+            self.epoch.store(view.epoch, Ordering::Relaxed);
         }
-        (state.sender, state.replicas) = (Some(sender), replicas);
-        let before = state.map.take();
-        let is_first = before.is_none();
-        if is_first {
+        let mut reading = self.reading.lock();
+        reading.rounds += 1;
+        let was_failing = reading.failure.take().is_some();
+        let before = reading.atlas.map().cloned();
+        if before.is_none() {
             // Until now, callers could only want the first map.
-            state.wanted = false;
+            reading.wanted = false;
         }
-        let ranges = ranges.into_iter().map(
-            |Range {
-                 first,
-                 last,
-                 master,
-             }| {
-                let node = self.node_in(&mut state, master, Moment::PAST);
-                (first..=last, node)
-            },
-        );
-        // A node that is well names the owners of all slots that have one.
-        let map = Arc::new(Map::new(ranges, before.as_deref().filter(|_| !is_well)));
-        state.map = Some(Arc::clone(&map));
-        let is_gone =
-            |it: &Known| !map.has(&it.node) && it.led_to.after(LOOKS_EVERY) < Moment::now();
-        let gone: Vec<_> = state.nodes.extract_if(|_, it| is_gone(it)).collect();
-        drop(state);
+        let map = reading.atlas.take_in(view);
+        let gone = reading.atlas.forget(LOOKS_EVERY);
+        drop(reading);
         self.changed.notify_all();
         if was_failing {
             info!(target: "relatch::cluster", "a node has sent a map again");
         }
-        for (_, it) in &gone {
-            it.node.retire();
+        for node in &gone {
+            node.retire();
         }
-        let first = || vec![self.was_one; usize::from(SLOTS)];
-        let moved = before.map_or_else(first, |before| map.differs_from(&before));
-        if moved.contains(&true)
+        let has_moved = self.tell_moved(before.as_deref(), &map);
+        before.is_none() || has_moved
+    }
+
+    /// Tells which keys have another node than `before`. False if there are none.
+    fn tell_moved(&self, before: Option<&Map>, map: &Map) -> bool {
+        let moved = match before {
+            Some(before) => map.differs_from(before),
+            None => vec![self.was_one; usize::from(SLOTS)],
+        };
+        let count = moved.iter().filter(|moved| **moved).count();
+        if count > 0
             && let Some(call) = self.on_move.get()
         {
-            let count = moved.iter().filter(|moved| **moved).count();
             debug!(target: "relatch::cluster", "{count} slots have another node");
             call(&|key| moved[usize::from(slot(key))]);
         }
-        Some(is_first || moved.contains(&true))
+        count > 0
     }
 }
 
@@ -474,10 +400,12 @@ impl fmt::Debug for Cluster {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::OnceLock;
 
     use super::*;
     use crate::base::options::Settings;
+    use crate::client::servers::slots::Range;
     use crate::client::wire::login::{Access, Expected};
 
     fn view(port: u16) -> View {
@@ -514,7 +442,7 @@ mod tests {
         );
         let cluster = cluster(Arc::new(common.unwrap()), Arc::new(on_move));
         let after = |map| {
-            assert!(cluster.note(Ok(map)).is_some());
+            cluster.take_in(map);
             moves.load(Ordering::Relaxed)
         };
         maps.into_iter().map(after).collect()

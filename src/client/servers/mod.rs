@@ -1,20 +1,17 @@
 //! Which server has a key, and where it is.
 //!
 //! [`router`] chooses the node: a server with all its connections. [`cluster`] is the thread that
-//! reads the map of a cluster, `view` whom it believes, `map` which node has which slot, and `slots`
-//! the slot of a key. [`master`] is the server that sentinels name, `sentinels` how they are asked,
-//! `epochs` which of their answers are out of date. Over the connection in [`tracking`], a server
-//! sends invalidations. [`address`] is the URL.
-//! This room may use `wire` and `base`.
+//! reads the map of a cluster, `view` whom it believes, `atlas` what is known of its nodes, `map`
+//! which node has which slot, and `slots` the slot of a key. `sentinel` is the server that sentinels name. Over the connection in
+//! [`tracking`], a server sends invalidations.
+//! This room may use `url`, `wire` and `base`.
 
 pub(crate) mod router;
 mod cluster;
+mod atlas;
 mod map;
 pub(crate) mod node;
-mod master;
 mod view;
 pub(crate) mod slots;
-mod sentinels;
-mod epochs;
+mod sentinel;
 pub(crate) mod tracking;
-pub(crate) mod address;

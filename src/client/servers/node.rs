@@ -10,16 +10,16 @@ use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::{Replicas, Settings, invalid_option};
 use crate::base::sync::PerProcess;
-use crate::client::servers::master::Master;
+use crate::client::servers::sentinel::master::Master;
 use crate::client::servers::tracking::TrackingConnection;
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::{Failure, expect_pong};
 use crate::client::wire::link::Link;
 use crate::client::wire::login::{Access, Expected, NO_NODE};
-use crate::client::wire::pool::{LinkRef, OnClose, Pool, Worker};
+use crate::client::wire::pool::{Lent, OnClose, Pool, Worker};
 use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::{Batch, Reply};
-use crate::client::wire::stream::Ender;
+use crate::client::wire::socket::Ender;
 
 /// How many nodes were made.
 static COUNT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
@@ -74,7 +74,8 @@ impl Common {
                           `Replicas::at_least(n)`";
             return Err(invalid_option("replicas", all, reason));
         }
-        let (worker, on_close) = (Arc::new(Worker::start()?), Arc::default());
+        let worker = Arc::new(Worker::start()?);
+        let on_close = Arc::default();
         Ok(Common {
             access,
             worker,
@@ -189,9 +190,8 @@ impl Node {
     pub(crate) fn ping(&self, deadline: Moment) -> Result<(), Failure> {
         let limit = deadline.min(Moment::now().after(self.common.response_timeout));
         let replies = self
-            .pool
-            .checkout(deadline, || self.open(deadline))
-            .and_then(|lent| LinkRef::Lent(lent).exchange(&Batch::of(&["PING"]), limit))?;
+            .lend(deadline)?
+            .exchange(&Batch::of(&["PING"]), limit)?;
         expect_pong(replies.into_iter().next().unwrap_or(Reply::Nil))
     }
 
@@ -215,7 +215,7 @@ impl Node {
     /// Handles a refusal, over this connection, that only a server sends which accepts no writes.
     pub(crate) fn refused_by_replica(&self, link: &Link) {
         if let Location::Master(master) = &self.location {
-            master.refused_by_replica(&link.wire.ender());
+            master.refused_by_replica(&link.stream.ender());
         }
     }
 
@@ -228,15 +228,13 @@ impl Node {
 
     /// Borrows a connection of the pool. Waits for one and connects if necessary, until the
     /// deadline.
-    pub(crate) fn lend(&self, deadline: Moment) -> Result<LinkRef, Failure> {
-        Ok(LinkRef::Lent(
-            self.pool.checkout(deadline, || self.open(deadline))?,
-        ))
+    pub(crate) fn lend(&self, deadline: Moment) -> Result<Lent, Failure> {
+        self.pool.checkout(deadline, || self.open(deadline))
     }
 
     /// Opens a connection outside the pool.
-    pub(crate) fn own(&self, deadline: Moment) -> Result<LinkRef, Failure> {
-        Ok(LinkRef::Own(Box::new(self.open(deadline)?)))
+    pub(crate) fn own(&self, deadline: Moment) -> Result<Lent, Failure> {
+        Ok(Lent::Own(Box::new(self.open(deadline)?)))
     }
 
     pub(crate) fn open(&self, deadline: Moment) -> Result<Link, Failure> {

@@ -11,28 +11,30 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::Settings;
-use crate::client::servers::address::{self, Target};
 use crate::client::servers::cluster::Cluster;
-use crate::client::servers::master::Master;
 use crate::client::servers::node::{Common, Location, Node, OnMove};
-use crate::client::servers::sentinels::Sentinels;
+use crate::client::servers::sentinel::master::Master;
+use crate::client::servers::sentinel::sentinels::Sentinels;
 use crate::client::servers::slots::Redirect;
-use crate::client::wire::endpoint::{Endpoint, Place};
+use crate::client::url::address::Servers;
+use crate::client::url::target::Target;
+use crate::client::wire::endpoint::Endpoint;
 use crate::client::wire::failure::Failure;
+use crate::client::wire::link::LONG_SILENCE;
 use crate::client::wire::login::{self, Access, Credentials, Expected};
-use crate::client::wire::pool::{LONG_SILENCE, LinkRef};
+use crate::client::wire::pool::Lent;
 use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::Reply;
 
 pub(crate) struct Router {
-    named: Servers,
+    named: Nodes,
     /// The cluster, if the one server has turned out to be a node of it.
-    joined: OnceLock<Servers>,
+    joined: OnceLock<Nodes>,
     pub(crate) common: Arc<Common>,
     on_move: Arc<OnMove>,
 }
 
-enum Servers {
+enum Nodes {
     /// The server of the URL, or the master that the sentinels name.
     One(Arc<Node>),
     Cluster(Arc<Cluster>),
@@ -51,11 +53,11 @@ impl Router {
         let common =
             |expected| Common::new(Access::new(credentials, db, expected), settings).map(Arc::new);
         Ok(match servers {
-            address::Servers::One(place) => {
+            Servers::One(place) => {
                 let location = Location::At(Endpoint::new(place, tls));
                 Router::to_one(Arc::new(Node::new(location, common(Expected::Server)?)))
             }
-            address::Servers::Sentinels { hosts, name } => {
+            Servers::Sentinels { hosts, name } => {
                 let counts_replicas = settings
                     .replicas
                     .is_some_and(|(replicas, _)| replicas.count.is_none());
@@ -68,19 +70,16 @@ impl Router {
                 let location = Location::Master(Arc::new(Master::new(sentinels, tls)));
                 Router::to_one(Arc::new(Node::new(location, common(Expected::Master)?)))
             }
-            address::Servers::Cluster { hosts } => {
-                let seeds = hosts
-                    .into_iter()
-                    .map(|(host, port)| Place::Tcp { host, port })
-                    .collect();
-                let cluster = |common, on_move| Cluster::new(seeds, tls, common, on_move);
+            Servers::Cluster { hosts } => {
+                let cluster = |common, on_move| Cluster::new(hosts, tls, common, on_move);
                 Router::to_cluster(common(Expected::ClusterNode)?, cluster)
             }
         })
     }
 
     fn to_one(node: Arc<Node>) -> Router {
-        let (common, on_move) = (Arc::clone(&node.common), Arc::<OnMove>::default());
+        let common = Arc::clone(&node.common);
+        let on_move = Arc::<OnMove>::default();
         let moves = Arc::clone(&on_move);
         node.on_switch(move || {
             if let Some(call) = moves.get() {
@@ -88,7 +87,7 @@ impl Router {
             }
         });
         Router {
-            named: Servers::One(node),
+            named: Nodes::One(node),
             joined: OnceLock::new(),
             common,
             on_move,
@@ -102,7 +101,7 @@ impl Router {
         let on_move = Arc::<OnMove>::default();
         let cluster = cluster(Arc::clone(&common), Arc::clone(&on_move));
         Router {
-            named: Servers::Cluster(Arc::new(cluster)),
+            named: Nodes::Cluster(Arc::new(cluster)),
             joined: OnceLock::new(),
             common,
             on_move,
@@ -114,21 +113,21 @@ impl Router {
         let _ = self.on_move.set(Box::new(call)); // The keeper sets it once.
     }
 
-    fn servers(&self) -> &Servers {
+    fn nodes(&self) -> &Nodes {
         self.joined.get().unwrap_or(&self.named)
     }
 
     pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
-        match self.servers() {
-            Servers::One(_) => None,
-            Servers::Cluster(cluster) => Some(cluster),
+        match self.nodes() {
+            Nodes::One(_) => None,
+            Nodes::Cluster(cluster) => Some(cluster),
         }
     }
 
     /// Speaks to Redis once. In a cluster, the nodes are tried one after the other.
     /// A failure comes with the name of the server.
     pub(crate) fn ping(&self, deadline: Moment) -> Result<(), (Failure, String)> {
-        if let Servers::One(one) = self.servers() {
+        if let Nodes::One(one) = self.nodes() {
             let answer = one.ping(deadline);
             if !self.shows_cluster(&answer) {
                 return answer.map_err(|failure| (failure, one.name()));
@@ -143,8 +142,8 @@ impl Router {
         &self,
         key: &str,
         deadline: Moment,
-        open: impl Fn(&Node, Moment) -> Result<LinkRef, Failure>,
-    ) -> Result<(LinkRef, Arc<Node>), Failure> {
+        open: impl Fn(&Node, Moment) -> Result<Lent, Failure>,
+    ) -> Result<(Lent, Arc<Node>), Failure> {
         let mut node = self.node_of(key, deadline)?;
         let mut link = open(&node, deadline);
         if self.shows_cluster(&link) {
@@ -163,17 +162,17 @@ impl Router {
     /// The node that has this key. In a cluster whose map is not known yet, waits for it until the
     /// deadline.
     fn node_of(&self, key: &str, deadline: Moment) -> Result<Arc<Node>, Failure> {
-        match self.servers() {
-            Servers::One(one) => Ok(Arc::clone(one)),
-            Servers::Cluster(cluster) => cluster.node_of(key, deadline),
+        match self.nodes() {
+            Nodes::One(one) => Ok(Arc::clone(one)),
+            Nodes::Cluster(cluster) => cluster.node_of(key, deadline),
         }
     }
 
     /// The node that has this key, as far as is known. Does not wait.
     pub(crate) fn known_node_of(&self, key: &str) -> Option<Arc<Node>> {
-        match self.servers() {
-            Servers::One(one) => Some(Arc::clone(one)),
-            Servers::Cluster(cluster) => cluster.known_node_of(key),
+        match self.nodes() {
+            Nodes::One(one) => Some(Arc::clone(one)),
+            Nodes::Cluster(cluster) => cluster.known_node_of(key),
         }
     }
 
@@ -190,16 +189,14 @@ impl Router {
 
     /// The cluster. The first call makes it from the one server, if there was no cluster before.
     fn become_cluster(&self) -> Option<&Arc<Cluster>> {
-        if let Servers::One(one) = self.servers() {
+        if let Nodes::One(one) = self.nodes() {
             let endpoint = one.endpoint()?;
-            let (place, tls) = (
-                endpoint.place().clone(),
-                endpoint.tls().map(|(tls, _)| tls.clone()),
-            );
+            let place = endpoint.place().clone();
+            let tls = endpoint.tls().map(|(tls, _)| tls.clone());
             let common = Arc::new(self.common.of_cluster());
             let cluster = Cluster::of_one(place, tls, common, Arc::clone(&self.on_move));
             self.joined
-                .get_or_init(|| Servers::Cluster(Arc::new(cluster)));
+                .get_or_init(|| Nodes::Cluster(Arc::new(cluster)));
             one.retire();
         }
         self.cluster()
@@ -257,9 +254,9 @@ impl Router {
 
     /// The server that has this key, as errors name it.
     pub(crate) fn name(&self, key: Option<&str>) -> String {
-        match self.servers() {
-            Servers::One(one) => one.name(),
-            Servers::Cluster(cluster) => {
+        match self.nodes() {
+            Nodes::One(one) => one.name(),
+            Nodes::Cluster(cluster) => {
                 let node = key.and_then(|key| cluster.known_node_of(key));
                 node.map_or_else(|| cluster.describe(), |node| node.name())
             }
@@ -268,7 +265,7 @@ impl Router {
 
     /// Ends the threads.
     pub(crate) fn stop(&self) {
-        if let Servers::One(one) = &self.named {
+        if let Nodes::One(one) = &self.named {
             one.stop();
         }
         if let Some(cluster) = self.cluster() {

@@ -67,7 +67,9 @@ pub(crate) fn ranges(
     let Reply::Array(entries) = reply else {
         return Err(nonsense(reply));
     };
-    let (mut ranges, mut replicas, mut slots) = (Vec::new(), BTreeSet::new(), 0);
+    let mut ranges = Vec::new();
+    let mut replicas = BTreeSet::new();
+    let mut slots = 0;
     for entry in entries {
         let (first, last, servers) = read(entry).ok_or_else(|| nonsense(reply))?;
         slots += u64::from(last - first) + 1;
@@ -113,7 +115,8 @@ fn read(entry: &Reply) -> Option<Entry<'_>> {
         return None;
     };
     let slot = |number: &i64| u16::try_from(*number).ok().filter(|number| *number < SLOTS);
-    let (first, last) = (slot(first)?, slot(last)?);
+    let first = slot(first)?;
+    let last = slot(last)?;
     let servers: Option<Vec<_>> = servers.iter().map(read_server).collect();
     servers
         .filter(|servers| first <= last && !servers.is_empty())

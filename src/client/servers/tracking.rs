@@ -13,7 +13,7 @@ use crate::client::wire::failure::Failure;
 use crate::client::wire::failure::check;
 use crate::client::wire::link::Link;
 use crate::client::wire::resp::{Batch, Reply};
-use crate::client::wire::stream::Ender;
+use crate::client::wire::socket::Ender;
 use crate::client::wire::subscription::Subscription;
 
 /// The channel on which Redis publishes redirected invalidations.

@@ -60,7 +60,9 @@ impl View {
         least_epoch: u64,
         ask: impl Fn(&Place) -> Result<View, Failure>,
     ) -> Result<View, Failure> {
-        let (mut last, mut doubtful, mut doubts) = (None, None::<View>, 0);
+        let mut last = None;
+        let mut doubtful = None::<View>;
+        let mut doubts = 0;
         for place in nodes {
             match ask(&place) {
                 Ok(view) if view.ranges.is_empty() => {
@@ -144,7 +146,9 @@ mod tests {
 
     #[test]
     fn the_first_node_that_is_well_and_up_to_date_is_believed() {
-        let (well, old, cut_off) = (Some(("ok", 7)), Some(("ok", 6)), Some(("fail", 9)));
+        let well = Some(("ok", 7));
+        let old = Some(("ok", 6));
+        let cut_off = Some(("fail", 9));
         assert_eq!(believed(&[well, None], 7), (Some(1), 1));
         assert_eq!(believed(&[None, cut_off, old, well, well], 7), (Some(4), 4));
         assert_eq!(believed(&[cut_off, well], 0), (Some(2), 2));
@@ -153,7 +157,9 @@ mod tests {
 
     #[test]
     fn without_such_a_node_a_few_are_compared() {
-        let (old, older, cut_off) = (Some(("ok", 6)), Some(("ok", 5)), Some(("fail", 9)));
+        let old = Some(("ok", 6));
+        let older = Some(("ok", 5));
+        let cut_off = Some(("fail", 9));
         assert_eq!(
             believed(&[cut_off, older, old], 7),
             (Some(3), 3),

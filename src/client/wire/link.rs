@@ -2,6 +2,7 @@
 //! broken, it is not used again.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -12,11 +13,16 @@ use crate::client::wire::failure::Failure;
 use crate::client::wire::io_error;
 use crate::client::wire::refusal::{Refusal, comes_from_wrong_server, conceal};
 use crate::client::wire::resp::{Batch, Reply};
-use crate::client::wire::stream::{SHORTEST, Wire};
+use crate::client::wire::socket::SHORTEST;
+use crate::client::wire::stream::Stream;
 
 /// The shortest timeout whose expiry says something about Redis. On a busy machine, an attempt with
 /// less time may fail although Redis works.
 pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
+
+/// The shortest silence on one link after which the other links may be dead, too. After a shorter
+/// silence they stay in use: Redis may have been busy.
+pub(crate) const LONG_SILENCE: Duration = Duration::from_millis(100);
 
 /// How many links were opened.
 static COUNT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
@@ -31,6 +37,22 @@ enum Proof {
     Nothing,
 }
 
+/// A moment that the links of a pool share: a link that has not answered since then is not used
+/// again. So after a restart of Redis, or if a firewall has dropped the idle connections, only one
+/// caller loses time to a dead link, not one caller per link.
+#[derive(Default)]
+pub(crate) struct Condemned(AtomicU64);
+
+impl Condemned {
+    pub(crate) fn condemn(&self, since: Moment) {
+        self.0.fetch_max(since.as_nanos(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn includes(&self, link: &Link) -> bool {
+        link.answered <= Moment::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
 /// A connection to Redis.
 ///
 /// After a lost answer, the connection can still be used: Redis answers in order, so the link
@@ -38,7 +60,7 @@ enum Proof {
 /// So a clean-up that is sent over the same connection is executed after the command that it
 /// undoes.
 pub(crate) struct Link {
-    pub(crate) wire: Wire,
+    pub(crate) stream: Stream,
     /// No other link of this process has the same number.
     pub(crate) id: u64,
     /// When the last answer came. Before the first answer: when the link began to open.
@@ -46,6 +68,10 @@ pub(crate) struct Link {
     /// How many replies are still to come. The replies of earlier batches come first, and are
     /// skipped.
     unread: usize,
+    /// How many of these replies answer the batch that was sent last.
+    wanted: usize,
+    /// When that batch was sent.
+    sent: Moment,
     /// Whether the connection is of no more use: it has ended, the server accepts no writes, or
     /// bytes came that nobody asked for.
     pub(crate) broken: bool,
@@ -62,12 +88,8 @@ pub(crate) struct Link {
     pub(crate) password: Option<String>,
     /// The listener to which Redis sends the invalidations of what is read over this link.
     listener: Option<u64>,
-}
-
-/// A batch that was sent, and whose replies are not collected yet.
-pub(crate) struct Sent {
-    pub(crate) at: Moment,
-    replies: usize,
+    /// Which links of the pool are not used again. `None` if this one belongs to no pool.
+    pub(crate) condemned: Option<Arc<Condemned>>,
 }
 
 impl Link {
@@ -78,16 +100,18 @@ impl Link {
         deadline: Moment,
     ) -> Result<Link, Failure> {
         let began = Moment::now();
-        let wire = Wire::open(way, endpoint.tls(), deadline.since(began).max(SHORTEST));
-        Ok(Link::new(wire.map_err(Failure::not_sent)?, began))
+        let stream = Stream::open(way, endpoint.tls(), deadline.since(began).max(SHORTEST));
+        Ok(Link::new(stream.map_err(Failure::not_sent)?, began))
     }
 
-    fn new(wire: Wire, began: Moment) -> Link {
+    fn new(stream: Stream, began: Moment) -> Link {
         Link {
-            wire,
+            stream,
             id: COUNT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
             answered: began,
             unread: 0,
+            wanted: 0,
+            sent: began,
             broken: false,
             retired: false,
             proof: Proof::Opened,
@@ -95,12 +119,13 @@ impl Link {
             behind: false,
             password: None,
             listener: None,
+            condemned: None,
         }
     }
 
     /// True if the idle connection is known to have ended. Does not wait.
     pub(crate) fn has_ended(&mut self) -> bool {
-        self.broken |= self.wire.has_ended();
+        self.broken |= self.stream.has_ended();
         self.broken
     }
 
@@ -183,9 +208,9 @@ impl Link {
         if self.proof == Proof::Answered && self.unread == 0 && self.has_ended() {
             return Err(Failure::out_of_step());
         }
-        let sent = self.send(batch, deadline)?;
-        let replies = self.collect(&sent, deadline)?;
-        if self.wire.has_unasked() {
+        self.send(batch, deadline)?;
+        let replies = self.collect(deadline)?;
+        if self.stream.has_unasked() {
             self.broken = true;
             return Err(Failure::out_of_step());
         }
@@ -193,9 +218,9 @@ impl Link {
     }
 
     /// Writes a batch. If its replies are not collected, `collect` for a later batch skips them.
-    pub(crate) fn send(&mut self, batch: &Batch, deadline: Moment) -> Result<Sent, Failure> {
-        let at = Moment::now();
-        self.wire.send(&batch.bytes, deadline).map_err(|error| {
+    pub(crate) fn send(&mut self, batch: &Batch, deadline: Moment) -> Result<(), Failure> {
+        self.sent = Moment::now();
+        self.stream.send(&batch.bytes, deadline).map_err(|error| {
             self.broken = true;
             match Failure::not_sent(error) {
                 // Redis may have got the first commands of the batch whole.
@@ -207,18 +232,16 @@ impl Link {
             }
         })?;
         self.unread += batch.count;
-        Ok(Sent {
-            at,
-            replies: batch.count,
-        })
+        self.wanted = batch.count;
+        Ok(())
     }
 
     /// Reads the replies of the batch that was sent last, and skips those of earlier ones.
-    pub(crate) fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        let mut replies = Vec::with_capacity(sent.replies);
+    pub(crate) fn collect(&mut self, deadline: Moment) -> Result<Vec<Reply>, Failure> {
+        let mut replies = Vec::with_capacity(self.wanted);
         while self.unread > 0 {
             let mut reply = self
-                .wire
+                .stream
                 .receive(deadline)
                 .map_err(|error| self.lost(error, &replies))?;
             self.unread -= 1;
@@ -226,22 +249,32 @@ impl Link {
                 conceal(error, password);
             }
             self.broken |= comes_from_wrong_server(&reply);
-            if self.unread < sent.replies {
+            if self.unread < self.wanted {
                 replies.push(reply);
             }
         }
         self.behind = false;
-        (self.answered, self.proof) = (Moment::now(), Proof::Answered);
-        self.took = self.answered.since(sent.at);
+        self.answered = Moment::now();
+        self.proof = Proof::Answered;
+        self.took = self.answered.since(self.sent);
         Ok(replies)
     }
 
     /// The failure of a batch of which these replies have come. A server that accepts no client
     /// sends an error in the place of the first reply, and ends the connection: then the error says
     /// why.
+    ///
+    /// After a long silence, all links of the pool that have not answered since the send may be
+    /// dead, too.
     fn lost(&mut self, error: io::Error, replies: &[Reply]) -> Failure {
         self.broken |= io_error::ends_link(&error);
         self.behind = true;
+        if let Some(condemned) = &self.condemned
+            && io_error::leaves_link_standing(&error)
+            && Moment::now().since(self.sent) >= LONG_SILENCE
+        {
+            condemned.condemn(self.sent);
+        }
         if let (true, [Reply::Error(reason)]) = (io_error::ends_link(&error), replies) {
             return Failure::Unanswered {
                 link_stands: false,
@@ -257,7 +290,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::client::wire::stream::tests::wires;
+    use crate::client::wire::stream::tests::streams;
 
     /// First, only half of a reply comes in time. Then, only one of three replies.
     #[test]
@@ -266,8 +299,8 @@ mod tests {
         let long = || Moment::now().after(Duration::from_secs(10));
         let ping = || Batch::of(&["PING"]);
         let line = |text: &str| Reply::Line(text.to_owned());
-        for (wire, mut redis) in wires() {
-            let mut link = Link::new(wire, Moment::now());
+        for (stream, mut redis) in streams() {
+            let mut link = Link::new(stream, Moment::now());
             redis.write_all(b"+the first").unwrap();
             let failure = link.exchange(&ping(), soon()).unwrap_err();
             assert!(
@@ -285,11 +318,10 @@ mod tests {
                 link.exchange(&ping(), long()).unwrap(),
                 [line("the second")]
             );
-            let sent = link
-                .send(&ping().and(&["PING"]).and(&["PING"]), long())
+            link.send(&ping().and(&["PING"]).and(&["PING"]), long())
                 .unwrap();
             redis.write_all(b"+in time\r\n").unwrap();
-            link.collect(&sent, soon()).unwrap_err();
+            link.collect(soon()).unwrap_err();
             link.send(&ping(), long()).unwrap();
             redis
                 .write_all(b"+late\r\n+late\r\n+not read\r\n+a\r\n+b\r\n")
@@ -323,14 +355,14 @@ mod tests {
                 })
             )
         };
-        for (wire, mut redis) in wires() {
-            let mut link = Link::new(wire, Moment::now());
+        for (stream, mut redis) in streams() {
+            let mut link = Link::new(stream, Moment::now());
             redis.write_all(b"+OK\r\n+OK\r\n").unwrap();
             assert!(is_out_of_step(link.exchange(&Batch::of(&["PING"]), long())));
             assert!(link.is_over());
         }
-        for (wire, mut redis) in wires() {
-            let mut link = Link::new(wire, Moment::now());
+        for (stream, mut redis) in streams() {
+            let mut link = Link::new(stream, Moment::now());
             redis.write_all(b"+OK\r\n").unwrap();
             assert_eq!(
                 link.exchange(&Batch::of(&["PING"]), long()).unwrap(),
@@ -339,7 +371,7 @@ mod tests {
             redis.write_all(b"+OK\r\n").unwrap();
             let deadline = long();
             // The link itself has not looked yet.
-            while !link.wire.has_ended() {
+            while !link.stream.has_ended() {
                 assert!(Moment::now() < deadline, "the second copy does not arrive");
             }
             assert!(
@@ -348,8 +380,8 @@ mod tests {
             );
             assert_eq!(link.unread, 0, "it is sent");
         }
-        for (wire, _redis) in wires() {
-            let mut link = Link::new(wire, Moment::now());
+        for (stream, _redis) in streams() {
+            let mut link = Link::new(stream, Moment::now());
             link.broken = true;
             let failure = link.exchange(&Batch::of(&["PING"]), long()).unwrap_err();
             assert!(

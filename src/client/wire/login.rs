@@ -17,7 +17,7 @@ use crate::client::wire::failure::{Failure, check, expect_ok, nonsense};
 use crate::client::wire::link::Link;
 use crate::client::wire::refusal::{Refusal, legible};
 use crate::client::wire::resp::{Batch, Reply};
-use crate::client::wire::stream::{Ender, SHORTEST};
+use crate::client::wire::socket::{Ender, SHORTEST};
 
 /// A function that returns a user and a password.
 pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
@@ -102,7 +102,7 @@ impl Access {
             }
             let limit = now.after(if at + 1 < ways.len() { left / 2 } else { left });
             let opened = Link::connect(endpoint, way, limit).and_then(|mut link| {
-                connected(link.wire.ender())?;
+                connected(link.stream.ender())?;
                 let replies = self.begin(endpoint.name(), &mut link, first, limit)?;
                 Ok((link, replies))
             });
@@ -141,7 +141,7 @@ impl Access {
         let authenticates = credentials.is_some();
         link.password = credentials.map(|(_, password)| password);
         if self.expected == Expected::ClusterNode && !first.is_empty() {
-            link.wire.expect_map();
+            link.stream.expect_map();
         }
         let answer = link.exchange(&batch, deadline).and_then(|replies| {
             let mut replies = replies.into_iter();
@@ -281,7 +281,7 @@ fn check_greeting(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
 /// proxies call themselves so in a cluster. But it may also be a server that has the address of a
 /// node which has left: if locks were taken there, they would have two holders.
 fn knows_slots(link: &mut Link, deadline: Moment) -> Result<(), Failure> {
-    link.wire.expect_map();
+    link.stream.expect_map();
     let slots = link.exchange(&Batch::of(&["CLUSTER", "SLOTS"]), deadline)?;
     slots.into_iter().try_for_each(|reply| match check(reply) {
         Err(Failure::Refused(refusal)) if refusal.code == "ERR" => {

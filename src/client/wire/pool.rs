@@ -22,17 +22,12 @@ use crate::base::error::Error;
 #[cfg(test)]
 use crate::base::sync::scheduler;
 use crate::base::sync::{process, thread};
-use crate::client::wire::failure::{Failure, Fate};
-use crate::client::wire::link::{FAIR_TRY, Link};
-use crate::client::wire::resp::{Batch, Reply};
+use crate::client::wire::failure::Failure;
+use crate::client::wire::link::{Condemned, FAIR_TRY, Link};
 
 /// The longest wait for a slot. A thread uses a link only for a few commands, so a longer wait is
 /// useless. (And r2d2 panics if the end of a wait overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
-
-/// The shortest silence on one link after which the other links may be dead, too. After a shorter
-/// silence they stay in use: Redis may have been busy.
-pub(crate) const LONG_SILENCE: Duration = Duration::from_millis(100);
 
 /// How long a link may stay unused before it is closed. (r2d2 has such a limit, but would count
 /// each [`sweep`](Pool::sweep) as a use of all links.)
@@ -57,20 +52,17 @@ pub(crate) struct Worker {
 type SlotPool<M> = r2d2::Pool<M>;
 
 #[cfg(not(test))]
-type BorrowedSlot = r2d2::PooledConnection<Slots>;
+pub(crate) type BorrowedSlot = r2d2::PooledConnection<Slots>;
 
 #[cfg(test)]
 use crate::base::sync::scheduler::SlotPool;
 
 #[cfg(test)]
-type BorrowedSlot = crate::base::sync::scheduler::Slot<Slots>;
+pub(crate) type BorrowedSlot = crate::base::sync::scheduler::Slot<Slots>;
 
 pub(crate) struct Pool {
     slots: SlotPool<Slots>,
-    /// A `Moment` in nanoseconds: links that have not answered since then are not used again. So
-    /// after a restart of Redis, or if a firewall has dropped the idle connections, only one caller
-    /// loses time to a dead link, not one caller per link.
-    condemned: AtomicU64,
+    condemned: Arc<Condemned>,
     /// When the last answer came over a link that has been given back. It tells a thread that waits
     /// for a link whether Redis answers at all.
     answered_at: AtomicU64,
@@ -131,11 +123,10 @@ impl Pool {
         } else {
             SlotPool::Real(slots)
         };
-        let (condemned, answered_at) = (AtomicU64::new(0), AtomicU64::new(0));
         Pool {
             slots,
-            condemned,
-            answered_at,
+            condemned: Arc::default(),
+            answered_at: AtomicU64::new(0),
             on_close,
             pid: process::id(),
         }
@@ -169,30 +160,29 @@ impl Pool {
             Some(slot) => slot,
             None => self.wait_for_slot(deadline)?,
         };
-        if slot.link.is_none() {
+        if slot.is_none() {
             let left = deadline.since(Moment::now());
-            let opened = open().map_err(|failure| match failure {
+            let mut link = open().map_err(|failure| match failure {
                 // With more time, the link might have opened.
                 Failure::NotSent(cause) if left < FAIR_TRY && deadline <= Moment::now() => {
                     Failure::OutOfTime(cause)
                 }
                 other => other,
-            });
-            slot.link = Some(Box::new(opened?));
+            })?;
+            link.condemned = Some(Arc::clone(&self.condemned));
+            *slot = Some(Box::new(link));
         }
-        Ok(Lent {
-            slot,
-            pool: Arc::clone(self),
-        })
+        Ok(Lent::OfPool(slot, Arc::clone(self)))
     }
 
     /// A slot that nobody uses, if possible one with a link. (r2d2 lends the slot that came back
     /// last, and that slot may have no link.)
     fn free_slot(&self) -> Option<BorrowedSlot> {
-        let (mut empty, now) = (Vec::new(), Moment::now());
+        let mut empty = Vec::new();
+        let now = Moment::now();
         while let Some(mut slot) = self.slots.try_get() {
             self.drop_stale(&mut slot, now);
-            if slot.link.is_some() {
+            if slot.is_some() {
                 return Some(slot);
             }
             empty.push(slot);
@@ -205,21 +195,14 @@ impl Pool {
     /// answer, and the borrower would take it for the answer to its own command.
     fn drop_stale(&self, slot: &mut Slot, now: Moment) {
         let is_over = |link: &mut Box<Link>| now.since(link.answered) > FRESH && link.has_ended();
-        if let Some(link) = slot
-            .link
-            .take_if(|link| self.is_condemned(link) || is_over(link))
-        {
+        if let Some(link) = slot.take_if(|link| self.condemned.includes(link) || is_over(link)) {
             self.closed(&link);
         }
     }
 
-    fn is_condemned(&self, link: &Link) -> bool {
-        link.answered <= Moment::from_nanos(self.condemned.load(Ordering::Relaxed))
-    }
-
+    /// Has no link used again that has not answered since this moment.
     pub(crate) fn condemn(&self, since: Moment) {
-        self.condemned
-            .fetch_max(since.as_nanos(), Ordering::Relaxed);
+        self.condemned.condemn(since);
     }
 
     /// Drops the idle links that have ended, that may be dead, or that nobody has used for long.
@@ -235,9 +218,9 @@ impl Pool {
         while let Some(mut slot) = self.slots.try_get() {
             let is_stale = |link: &mut Box<Link>| {
                 let unused = Moment::now().since(link.answered);
-                self.is_condemned(link) || unused > LONGEST_IDLE || link.has_ended()
+                self.condemned.includes(link) || unused > LONGEST_IDLE || link.has_ended()
             };
-            dropped.extend(slot.link.take_if(is_stale));
+            dropped.extend(slot.take_if(is_stale));
             idle.push(slot);
         }
         // Given back in reverse, because r2d2 lends the last one first.
@@ -298,105 +281,69 @@ fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
 }
 
 /// A link to send commands over.
-pub(crate) enum LinkRef {
-    /// It belongs to the pool.
-    Lent(Lent),
-    /// It belongs to one thread: the keeper, or a caller whose command must not go over a
-    /// connection that may be dead.
+pub(crate) enum Lent {
+    /// It belongs to the pool. Dropping this gives the link back, or closes it if it must not be used
+    /// again.
+    OfPool(BorrowedSlot, Arc<Pool>),
+    /// It belongs to one thread: the keeper, or a caller whose command must not go over a connection
+    /// that may be dead.
     Own(Box<Link>),
 }
 
-impl LinkRef {
-    /// Sends a batch and collects its replies. If none comes over a lent link, all pooled links
-    /// that have not answered since the send may be dead, too.
-    pub(crate) fn exchange(
-        &mut self,
-        batch: &Batch,
-        deadline: Moment,
-    ) -> Result<Vec<Reply>, Failure> {
-        let sent = Moment::now();
-        let result = self.deref_mut().exchange(batch, deadline);
-        if let (LinkRef::Lent(lent), Err(failure)) = (&*self, &result)
-            && failure.fate() == (Fate::Unknown { link_stands: true })
-            && Moment::now().since(sent) >= LONG_SILENCE
-        {
-            lent.pool.condemn(sent);
-        }
-        result
-    }
-}
-
-impl Deref for LinkRef {
+impl Deref for Lent {
     type Target = Link;
 
     fn deref(&self) -> &Link {
         match self {
-            LinkRef::Lent(lent) => lent.slot.link.as_ref().expect("a lent slot has a link"),
-            LinkRef::Own(link) => link,
+            Lent::OfPool(slot, _) => slot.as_ref().expect("a lent slot has a link"),
+            Lent::Own(link) => link,
         }
     }
 }
 
-impl DerefMut for LinkRef {
+impl DerefMut for Lent {
     fn deref_mut(&mut self) -> &mut Link {
         match self {
-            LinkRef::Lent(lent) => lent.slot.link.as_mut().expect("a lent slot has a link"),
-            LinkRef::Own(link) => link,
+            Lent::OfPool(slot, _) => slot.as_mut().expect("a lent slot has a link"),
+            Lent::Own(link) => link,
         }
     }
-}
-
-/// A link on loan. Dropping this gives the link back to the pool, or closes it if it must not be
-/// used again.
-pub(crate) struct Lent {
-    slot: BorrowedSlot,
-    pool: Arc<Pool>,
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if let Some(answered) = self
-            .slot
-            .link
-            .as_ref()
-            .and_then(|link| link.answered_to_borrower())
-        {
-            self.pool
-                .answered_at
-                .fetch_max(answered.as_nanos(), Ordering::Relaxed);
-        }
-        let pool = &self.pool;
-        let Some(link) = self
-            .slot
-            .link
-            .take_if(|link| link.is_over() || pool.is_condemned(link))
-        else {
-            if let Some(link) = &mut self.slot.link {
-                link.doubt();
-            }
+        let Lent::OfPool(slot, pool) = self else {
             return;
         };
-        if link.broken {
-            self.pool.condemn(Moment::now());
+        if let Some(answered) = slot.as_ref().and_then(|link| link.answered_to_borrower()) {
+            pool.answered_at
+                .fetch_max(answered.as_nanos(), Ordering::Relaxed);
         }
-        self.pool.closed(&link);
+        let over = slot.take_if(|link| link.is_over() || pool.condemned.includes(link));
+        if let Some(link) = over {
+            if link.broken {
+                pool.condemn(Moment::now());
+            }
+            pool.closed(&link);
+        } else if let Some(link) = &mut **slot {
+            link.doubt();
+        }
     }
 }
 
-/// What r2d2 needs to make slots. A slot is never broken for r2d2, even without a link: if r2d2
-/// dropped a slot, it would not wake a thread that waits for one.
-struct Slots;
+/// What r2d2 lends. It is never broken for r2d2, even without a link: if r2d2 dropped a slot, it would
+/// not wake a thread that waits for one.
+pub(crate) type Slot = Option<Box<Link>>;
 
-struct Slot {
-    link: Option<Box<Link>>,
-}
+/// What r2d2 needs to make slots.
+pub(crate) struct Slots;
 
 impl r2d2::ManageConnection for Slots {
     type Connection = Slot;
     type Error = Infallible;
 
     fn connect(&self) -> Result<Slot, Infallible> {
-        Ok(Slot { link: None })
+        Ok(None)
     }
 
     fn is_valid(&self, _: &mut Slot) -> Result<(), Infallible> {

@@ -277,7 +277,8 @@ fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
             Err(too_long())
         };
     };
-    let (line, length) = (&rest[..end], 1 + end + 2);
+    let line = &rest[..end];
+    let length = 1 + end + 2;
     let room = longest.checked_sub(length).ok_or_else(too_long)?;
     let reply = match kind {
         b'+' if line == b"OK" => Reply::Ok,
@@ -576,9 +577,11 @@ mod tests {
 
     #[test]
     fn the_room_that_a_long_reply_took_is_given_back() {
-        let (long, short) = (Reply::Bytes(vec![0; 100_000]), Reply::Int(1));
+        let long = Reply::Bytes(vec![0; 100_000]);
+        let short = Reply::Int(1);
         let bytes = [encode(&long), encode(&short)].concat();
-        let (mut reader, mut receive) = (Reader::new(), dripping(&bytes, &[usize::MAX]));
+        let mut reader = Reader::new();
+        let mut receive = dripping(&bytes, &[usize::MAX]);
         assert_eq!(patiently(&mut reader, &mut receive).unwrap(), long);
         assert_eq!(patiently(&mut reader, &mut receive).unwrap(), short);
         assert_eq!(reader.buffer.capacity(), USUAL_ROOM);

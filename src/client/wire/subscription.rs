@@ -1,5 +1,6 @@
 //! A connection that has subscribed to a channel, and receives messages until it ends.
 
+use std::io::{self, ErrorKind};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -9,13 +10,14 @@ use crate::client::wire::failure::check;
 use crate::client::wire::io_error;
 use crate::client::wire::link::Link;
 use crate::client::wire::resp::{Batch, Reply};
-use crate::client::wire::stream::{Ender, Message, Wire};
+use crate::client::wire::socket::Ender;
+use crate::client::wire::stream::Stream;
 
 /// How long the connection may be silent before the reader sends a `PING`.
 const QUIET: Duration = Duration::from_secs(3);
 
 pub(crate) struct Subscription {
-    wire: Wire,
+    stream: Stream,
 }
 
 impl Subscription {
@@ -32,29 +34,31 @@ impl Subscription {
             .iter()
             .fold(Batch::of(&["SUBSCRIBE", channel]), subscribe);
         // The first message may come with the reply, so this is no `exchange`.
-        let sent = link.send(&batch, deadline)?;
-        let mut replies = link.collect(&sent, deadline)?.into_iter();
+        link.send(&batch, deadline)?;
+        let mut replies = link.collect(deadline)?.into_iter();
         let Some(Reply::Array(_)) = replies.next().map(check).transpose()? else {
             return Err(Failure::not_sent("the reply to SUBSCRIBE made no sense"));
         };
-        Ok(Subscription { wire: link.wire })
+        Ok(Subscription {
+            stream: link.stream,
+        })
     }
 
     pub(crate) fn ender(&self) -> Ender {
-        self.wire.ender()
+        self.stream.ender()
     }
 
     /// True if the connection is known to have ended. Does not wait.
     pub(crate) fn has_ended(&mut self) -> bool {
-        self.wire.has_ended()
+        self.stream.has_ended()
     }
 
     /// The payload of the next message. `None` if none comes before the deadline.
     pub(crate) fn next(&mut self, deadline: Moment) -> Result<Option<Reply>, Failure> {
         while Moment::now() < deadline {
-            match self.wire.message(deadline) {
-                Ok(Message::Payload(payload)) => return Ok(Some(payload)),
-                Ok(Message::Life) => {}
+            match self.message(deadline) {
+                Ok(Some(payload)) => return Ok(Some(payload)),
+                Ok(None) => {}
                 Err(error) if io_error::leaves_link_standing(&error) => {}
                 Err(error) => return Err(Failure::not_sent(error)),
             }
@@ -77,12 +81,13 @@ impl Subscription {
         if hear(None).is_break() {
             return Ok(());
         }
-        let (mut quiet_since, mut asked_at) = (Moment::now(), None::<Moment>);
+        let mut quiet_since = Moment::now();
+        let mut asked_at = None::<Moment>;
         loop {
             let now = Moment::now();
             if asked_at.is_none() && quiet_since.after(QUIET) <= now {
                 let ping = Batch::of(&["PING"]);
-                self.wire
+                self.stream
                     .send(&ping.bytes, now.after(patience))
                     .map_err(Failure::not_sent)?;
                 asked_at = Some(now);
@@ -93,19 +98,16 @@ impl Subscription {
             } else {
                 Moment::NEVER
             };
-            let heard = match self
-                .wire
-                .message(now.after(silence).min(ask_at).min(dead_at))
-            {
-                Ok(Message::Payload(payload)) => {
+            let heard = match self.message(now.after(silence).min(ask_at).min(dead_at)) {
+                Ok(Some(payload)) => {
                     quiet_since = Moment::now();
                     Some(payload)
                 }
-                Ok(Message::Life) if asked_at.take().is_some() => {
+                Ok(None) if asked_at.take().is_some() => {
                     quiet_since = Moment::now();
                     continue;
                 }
-                Ok(Message::Life) => {
+                Ok(None) => {
                     return Err(Failure::not_sent("the server answered what nobody asked"));
                 }
                 Err(error) if !io_error::leaves_link_standing(&error) => {
@@ -120,5 +122,78 @@ impl Subscription {
                 return Ok(());
             }
         }
+    }
+
+    /// The payload of the next message. `None` for the reply to a `PING`, even if it is an error.
+    /// After a time-out, the caller can call this again.
+    fn message(&mut self, deadline: Moment) -> io::Result<Option<Reply>> {
+        match self.stream.receive(deadline)? {
+            Reply::Array(mut parts) if parts.len() == 3 && is(&parts[0], "message") => {
+                Ok(Some(parts.pop().unwrap_or(Reply::Nil)))
+            }
+            Reply::Array(parts) if parts.len() == 2 && is(&parts[0], "pong") => Ok(None),
+            // An error such as LOADING also shows that Redis is alive.
+            Reply::Error(_) => Ok(None),
+            // A plain `PONG` also ends here: it means that the connection has not subscribed.
+            _ => Err(io::Error::new(
+                ErrorKind::InvalidData,
+                "the server sent no message",
+            )),
+        }
+    }
+}
+
+fn is(kind: &Reply, name: &str) -> bool {
+    matches!(kind, Reply::Bytes(kind) if kind == name.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::client::wire::stream::tests::streams;
+
+    const LONG: Duration = Duration::from_secs(10);
+    const SHORT: Duration = Duration::from_millis(20);
+
+    fn within(span: Duration) -> Moment {
+        Moment::now().after(span)
+    }
+
+    #[test]
+    fn a_message_may_come_after_a_time_out() {
+        for (stream, mut redis) in streams() {
+            let mut subscription = Subscription { stream };
+            assert!(
+                subscription
+                    .message(within(SHORT))
+                    .is_err_and(|error| io_error::leaves_link_standing(&error))
+            );
+            redis
+                .write_all(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n")
+                .unwrap();
+            let Ok(Some(payload)) = subscription.message(within(LONG)) else {
+                panic!("no message")
+            };
+            assert_eq!(payload.text(), Some("x"));
+        }
+    }
+
+    #[test]
+    fn a_subscriber_takes_the_reply_to_a_ping_as_a_sign_of_life() {
+        let (stream, mut redis) = streams().remove(0);
+        let mut subscription = Subscription { stream };
+        redis
+            .write_all(b"*2\r\n$4\r\npong\r\n$0\r\n\r\n-LOADING Redis is loading\r\n+PONG\r\n")
+            .unwrap();
+        for _ in 0..2 {
+            assert!(matches!(subscription.message(within(LONG)), Ok(None)));
+        }
+        let error = subscription
+            .message(within(LONG))
+            .err()
+            .expect("it has not subscribed");
+        assert!(!io_error::leaves_link_standing(&error));
     }
 }

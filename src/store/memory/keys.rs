@@ -65,7 +65,8 @@ impl Keys {
             // So the next time comes after as many new keys as there are now.
             self.by_name.reserve(self.by_name.len() + 1);
         }
-        let (value, fence) = (wanted.token.to_owned(), self.fence(wanted));
+        let value = wanted.token.to_owned();
+        let fence = self.fence(wanted);
         let now = Moment::now();
         let expires = now.after(Duration::from_millis(wanted.lease));
         let entry = Entry {

@@ -293,10 +293,8 @@ mod tests {
 
     #[test]
     fn a_key_that_was_removed_leaves_nothing_to_the_next_holder() {
-        let (store, changes) = (
-            MemoryStore::default(),
-            std::sync::Arc::new(Mutex::new(Vec::new())),
-        );
+        let store = MemoryStore::default();
+        let changes = std::sync::Arc::new(Mutex::new(Vec::new()));
         let changed = std::sync::Arc::clone(&changes);
         store.on_change(move |key| changed.lock().push(key.to_owned()));
         assert!(is_taken(&store, "a", "one"));
@@ -323,7 +321,8 @@ mod tests {
     /// A control for tests makes keys older in several steps. A waiter may take a key in between.
     #[test]
     fn what_is_taken_since_the_control_began_does_not_get_older() {
-        let (store, began) = (MemoryStore::default(), Moment::now());
+        let store = MemoryStore::default();
+        let began = Moment::now();
         assert!(is_taken(&store, "a", "one"));
         let end = end_of(&store, "a", "one");
         store.age(Duration::from_secs(60), began);
@@ -334,7 +333,8 @@ mod tests {
 
     #[test]
     fn an_outage_passes_and_a_shorter_one_does_not_end_it() {
-        let (store, second) = (MemoryStore::default(), Duration::from_secs(1));
+        let store = MemoryStore::default();
+        let second = Duration::from_secs(1);
         for span in [60 * second, second] {
             store.go_away(span);
         }

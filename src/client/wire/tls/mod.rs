@@ -39,7 +39,7 @@ pub(crate) mod tests {
     use crate::client::wire::endpoint::Way;
     use crate::client::wire::io_error;
     use crate::client::wire::resp::Reply;
-    use crate::client::wire::stream::Wire;
+    use crate::client::wire::stream::Stream;
     use crate::client::wire::stream::tests::Far;
 
     const LONG: Duration = Duration::from_secs(10);
@@ -112,28 +112,29 @@ pub(crate) mod tests {
         Ok(Server { tls, socket })
     }
 
-    fn open(listener: &TcpListener, client: &Client) -> Wire {
+    fn open(listener: &TcpListener, client: &Client) -> Stream {
         let way = Way::Tcp(listener.local_addr().unwrap());
-        Wire::open(&way, Some((client, "localhost")), LONG).unwrap()
+        Stream::open(&way, Some((client, "localhost")), LONG).unwrap()
     }
 
     fn listen() -> TcpListener {
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()
     }
 
-    fn connect() -> (Wire, Server) {
-        let (listener, (config, client)) = (listen(), configs());
+    fn connect() -> (Stream, Server) {
+        let listener = listen();
+        let (config, client) = configs();
         thread::scope(|scope| {
             let server = scope.spawn(|| accept(&listener, config).unwrap());
-            let wire = open(&listener, &client);
-            (wire, server.join().unwrap())
+            let stream = open(&listener, &client);
+            (stream, server.join().unwrap())
         })
     }
 
-    /// A wire over TLS, and its other end.
-    pub(in crate::client) fn wire() -> (Wire, Far) {
-        let (wire, server) = connect();
-        (wire, Box::new(server))
+    /// A stream over TLS, and its other end.
+    pub(in crate::client) fn stream() -> (Stream, Far) {
+        let (stream, server) = connect();
+        (stream, Box::new(server))
     }
 
     fn within(span: Duration) -> Moment {
@@ -146,37 +147,37 @@ pub(crate) mod tests {
 
     #[test]
     fn a_record_that_is_cut_at_the_deadline_is_read_on() {
-        let (mut wire, mut server) = connect();
+        let (mut stream, mut server) = connect();
         let late = server.encrypt("+late\r\n");
         let next = server.encrypt("+next\r\n");
         let (first, rest) = late.split_at(late.len() / 2);
         server.socket.write_all(first).unwrap();
-        let error = wire.receive(within(SHORT)).unwrap_err();
+        let error = stream.receive(within(SHORT)).unwrap_err();
         assert!(io_error::leaves_link_standing(&error), "{error:?}");
         server.socket.write_all(&[rest, &next].concat()).unwrap();
-        assert_eq!(wire.receive(within(LONG)).unwrap(), line("late"));
-        assert_eq!(wire.receive(within(LONG)).unwrap(), line("next"));
+        assert_eq!(stream.receive(within(LONG)).unwrap(), line("late"));
+        assert_eq!(stream.receive(within(LONG)).unwrap(), line("next"));
     }
 
     #[test]
     fn what_a_server_sends_without_data_ends_no_idle_connection() {
-        let (mut wire, mut server) = connect();
+        let (mut stream, mut server) = connect();
         for _ in 0..3 {
             server.tls.refresh_traffic_keys().unwrap();
             let records = server.records();
             let (first, rest) = records.split_at(records.len() / 2);
             for part in [first, rest] {
                 server.socket.write_all(part).unwrap();
-                assert!(!wire.has_ended());
+                assert!(!stream.has_ended());
             }
         }
         server.write_all(b"+OK\r\n").unwrap();
-        assert_eq!(wire.receive(within(LONG)).unwrap(), Reply::Ok);
+        assert_eq!(stream.receive(within(LONG)).unwrap(), Reply::Ok);
         server.tls.send_close_notify();
         let records = server.records();
         server.socket.write_all(&records).unwrap();
         let deadline = within(LONG);
-        while !wire.has_ended() {
+        while !stream.has_ended() {
             assert!(
                 Moment::now() < deadline,
                 "the server says that it ends the connection"
@@ -186,23 +187,24 @@ pub(crate) mod tests {
 
     #[test]
     fn a_reply_that_comes_with_another_is_not_asked_for() {
-        let (mut wire, mut server) = connect();
+        let (mut stream, mut server) = connect();
         let both = [server.encrypt("+one\r\n"), server.encrypt("+two\r\n")].concat();
         server.socket.write_all(&both).unwrap();
-        assert_eq!(wire.receive(within(LONG)).unwrap(), line("one"));
-        assert!(wire.has_unasked());
-        assert!(wire.has_ended());
+        assert_eq!(stream.receive(within(LONG)).unwrap(), line("one"));
+        assert!(stream.has_unasked());
+        assert!(stream.has_ended());
     }
 
     /// After the handshake, a server may send any number of tickets for later handshakes.
     #[test]
     fn bytes_without_data_are_bounded() {
-        let (listener, (mut config, client)) = (listen(), configs());
+        let listener = listen();
+        let (mut config, client) = configs();
         config.send_tls13_tickets = 20_000;
         thread::scope(|scope| {
             scope.spawn(|| accept(&listener, config));
-            let mut wire = open(&listener, &client);
-            let error = wire.receive(within(LONG)).unwrap_err();
+            let mut stream = open(&listener, &client);
+            let error = stream.receive(within(LONG)).unwrap_err();
             // For tickets, rustls has a limit of its own, which is below that of a session.
             assert!(!io_error::leaves_link_standing(&error), "{error:?}");
         });
@@ -211,15 +213,15 @@ pub(crate) mod tests {
     /// A record is written whole or not at all, and a long command is several records.
     #[test]
     fn a_long_command_arrives() {
-        let (mut wire, mut server) = connect();
+        let (mut stream, mut server) = connect();
         let command: &[u8] = &vec![b'x'; 100_000];
         thread::scope(|scope| {
-            let sends = scope.spawn(move || wire.send(command, within(LONG)).map(|()| wire));
+            let sends = scope.spawn(move || stream.send(command, within(LONG)).map(|()| stream));
             let mut arrived = Vec::new();
             while arrived.len() < command.len() {
                 assert!(
                     server.tls.read_tls(&mut server.socket).unwrap() > 0,
-                    "the wire sends all"
+                    "the stream sends all"
                 );
                 server.tls.process_new_packets().unwrap();
                 let mut part = [0; 10_000];

@@ -5,53 +5,41 @@
 //! and the listener's. A thread that is blocked in one of them gets an error, and tries again over
 //! a new connection.
 
-use std::fmt;
 use std::mem;
-use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-use crate::base::background::{Background, Stopped};
-use crate::base::backoff::Backoff;
+use crate::base::background::Background;
 use crate::base::clock::Moment;
-use crate::base::emit::{info, warn};
+use crate::base::emit::info;
 use crate::base::sync::{Mutex, MutexGuard};
-use crate::client::servers::sentinels::Sentinels;
+use crate::client::servers::sentinel::named::Named;
+use crate::client::servers::sentinel::sentinels::Sentinels;
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::Failure;
 use crate::client::wire::link::Link;
-use crate::client::wire::resp::Reply;
-use crate::client::wire::stream::Ender;
+use crate::client::wire::socket::Ender;
 use crate::client::wire::tls;
-
-/// How often the thread checks whether it has to stop, while the sentinels report nothing.
-const SILENCE: Duration = Duration::from_secs(1);
-
-/// How often the thread asks all sentinels where the master is, although nothing was reported. A
-/// report can be lost, the user may have no right to subscribe, and the sentinel that the thread
-/// listens to may be cut off from the others, together with the old master.
-pub(crate) const LOOKS_EVERY: Duration = Duration::from_secs(10);
 
 pub(crate) struct Master {
     pub(crate) sentinels: Sentinels,
     /// TLS, if connections to the master use it.
     tls: Option<tls::Client>,
-    state: Mutex<State>,
+    pub(super) state: Mutex<MasterState>,
     /// Called after each switch.
     on_switch: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// The thread that receives the sentinels' reports.
-    watch: Background,
+    pub(super) watch: Background,
     /// A failure of the thread was logged, and it has not subscribed since.
-    has_warned: AtomicBool,
+    pub(super) has_warned: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct MasterState {
     /// The server that is the master, as far as is known.
-    endpoint: Option<Arc<Endpoint>>,
+    pub(super) endpoint: Option<Arc<Endpoint>>,
     /// How often `endpoint` has changed.
-    generation: u64,
+    pub(super) generation: u64,
     /// The connections to `endpoint`, and those that are being opened to a server that a sentinel
     /// has named. Some may have been closed.
     open: Vec<Opened>,
@@ -64,7 +52,7 @@ struct Opened {
     sentinel: Arc<Endpoint>,
 }
 
-impl State {
+impl MasterState {
     /// True if another server than this one has become the master since `generation`. Then the
     /// sentinel that named this server may not have heard of that.
     fn has_left(&self, endpoint: &Endpoint, generation: u64) -> bool {
@@ -120,8 +108,9 @@ impl Master {
         loop {
             let generation = self.state.lock().generation;
             let named = self.sentinels.master(deadline);
-            let (place, sentinel) =
-                named.map_err(|failure| refusals.pop().map_or(failure, |(_, refusal)| refusal))?;
+            let Named {
+                place, sentinel, ..
+            } = named.map_err(|failure| refusals.pop().map_or(failure, |(_, refusal)| refusal))?;
             let endpoint = self.endpoint(place);
             if let Some(at) = refusals
                 .iter()
@@ -148,7 +137,7 @@ impl Master {
     }
 
     /// The endpoint at this place. The known one has the address that worked last.
-    fn endpoint(&self, place: Place) -> Arc<Endpoint> {
+    pub(super) fn endpoint(&self, place: Place) -> Arc<Endpoint> {
         let found = Endpoint::new(place, self.tls.clone());
         let known = self.state.lock().endpoint.clone();
         known
@@ -190,7 +179,8 @@ impl Master {
         if state.open.len() == state.open.capacity() {
             state.open.retain(|it| !it.ender.is_closed());
         }
-        let (endpoint, sentinel) = (Arc::clone(endpoint), Arc::clone(sentinel));
+        let endpoint = Arc::clone(endpoint);
+        let sentinel = Arc::clone(sentinel);
         state.open.push(Opened {
             ender,
             endpoint,
@@ -214,7 +204,7 @@ impl Master {
     ///
     /// At the start, no master is known. A thread may be opening a connection to the old master by
     /// then, because the sentinel that it asked has not heard of a switch.
-    fn is_at(&self, mut state: MutexGuard<'_, State>, endpoint: &Arc<Endpoint>) {
+    pub(super) fn is_at(&self, mut state: MutexGuard<'_, MasterState>, endpoint: &Arc<Endpoint>) {
         let before = state.endpoint.replace(Arc::clone(endpoint));
         if before
             .as_ref()
@@ -242,156 +232,6 @@ impl Master {
             call();
         }
     }
-
-    /// Starts the thread that receives the sentinels' reports, once. Each of its connections is
-    /// opened, and each of its questions answered, within `limit`.
-    pub(crate) fn watch(self: &Arc<Master>, limit: Duration) {
-        if !self.watch.was_started() {
-            let master = Arc::clone(self);
-            if let Err(error) = self
-                .watch
-                .start("relatch-sentinel", move || master.run(limit))
-            {
-                self.warn_once(&error);
-            }
-        }
-    }
-
-    /// Ends the thread.
-    pub(crate) fn stop(&self, limit: Duration) {
-        match self.watch.stop(limit) {
-            Stopped::Ended => {}
-            Stopped::Panicked => warn!(target: "relatch::sentinel", "the thread had panicked"),
-            Stopped::LeftBehind => warn!(target: "relatch::sentinel",
-                "the thread still connects to a sentinel: it is left behind, and ends by itself"),
-        }
-    }
-
-    fn run(&self, limit: Duration) {
-        self.watch.enter();
-        let (mut pauses, mut look_at) = (Backoff::for_listener(), Moment::now().after(LOOKS_EVERY));
-        while !self.watch.is_stopping() {
-            let began = Moment::now();
-            let ended = self.receive(limit, &mut look_at);
-            if self.watch.is_stopping() {
-                return;
-            }
-            if let Err(failure) = ended {
-                self.warn_once(&failure.into_cause());
-            }
-            if began.after(LOOKS_EVERY) <= Moment::now() {
-                pauses.reset();
-            }
-            self.look_if_due(&mut look_at, limit);
-            self.watch
-                .pause(pauses.pause().min(look_at.since(Moment::now())));
-        }
-    }
-
-    /// Asks all sentinels if it is time for that.
-    fn look_if_due(&self, look_at: &mut Moment, limit: Duration) {
-        if *look_at <= Moment::now() {
-            // Without an answer, the next connection asks.
-            let _ = self.look(Sentinels::newest_master, limit);
-            *look_at = Moment::now().after(LOOKS_EVERY);
-        }
-    }
-
-    /// Subscribes, and receives reports until the connection ends.
-    fn receive(&self, limit: Duration, look_at: &mut Moment) -> Result<(), Failure> {
-        let (subscription, sentinel) = self.sentinels.subscribe(Moment::now().after(limit))?;
-        let ender = subscription.ender();
-        if !self.watch.ends_by(move || ender.end()) {
-            return Ok(());
-        }
-        // The sentinels may have reported a switch before this connection subscribed.
-        self.look(Sentinels::master, limit)?;
-        if self.has_warned.swap(false, Ordering::Relaxed) {
-            info!(target: "relatch::sentinel", "a sentinel reports switches again");
-        }
-        subscription.listen((SILENCE, limit), |report| {
-            if self.watch.is_stopping() {
-                return ControlFlow::Break(());
-            }
-            self.look_if_due(look_at, limit);
-            if let Some(report) = report.as_ref().and_then(Reply::text) {
-                self.heard(report, &sentinel, limit);
-            }
-            ControlFlow::Continue(())
-        })
-    }
-
-    /// Asks where the master is, and how many replicas it has. `ask` is [`Sentinels::master`] or
-    /// [`Sentinels::newest_master`].
-    fn look(
-        &self,
-        ask: impl Fn(&Sentinels, Moment) -> Result<(Place, Arc<Endpoint>), Failure>,
-        limit: Duration,
-    ) -> Result<(), Failure> {
-        loop {
-            let generation = self.state.lock().generation;
-            let (place, _) = ask(&self.sentinels, Moment::now().after(limit))?;
-            let endpoint = self.endpoint(place);
-            let state = self.state.lock();
-            if state.generation == generation {
-                self.is_at(state, &endpoint);
-                return Ok(());
-            }
-            // Another thread has learnt of a switch, so the answer may be older than that.
-        }
-    }
-
-    /// Handles a report: a switch of any master, or a promoted or new replica of any master.
-    fn heard(&self, report: &str, sentinel: &Arc<Endpoint>, limit: Duration) {
-        let words: Vec<_> = report.split(' ').collect();
-        // Without an answer, the next connection asks.
-        let look = || _ = self.look(Sentinels::master, limit);
-        match words[..] {
-            [name, old_host, old_port, host, port] if name == self.sentinels.name() => {
-                // This sentinel knows of the switch. Others may not know yet.
-                self.sentinels.prefer(sentinel);
-                let places = place(old_host, old_port).zip(place(host, port));
-                if !places.is_some_and(|(old, new)| self.follow(&old, new)) {
-                    look();
-                }
-            }
-            ["slave", .., name, _, _] if name == self.sentinels.name() => {
-                self.sentinels.prefer(sentinel);
-                look();
-            }
-            _ => {}
-        }
-    }
-
-    /// Follows the master from its old place to a new one. False if it was known to be elsewhere:
-    /// then the report comes late, or an earlier one was missed.
-    fn follow(&self, old: &Place, new: Place) -> bool {
-        let endpoint = self.endpoint(new);
-        let state = self.state.lock();
-        let is_here = |name: &str| {
-            state
-                .endpoint
-                .as_ref()
-                .is_none_or(|here| here.name() == name)
-        };
-        let (was_here, is_there) = (is_here(&old.to_string()), is_here(endpoint.name()));
-        if was_here {
-            self.is_at(state, &endpoint);
-        }
-        was_here || is_there
-    }
-
-    fn warn_once(&self, failure: &dyn fmt::Display) {
-        if !self.has_warned.swap(true, Ordering::Relaxed) {
-            warn!(target: "relatch::sentinel",
-                "no sentinel reports switches, so a switch is noticed when the old master fails, or after \
-                some ten seconds: {failure}");
-        }
-    }
-}
-
-fn place(host: &str, port: &str) -> Option<Place> {
-    Place::announced(host, port.parse().ok()?)
 }
 
 fn replaced() -> Failure {
@@ -399,13 +239,11 @@ fn replaced() -> Failure {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
+pub(super) mod tests {
     use super::*;
     use crate::client::wire::login::{Access, Expected};
 
-    fn master() -> Master {
+    pub(in super::super) fn master() -> Master {
         let access = Access::new(None, 0, Expected::Sentinel);
         Master::new(
             Sentinels::new("mymaster".to_owned(), [], access, None, false),
@@ -413,7 +251,7 @@ mod tests {
         )
     }
 
-    fn at(port: u16) -> Arc<Endpoint> {
+    pub(in super::super) fn at(port: u16) -> Arc<Endpoint> {
         Arc::new(Endpoint::new(
             Place::Tcp {
                 host: "127.0.0.1".to_owned(),
@@ -444,53 +282,5 @@ mod tests {
             .confirmed(&at(7001), asked)
             .expect("it says that it is the master");
         assert!(master.describe().contains(":7001 "));
-    }
-
-    #[test]
-    fn an_answer_that_a_switch_has_overtaken_is_asked_for_again() {
-        let (master, asked) = (master(), Cell::new(0));
-        let ask = |_: &Sentinels, _| {
-            asked.set(asked.get() + 1);
-            let named = if asked.get() == 1 { 7001 } else { 7003 };
-            if asked.get() == 1 {
-                master.is_at(master.state.lock(), &at(7002));
-            }
-            Ok((at(named).place().clone(), at(7000)))
-        };
-        master.look(ask, Duration::ZERO).expect("an answer");
-        assert!(
-            asked.get() == 2 && master.describe().contains(":7003 "),
-            "{}",
-            master.describe()
-        );
-    }
-
-    /// Where the master is said to be is shown in errors and in the log.
-    #[test]
-    fn a_report_that_names_no_host_is_not_followed() {
-        let (master, sentinel) = (master(), at(26379));
-        master.is_at(master.state.lock(), &at(7001));
-        for host in ["a\nERROR", "a\u{1b}[2J", ""] {
-            master.heard(
-                &format!("mymaster 127.0.0.1 7001 {host} 7002"),
-                &sentinel,
-                Duration::ZERO,
-            );
-            assert!(
-                master.describe().contains(":7001 "),
-                "{:?}",
-                master.describe()
-            );
-        }
-        master.heard(
-            "mymaster 127.0.0.1 7001 127.0.0.1 7002",
-            &sentinel,
-            Duration::ZERO,
-        );
-        assert!(
-            master.describe().contains(":7002 "),
-            "{}",
-            master.describe()
-        );
     }
 }

@@ -12,9 +12,13 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::sync::Mutex;
-use crate::client::servers::epochs::Epochs;
+use crate::client::servers::sentinel::epochs::Epochs;
+use crate::client::servers::sentinel::named::{
+    Named, read_epoch, read_master, read_others, read_replicas, refused_by,
+};
+use crate::client::servers::sentinel::poll::{Poll, keep_newer};
 use crate::client::wire::endpoint::{Endpoint, Place};
-use crate::client::wire::failure::{Failure, check};
+use crate::client::wire::failure::Failure;
 use crate::client::wire::link::{FAIR_TRY, Link};
 use crate::client::wire::login::Access;
 use crate::client::wire::refusal::Refusal;
@@ -59,32 +63,21 @@ struct Known {
     is_in_url: bool,
 }
 
-/// What a sentinel has answered.
-struct Answer {
-    place: Place,
-    /// The epoch of its configuration. `None` if the right to ask is missing.
-    epoch: Option<u64>,
-    /// How many replicas there are, if that was asked.
-    replicas: Option<u32>,
-}
-
 impl Sentinels {
     pub(crate) fn new(
         name: String,
-        hosts: impl IntoIterator<Item = (String, u16)>,
+        hosts: impl IntoIterator<Item = Place>,
         access: Access,
         tls: Option<tls::Client>,
         counts_replicas: bool,
     ) -> Sentinels {
-        let known = |(host, port)| {
-            let endpoint = Arc::new(Endpoint::new(Place::Tcp { host, port }, tls.clone()));
-            Known {
-                endpoint,
-                is_in_url: true,
-            }
+        let known = |place| Known {
+            endpoint: Arc::new(Endpoint::new(place, tls.clone())),
+            is_in_url: true,
         };
         let known = Mutex::new(hosts.into_iter().map(known).collect());
-        let (replicas, epochs) = (AtomicU32::new(UNKNOWN), Mutex::default());
+        let replicas = AtomicU32::new(UNKNOWN);
+        let epochs = Mutex::default();
         Sentinels {
             name,
             known,
@@ -116,77 +109,58 @@ impl Sentinels {
         Some(self.replicas.load(Ordering::Relaxed)).filter(|replicas| *replicas != UNKNOWN)
     }
 
-    /// Asks who is the master. Also returns the sentinel that said so.
+    /// Asks who is the master.
     ///
     /// An answer that is out of date does not count, and the next sentinel is asked. If all have
     /// answered, and none knows better, the sentinels were set up anew. The same is assumed if some
     /// cannot be asked, and nobody has shown the newer epoch for long.
-    pub(crate) fn master(&self, deadline: Moment) -> Result<(Place, Arc<Endpoint>), Failure> {
-        self.ask_for_master(false, deadline, Sentinels::ask)
+    pub(crate) fn master(&self, deadline: Moment) -> Result<Named, Failure> {
+        self.first_named(deadline, Sentinels::ask)
     }
 
     /// Asks all sentinels who is the master, and believes the newest epoch. (A sentinel that does
     /// not show its epoch counts less than each one that does and is not out of date.)
-    pub(crate) fn newest_master(
-        &self,
-        deadline: Moment,
-    ) -> Result<(Place, Arc<Endpoint>), Failure> {
-        self.ask_for_master(true, deadline, Sentinels::ask)
+    pub(crate) fn newest_master(&self, deadline: Moment) -> Result<Named, Failure> {
+        self.newest_named(deadline, Sentinels::ask)
     }
 
-    fn ask_for_master(
+    fn first_named(
         &self,
-        all: bool,
         deadline: Moment,
-        ask: impl Fn(&Self, &Arc<Endpoint>, Moment) -> Result<Option<Answer>, Failure>,
-    ) -> Result<(Place, Arc<Endpoint>), Failure> {
-        let (mut newest, mut outdated, mut all_answered) = (None, None, true);
+        ask: impl Fn(&Self, &Arc<Endpoint>, Moment) -> Result<Option<Named>, Failure>,
+    ) -> Result<Named, Failure> {
+        let mut poll = Poll::new(&self.epochs);
         let first = self.first_answer(deadline, |sentinel, limit| {
-            let asked = ask(self, sentinel, limit).inspect_err(|_| all_answered = false);
-            let Some(answer) = asked? else {
-                return Ok(None);
-            };
-            let is_outdated = self
-                .epochs
-                .lock()
-                .is_outdated(&answer.place.to_string(), answer.epoch);
-            let better = match answer.epoch {
-                _ if is_outdated => &mut outdated,
-                _ if all => &mut newest,
-                _ => return Ok(Some((answer, Arc::clone(sentinel)))),
-            };
-            if better
-                .as_ref()
-                .is_none_or(|(other, _): &(Answer, _)| other.epoch < answer.epoch)
-            {
-                *better = Some((answer, Arc::clone(sentinel)));
-            }
-            Ok(None)
+            poll.hear(ask(self, sentinel, limit))
         });
-        // Or the time was over before all were asked.
-        let all_answered = all_answered && !matches!(first, Err(Failure::OutOfTime(_)));
-        let (mut epochs, now) = (self.epochs.lock(), Moment::now());
-        let (answer, sentinel) = match (newest, first, outdated) {
-            (Some(newest), ..) | (None, Ok(newest), _) => {
-                epochs.note(newest.0.epoch, now);
-                newest
+        Ok(self.note_replicas(poll.believe(first)?))
+    }
+
+    fn newest_named(
+        &self,
+        deadline: Moment,
+        ask: impl Fn(&Self, &Arc<Endpoint>, Moment) -> Result<Option<Named>, Failure>,
+    ) -> Result<Named, Failure> {
+        let mut poll = Poll::new(&self.epochs);
+        let mut newest = None;
+        let none = self.first_answer(deadline, |sentinel, limit| {
+            if let Some(named) = poll.hear(ask(self, sentinel, limit))? {
+                keep_newer(&mut newest, named);
             }
-            (None, Err(_), Some(outdated)) if all_answered || epochs.is_old(now) => {
-                epochs.begin_anew(outdated.0.epoch.unwrap_or_default(), now);
-                outdated
-            }
-            (None, Err(failure), _) => return Err(failure),
-        };
-        drop(epochs);
-        if all {
-            // A sentinel that does not show its epoch may name another master, and must not be asked
-            // first by the next connection.
-            self.prefer(&sentinel);
-        }
-        if let Some(replicas) = answer.replicas {
+            Ok(None) // The next sentinel may know better.
+        });
+        let named = poll.believe(newest.map_or(none, Ok))?;
+        // A sentinel that does not show its epoch may name another master, and must not be asked
+        // first by the next connection.
+        self.prefer(&named.sentinel);
+        Ok(self.note_replicas(named))
+    }
+
+    fn note_replicas(&self, named: Named) -> Named {
+        if let Some(replicas) = named.replicas {
             self.replicas.store(replicas, Ordering::Relaxed);
         }
-        Ok((answer.place, sentinel))
+        named
     }
 
     /// Notes that this is not the master any more: answers from before that are out of date.
@@ -195,7 +169,7 @@ impl Sentinels {
     }
 
     /// Asks one sentinel. `None` if it does not know the name.
-    fn ask(&self, sentinel: &Arc<Endpoint>, deadline: Moment) -> Result<Option<Answer>, Failure> {
+    fn ask(&self, sentinel: &Arc<Endpoint>, deadline: Moment) -> Result<Option<Named>, Failure> {
         let questions: [&[&str]; 3] = [
             &["SENTINEL", "get-master-addr-by-name", &self.name],
             &["SENTINEL", "sentinels", &self.name],
@@ -208,17 +182,15 @@ impl Sentinels {
         };
         self.learn(sentinel, replies.next());
         let master = replies.next().unwrap_or(Reply::Nil);
-        let epoch = number(&master, "config-epoch");
-        let replicas = if self.counts_replicas {
-            // Without that number, nobody would know when all of them have a lock.
-            let count =
-                number(&check(master)?, "num-slaves").and_then(|count| count.try_into().ok());
-            Some(count.ok_or_else(|| Failure::not_sent("the sentinel's reply made no sense"))?)
-        } else {
-            None
-        };
-        Ok(Some(Answer {
+        let epoch = read_epoch(&master);
+        // Without the number of replicas, nobody would know when all of them have a lock.
+        let replicas = self
+            .counts_replicas
+            .then(|| read_replicas(master))
+            .transpose()?;
+        Ok(Some(Named {
             place,
+            sentinel: Arc::clone(sentinel),
             epoch,
             replicas,
         }))
@@ -271,7 +243,9 @@ impl Sentinels {
             .iter()
             .map(|it| Arc::clone(&it.endpoint))
             .collect();
-        let (mut outage, mut refusal, mut all_silent) = (None, None, true);
+        let mut outage = None;
+        let mut refusal = None;
+        let mut all_silent = true;
         for longest in [LONGEST_ASK, Duration::MAX] {
             for sentinel in &known {
                 let now = Moment::now();
@@ -322,7 +296,8 @@ impl Sentinels {
     ) -> Failure {
         match (outage, refusal) {
             (Some((sentinel, failure)), _) => {
-                let (name, why) = (sentinel.name(), failure.text());
+                let name = sentinel.name();
+                let why = failure.text();
                 let cause =
                     io::Error::other(format!("no sentinel reachable ({name}: {why})")).into();
                 match failure {
@@ -330,9 +305,10 @@ impl Sentinels {
                     _ => Failure::NotSent(cause),
                 }
             }
-            (None, Some((sentinel, failure))) => at(sentinel, failure),
+            (None, Some((sentinel, failure))) => refused_by(sentinel, failure),
             (None, None) => {
-                let (name, asked) = (&self.name, self.addresses());
+                let name = &self.name;
+                let asked = self.addresses();
                 let message = format!("no sentinel knows a master named {name:?} (asked {asked})");
                 Failure::Refused(Refusal {
                     code: String::new(),
@@ -359,11 +335,7 @@ impl Sentinels {
         let Some(Reply::Array(others)) = others else {
             return;
         };
-        let place = |other: &Reply| {
-            let (host, port) = (other.field("ip")?, other.field("port")?);
-            Place::announced(host, port.parse().ok()?)
-        };
-        let named: Vec<_> = others.iter().filter_map(place).take(MOST).collect();
+        let named: Vec<_> = read_others(&others).take(MOST).collect();
         let mut known = self.known.lock();
         known.retain(|it| {
             let is_named = || {
@@ -398,45 +370,6 @@ fn to_front(known: &mut [Known], sentinel: &Arc<Endpoint>) {
     }
 }
 
-/// A number in a reply that is a map.
-fn number(map: &Reply, field: &str) -> Option<u64> {
-    map.field(field)?.parse().ok()
-}
-
-/// Adds to a refusal which sentinel it came from.
-fn at(sentinel: &Endpoint, failure: Failure) -> Failure {
-    let Failure::Refused(Refusal { code, message }) = failure else {
-        return failure;
-    };
-    let is_other = message.contains("unknown command");
-    let what = if is_other {
-        "is not a sentinel"
-    } else {
-        "is a sentinel that refuses"
-    };
-    Failure::Refused(Refusal {
-        code,
-        message: format!("{} {what}: {message}", sentinel.name()),
-    })
-}
-
-/// Reads the reply to `SENTINEL get-master-addr-by-name`. `None` if the sentinel does not know the
-/// name.
-fn read_master(reply: Reply) -> Result<Option<Place>, Failure> {
-    let parts = match check(reply)? {
-        Reply::Nil => return Ok(None),
-        Reply::Array(parts) => parts,
-        _ => Vec::new(),
-    };
-    let read = || {
-        let (host, port) = (parts.first()?.text()?, parts.get(1)?.text()?);
-        Place::announced(host, port.parse().ok()?)
-    };
-    read()
-        .map(Some)
-        .ok_or_else(|| Failure::not_sent("the sentinel's reply made no sense"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -445,17 +378,22 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     fn sentinels() -> Sentinels {
-        let hosts = [1, 2, 3].map(|port| ("127.0.0.1".to_owned(), port));
+        let hosts = [1, 2, 3].map(place);
         let access = Access::new(None, 0, Expected::Sentinel);
         Sentinels::new("mymaster".to_owned(), hosts, access, None, false)
     }
 
-    fn answer(port: u16, epoch: Option<u64>) -> Answer {
-        Answer {
-            place: Place::Tcp {
-                host: "127.0.0.1".to_owned(),
-                port,
-            },
+    fn place(port: u16) -> Place {
+        Place::Tcp {
+            host: "127.0.0.1".to_owned(),
+            port,
+        }
+    }
+
+    fn answer(sentinel: &Arc<Endpoint>, port: u16, epoch: Option<u64>) -> Named {
+        Named {
+            place: place(port),
+            sentinel: Arc::clone(sentinel),
             epoch,
             replicas: None,
         }
@@ -470,17 +408,17 @@ mod tests {
                     .iter()
                     .position(|it| *it == sentinel.name());
                 let (port, epoch) = answers[at.unwrap()];
-                Ok(Some(answer(port, epoch)))
+                Ok(Some(answer(sentinel, port, epoch)))
             };
-            let (place, sentinel) = sentinels
-                .ask_for_master(true, Moment::now().after(LONG), ask)
+            let named = sentinels
+                .newest_named(Moment::now().after(LONG), ask)
                 .unwrap();
             let first = Arc::clone(&sentinels.known.lock()[0].endpoint);
             assert!(
-                Arc::ptr_eq(&first, &sentinel),
+                Arc::ptr_eq(&first, &named.sentinel),
                 "another one is asked first by the next connection"
             );
-            place.to_string()
+            named.place.to_string()
         };
         assert_eq!(
             newest([(7001, Some(3)), (7002, None), (7002, Some(4))]),
@@ -499,15 +437,16 @@ mod tests {
     /// The process was stopped while it waited for the first answer, which is out of date.
     #[test]
     fn sentinels_that_nobody_had_the_time_to_ask_have_not_confirmed_an_old_epoch() {
-        let (sentinels, deadline) = (sentinels(), Moment::now().after(Duration::from_millis(20)));
+        let sentinels = sentinels();
+        let deadline = Moment::now().after(Duration::from_millis(20));
         sentinels.epochs.lock().note(Some(4), Moment::now());
-        let ask = |_: &Sentinels, _: &Arc<Endpoint>, _| {
+        let ask = |_: &Sentinels, sentinel: &Arc<Endpoint>, _| {
             while Moment::now() < deadline {
                 std::thread::yield_now();
             }
-            Ok(Some(answer(7001, Some(3))))
+            Ok(Some(answer(sentinel, 7001, Some(3))))
         };
-        let asked = sentinels.ask_for_master(false, deadline, ask);
+        let asked = sentinels.first_named(deadline, ask);
         assert!(matches!(asked, Err(Failure::OutOfTime(_))));
         assert!(
             sentinels
@@ -516,9 +455,10 @@ mod tests {
                 .is_outdated("127.0.0.1:7001", Some(3))
         );
         // If all of them have answered, they were set up anew.
-        let ask = |_: &Sentinels, _: &Arc<Endpoint>, _| Ok(Some(answer(7001, Some(3))));
-        let asked = sentinels.ask_for_master(false, Moment::now().after(LONG), ask);
-        assert_eq!(asked.unwrap().0.to_string(), "127.0.0.1:7001");
+        let ask =
+            |_: &Sentinels, sentinel: &Arc<Endpoint>, _| Ok(Some(answer(sentinel, 7001, Some(3))));
+        let asked = sentinels.first_named(Moment::now().after(LONG), ask);
+        assert_eq!(asked.unwrap().place.to_string(), "127.0.0.1:7001");
     }
 
     /// The addresses of all sentinels are in an error.

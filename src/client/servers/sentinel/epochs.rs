@@ -42,7 +42,8 @@ impl Epochs {
     pub(crate) fn note(&mut self, epoch: Option<u64>, now: Moment) {
         // Another thread may have noted a newer one since the answer was judged.
         if let Some(epoch) = epoch.filter(|epoch| self.newest <= *epoch) {
-            (self.newest, self.shown) = (epoch, now);
+            self.newest = epoch;
+            self.shown = now;
         }
     }
 
@@ -75,7 +76,7 @@ impl Epochs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::servers::master::LOOKS_EVERY;
+    use crate::client::servers::sentinel::watch::LOOKS_EVERY;
 
     #[test]
     fn an_answer_from_before_the_latest_failover_is_out_of_date() {

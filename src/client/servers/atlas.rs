@@ -1,0 +1,126 @@
+//! What is known of a cluster: its last map, and the nodes to which this process may be connected.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::random;
+use crate::base::sync::HashMap;
+use crate::client::servers::map::Map;
+use crate::client::servers::node::{Common, Location, Node};
+use crate::client::servers::slots::{Range, slot};
+use crate::client::servers::view::View;
+use crate::client::wire::endpoint::{Endpoint, Place};
+use crate::client::wire::tls;
+
+pub(super) struct Atlas {
+    map: Option<Arc<Map>>,
+    /// The node that has sent the map.
+    sender: Option<Place>,
+    /// The masters of the map and the nodes to which redirects led, by address.
+    nodes: HashMap<String, KnownNode>,
+    /// The replicas that the map names. If all masters are gone, they know the new ones.
+    replicas: BTreeSet<Place>,
+    tls: Option<tls::Client>,
+    common: Arc<Common>,
+}
+
+struct KnownNode {
+    node: Arc<Node>,
+    /// When a redirect led to it last. While a slot is on its way to a node, the map may not name
+    /// it.
+    led_to: Moment,
+}
+
+impl Atlas {
+    /// Without a map. `tls` and `common` are for the nodes.
+    pub(super) fn new(tls: Option<tls::Client>, common: Arc<Common>) -> Atlas {
+        Atlas {
+            map: None,
+            sender: None,
+            nodes: HashMap::default(),
+            replicas: BTreeSet::new(),
+            tls,
+            common,
+        }
+    }
+
+    pub(super) fn map(&self) -> Option<&Arc<Map>> {
+        self.map.as_ref()
+    }
+
+    /// The node that has the slot of this key, as far as is known.
+    pub(super) fn owner(&self, redis_key: &[u8]) -> Option<Arc<Node>> {
+        self.map.as_ref()?.owner(slot(redis_key)).cloned()
+    }
+
+    /// The nodes to ask for a map: the masters, from a random one on, then the replicas of the last
+    /// map, then the `seeds`, which the program named.
+    pub(super) fn to_ask(&self, seeds: &[Place]) -> Vec<Place> {
+        let masters = self.map.iter().flat_map(|map| &map.masters);
+        let mut places: Vec<_> = masters.filter_map(|node| node.place().cloned()).collect();
+        let first = random::bits().unwrap_or_default() % places.len().max(1) as u128;
+        places.rotate_left(usize::try_from(first).unwrap_or_default());
+        places.extend(self.replicas.iter().chain(seeds).cloned());
+        let mut known = BTreeSet::new();
+        places.retain(|place| known.insert(place.clone()));
+        places
+    }
+
+    /// True if one of its masters has sent the map.
+    pub(super) fn is_from_a_master(&self) -> bool {
+        let mut masters = self.map.iter().flat_map(|map| &map.masters);
+        masters.any(|node| node.place() == self.sender.as_ref())
+    }
+
+    /// All known nodes.
+    pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
+        let nodes = self.nodes.values();
+        nodes.map(|it| Arc::clone(&it.node)).collect()
+    }
+
+    /// The node at this place, to which a redirect led at that time.
+    pub(super) fn node_at(&mut self, place: Place, led_to: Moment) -> Arc<Node> {
+        let endpoint = Endpoint::new(place, self.tls.clone());
+        let name = endpoint.name().to_owned();
+        let known = self.nodes.entry(name).or_insert_with(|| {
+            let node = Node::new(Location::At(endpoint), Arc::clone(&self.common));
+            KnownNode {
+                node: Arc::new(node),
+                led_to,
+            }
+        });
+        known.led_to = known.led_to.max(led_to);
+        Arc::clone(&known.node)
+    }
+
+    /// Takes in what a node says, and returns the new map.
+    pub(super) fn take_in(&mut self, view: View) -> Arc<Map> {
+        let before = self.map.take();
+        let owned = |range: Range| {
+            let node = self.node_at(range.master, Moment::PAST);
+            (range.first..=range.last, node)
+        };
+        let ranges = view.ranges.into_iter().map(owned);
+        // A node that is well names the owners of all slots that have one.
+        let map = Map::new(ranges, before.as_deref().filter(|_| !view.is_well));
+        let map = Arc::new(map);
+        self.map = Some(Arc::clone(&map));
+        self.sender = Some(view.sender);
+        self.replicas = view.replicas;
+        map
+    }
+
+    /// Forgets, and returns, the nodes that the map does not name and to which no redirect has led
+    /// for so long.
+    pub(super) fn forget(&mut self, span: Duration) -> Vec<Arc<Node>> {
+        let map = &self.map;
+        let is_gone = |it: &KnownNode| {
+            let is_named = map.as_ref().is_some_and(|map| map.has(&it.node));
+            !is_named && it.led_to.after(span) < Moment::now()
+        };
+        let gone = self.nodes.extract_if(|_, it| is_gone(it));
+        gone.map(|(_, it)| it.node).collect()
+    }
+}
