@@ -1,6 +1,5 @@
 //! The keeper's own connection to a node.
 
-use std::slice;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
@@ -148,11 +147,7 @@ impl KeeperCommands for KeeperConnection<'_> {
         until: Moment,
     ) -> Result<Compared, Failure> {
         let mut connection = self.keeper.core.store.checkout(lease.key, until)?;
-        let (answers, _) = connection.extend_all(slice::from_ref(lease), None, until)?;
-        answers
-            .into_iter()
-            .next()
-            .unwrap_or_else(|| Err(Failure::not_sent("no answer")))
+        connection.extend(lease, until)
     }
 
     fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed {
@@ -202,7 +197,7 @@ impl KeeperCommands for &MemoryStore {
     }
 
     fn extend_elsewhere(&mut self, lease: &Extension<'_>, _: Moment) -> Result<Compared, Failure> {
-        self.extend(lease.key, lease.token, lease.lease)
+        self.extend(lease)
     }
 
     fn remove_all(&mut self, removals: &[(&str, &str)], _: Moment) -> Removed {

@@ -131,7 +131,11 @@ impl Session {
             local_handoff: Duration::MAX,
             ..settings
         };
-        let store = Arc::new(Store::in_memory(is_disabled));
+        let store = Arc::new(if is_disabled {
+            Store::disabled()
+        } else {
+            Store::in_memory()
+        });
         let core = Core::new(Identity::in_memory(), store, settings, None);
         Session::over(core, on_lost)
     }

@@ -1,39 +1,36 @@
-//! The commands of a lock, one method each: over a connection to a server, or in memory.
+//! The commands of a lock, one method each: to a server, in memory, or nowhere.
 
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::owner::holder::Holder;
-use crate::client::Extension;
-use crate::client::Failure;
-use crate::client::Node;
-use crate::client::ServerConnection;
-use crate::client::Wanted;
-use crate::client::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
+use crate::client::{
+    AdoptReply, ClaimReply, Compared, Extension, Failure, Node, Seen, ServerConnection, Tracking,
+    Wanted,
+};
+use crate::store::disabled::DisabledStore;
 use crate::store::memory::MemoryStore;
 
 /// The way to the store that has a key. What the commands mean: [`ServerConnection`].
 pub(crate) enum Connection<'a> {
     To(ServerConnection),
     Memory(&'a MemoryStore),
+    Disabled(&'a DisabledStore),
 }
 
 impl Connection<'_> {
-    /// The node at the other end. `None` in memory.
+    /// The node at the other end. `None` if there is no server.
     pub(crate) fn node(&self) -> Option<&Arc<Node>> {
         match self {
             Connection::To(server) => Some(server.node()),
-            Connection::Memory(_) => None,
+            Connection::Memory(_) | Connection::Disabled(_) => None,
         }
     }
 
     /// True if the other end has answered since `moment`, over a connection that has gone back to
-    /// the pool. Memory answers at once.
+    /// the pool. What is no server answers at once.
     pub(crate) fn answered_since(&self, moment: Moment) -> bool {
-        match self {
-            Connection::To(server) => server.node().answered_since(moment),
-            Connection::Memory(_) => true,
-        }
+        self.node().is_none_or(|node| node.answered_since(moment))
     }
 
     pub(crate) fn claim(
@@ -44,6 +41,7 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.claim(wanted, deadline),
             Connection::Memory(memory) => memory.claim(wanted),
+            Connection::Disabled(disabled) => Ok(disabled.claim(wanted)),
         }
     }
 
@@ -55,9 +53,8 @@ impl Connection<'_> {
     ) -> Result<(ClaimReply, Tracking), Failure> {
         match self {
             Connection::To(server) => server.claim_or_look(wanted, listener, deadline),
-            Connection::Memory(memory) => {
-                memory.claim(wanted).map(|reply| (reply, Tracking::Direct))
-            }
+            Connection::Memory(memory) => Ok((memory.claim(wanted)?, Tracking::Direct)),
+            Connection::Disabled(disabled) => Ok((disabled.claim(wanted), Tracking::Direct)),
         }
     }
 
@@ -70,6 +67,7 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.remove(key, token, deadline),
             Connection::Memory(memory) => memory.remove(key, token),
+            Connection::Disabled(_) => Ok(Compared::Done),
         }
     }
 
@@ -83,6 +81,7 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.keep(key, token, rest, deadline),
             Connection::Memory(memory) => memory.keep(key, token, rest),
+            Connection::Disabled(_) => Ok(Compared::Done),
         }
     }
 
@@ -94,24 +93,23 @@ impl Connection<'_> {
     ) -> Result<(Result<Compared, Failure>, ClaimReply), Failure> {
         match self {
             Connection::To(server) => server.remove_and_claim(token, wanted, deadline),
-            Connection::Memory(memory) => memory
-                .remove_and_claim(token, wanted)
-                .map(|(removed, claimed)| (Ok(removed), claimed)),
+            Connection::Memory(memory) => {
+                let (removed, claimed) = memory.remove_and_claim(token, wanted)?;
+                Ok((Ok(removed), claimed))
+            }
+            Connection::Disabled(disabled) => Ok((Ok(Compared::Done), disabled.claim(wanted))),
         }
     }
 
-    pub(crate) fn extend_all(
+    pub(crate) fn extend(
         &mut self,
-        extensions: &[Extension<'_>],
-        listener: Option<u64>,
+        extension: &Extension<'_>,
         deadline: Moment,
-    ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
+    ) -> Result<Compared, Failure> {
         match self {
-            Connection::To(server) => server.extend_all(extensions, listener, false, deadline),
-            Connection::Memory(memory) => {
-                let extend = |it: &Extension<'_>| memory.extend(it.key, it.token, it.lease);
-                Ok((extensions.iter().map(extend).collect(), Tracking::Off))
-            }
+            Connection::To(server) => server.extend(extension, deadline),
+            Connection::Memory(memory) => memory.extend(extension),
+            Connection::Disabled(_) => Ok(Compared::Done),
         }
     }
 
@@ -119,6 +117,7 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.abandon(key, token),
             Connection::Memory(memory) => _ = memory.remove(key, token),
+            Connection::Disabled(_) => {}
         }
     }
 
@@ -132,6 +131,7 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.adopt(old, least, wanted, deadline),
             Connection::Memory(memory) => memory.adopt(old, wanted),
+            Connection::Disabled(disabled) => Ok(disabled.adopt(wanted)),
         }
     }
 
@@ -144,6 +144,7 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.look(key, counter, deadline),
             Connection::Memory(memory) => memory.look(key, counter.is_some()),
+            Connection::Disabled(_) => Ok(Seen::Nothing),
         }
     }
 
@@ -151,6 +152,7 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.force(key, deadline),
             Connection::Memory(memory) => memory.force(key),
+            Connection::Disabled(_) => Ok(None),
         }
     }
 }

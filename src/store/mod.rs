@@ -2,11 +2,12 @@
 //! client.
 //!
 //! [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the commands of a
-//! lock; [`memory`] has the keys of this process. What comes back is in small enums, and no room above
-//! knows a server, a reply or a link.
+//! lock. [`memory`] has the keys of this process, and [`disabled`] none. What comes back is in small
+//! enums, and no room above knows a server, a reply or a link.
 //! This room may use `client` and `base`.
 
 mod connection;
+mod disabled;
 mod memory;
 
 use std::fmt;
@@ -29,85 +30,85 @@ pub(crate) use crate::client::{
     TrackingConnection, Wanted,
 };
 pub(crate) use crate::store::connection::Connection;
+use crate::store::disabled::DisabledStore;
 pub(crate) use crate::store::memory::MemoryStore;
 
-/// The servers and the connections to them, or the store in memory.
-pub(crate) struct Store {
-    place: Where,
-}
-
-enum Where {
+/// Where the keys are.
+pub(crate) enum Store {
     Servers(Arc<Router>),
     Memory(Arc<MemoryStore>),
+    /// Nowhere: nobody is excluded.
+    Disabled(DisabledStore),
 }
 
 impl Store {
-    /// A store in memory. If it is disabled, nobody is excluded.
-    pub(crate) fn in_memory(is_disabled: bool) -> Store {
-        Store {
-            place: Where::Memory(Arc::new(MemoryStore::new(is_disabled))),
-        }
+    pub(crate) fn in_memory() -> Store {
+        Store::Memory(Arc::default())
+    }
+
+    pub(crate) fn disabled() -> Store {
+        Store::Disabled(DisabledStore::default())
     }
 
     pub(crate) fn is_disabled(&self) -> bool {
-        matches!(&self.place, Where::Memory(memory) if memory.is_disabled)
+        matches!(self, Store::Disabled(_))
     }
 
-    /// The store in memory, if this is one that is not disabled.
     pub(crate) fn memory(&self) -> Option<&Arc<MemoryStore>> {
-        match &self.place {
-            Where::Servers(_) => None,
-            Where::Memory(memory) => Some(memory).filter(|memory| !memory.is_disabled),
+        match self {
+            Store::Memory(memory) => Some(memory),
+            Store::Servers(_) | Store::Disabled(_) => None,
         }
     }
 
     fn router(&self) -> Option<&Arc<Router>> {
-        match &self.place {
-            Where::Servers(router) => Some(router),
-            Where::Memory(_) => None,
+        match self {
+            Store::Servers(router) => Some(router),
+            Store::Memory(_) | Store::Disabled(_) => None,
         }
     }
 
     pub(crate) fn new(target: Target, settings: &Settings) -> Result<Store, Error> {
         client::prepare();
         let router = Router::new(target, settings)?;
-        Ok(Store {
-            place: Where::Servers(Arc::new(router)),
-        })
+        Ok(Store::Servers(Arc::new(router)))
     }
 
     /// Speaks to Redis once. In a cluster, any node will do.
     pub(crate) fn ping(&self, action: &'static str, deadline: Moment) -> Result<(), Error> {
-        match &self.place {
-            Where::Servers(router) => {
+        match self {
+            Store::Servers(router) => {
                 let answer = router.ping(deadline);
                 answer.map_err(|(failure, server)| error_of(server, None, action, failure))
             }
-            Where::Memory(memory) => memory
+            Store::Memory(memory) => memory
                 .ping()
                 .map_err(|failure| self.error(None, action, failure)),
+            Store::Disabled(_) => Ok(()),
         }
     }
 
     /// Borrows a connection to the server that has this key. Waits for one and connects if
     /// necessary, until the deadline.
     pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
-        match &self.place {
-            Where::Servers(router) => Ok(Connection::To(ServerConnection::lent(
-                router, key, deadline,
-            )?)),
-            Where::Memory(memory) => Ok(Connection::Memory(memory)),
+        match self {
+            Store::Servers(router) => {
+                ServerConnection::lent(router, key, deadline).map(Connection::To)
+            }
+            Store::Memory(memory) => Ok(Connection::Memory(memory)),
+            Store::Disabled(disabled) => Ok(Connection::Disabled(disabled)),
         }
     }
 
     /// Opens a connection outside the pool, for a command that must not go over a connection that
     /// may be dead.
     pub(crate) fn connect(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
-        match &self.place {
-            Where::Servers(router) => Ok(Connection::To(ServerConnection::own(
-                router, key, deadline,
-            )?)),
-            Where::Memory(memory) => Ok(Connection::Memory(memory)),
+        match self {
+            Store::Servers(router) => {
+                ServerConnection::own(router, key, deadline).map(Connection::To)
+            }
+            Store::Memory(memory) => Ok(Connection::Memory(memory)),
+            Store::Disabled(disabled) => Ok(Connection::Disabled(disabled)),
         }
     }
 
@@ -152,11 +153,12 @@ impl Store {
     /// True if the node that has this key has answered since `moment`, over a connection that has
     /// gone back to the pool. Memory has, unless it is away.
     pub(crate) fn answered_since(&self, key: &str, moment: Moment) -> bool {
-        match &self.place {
-            Where::Servers(_) => self
+        match self {
+            Store::Servers(_) => self
                 .node_of(key)
                 .is_some_and(|node| node.answered_since(moment)),
-            Where::Memory(memory) => !memory.is_away(),
+            Store::Memory(memory) => !memory.is_away(),
+            Store::Disabled(_) => true,
         }
     }
 
@@ -223,12 +225,13 @@ fn error_of(server: String, key: Option<&Key>, action: &'static str, failure: Fa
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Where::Servers(router) => f
+        match self {
+            Store::Servers(router) => f
                 .debug_struct("Store")
                 .field("router", router)
                 .finish_non_exhaustive(),
-            Where::Memory(memory) => memory.fmt(f),
+            Store::Memory(memory) => memory.fmt(f),
+            Store::Disabled(disabled) => disabled.fmt(f),
         }
     }
 }

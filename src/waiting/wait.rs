@@ -184,7 +184,7 @@ pub(crate) mod tests {
                 owner: sample("key", Duration::ZERO, Moment::PAST).owner.clone(),
                 waits: Waits::default(),
                 counters: Counters::default(),
-                store: Store::in_memory(false),
+                store: Store::in_memory(),
                 end: Stop::new(),
             }
         }

@@ -1,6 +1,7 @@
 //! The commands for a lock that is held: each compares the token, and does nothing if the key holds
 //! another one.
 
+use std::slice;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -169,6 +170,17 @@ impl ServerConnection {
             extended.for_each(|answer| *answer = Err(failure.copy()));
         }
         Ok((answers, tracking))
+    }
+
+    /// Compare and extend, for one lock.
+    pub(crate) fn extend(
+        &mut self,
+        extension: &Extension<'_>,
+        deadline: Moment,
+    ) -> Result<Compared, Failure> {
+        let (answers, _) = self.extend_all(slice::from_ref(extension), None, false, deadline)?;
+        let answer = answers.into_iter().next();
+        answer.unwrap_or_else(|| Err(Failure::not_sent("no answer")))
     }
 
     /// Gives up a claim whose answer was lost. Sends the compare-and-delete over the connection

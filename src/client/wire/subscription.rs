@@ -192,8 +192,7 @@ mod tests {
         }
         let error = subscription
             .message(within(LONG))
-            .err()
-            .expect("it has not subscribed");
+            .expect_err("it has not subscribed");
         assert!(!io_error::leaves_link_standing(&error));
     }
 }

@@ -11,14 +11,14 @@ use crate::client::Wanted;
 #[derive(Default)]
 pub(super) struct Keys {
     /// Keys that have expired, or were removed, stay until the table would grow.
-    pub(super) by_name: HashMap<String, Entry>,
+    pub(super) by_name: HashMap<String, StoredKey>,
     /// Until then, each command fails.
     pub(super) away_until: Moment,
     /// The fencing token that was given last, of all keys.
     pub(super) fence: u64,
 }
 
-pub(super) struct Entry {
+pub(super) struct StoredKey {
     pub(super) value: String,
     /// The fencing token of the hold, if it has one.
     pub(super) fence: Option<u64>,
@@ -27,7 +27,7 @@ pub(super) struct Entry {
     pub(super) expires: Moment,
 }
 
-impl Entry {
+impl StoredKey {
     pub(super) fn is_live(&self) -> bool {
         Moment::now() < self.expires
     }
@@ -41,7 +41,7 @@ impl Entry {
 }
 
 impl Keys {
-    pub(super) fn live(&mut self, key: &str) -> Option<&mut Entry> {
+    pub(super) fn live(&mut self, key: &str) -> Option<&mut StoredKey> {
         self.by_name.get_mut(key).filter(|entry| entry.is_live())
     }
 
@@ -50,7 +50,7 @@ impl Keys {
     }
 
     /// The entry of a key, if its value is the token. Otherwise what it is instead.
-    pub(super) fn of_token(&mut self, key: &str, token: &str) -> Result<&mut Entry, Compared> {
+    pub(super) fn of_token(&mut self, key: &str, token: &str) -> Result<&mut StoredKey, Compared> {
         match self.live(key) {
             Some(entry) if entry.value == token => Ok(entry),
             Some(_) => Err(Compared::NotOurs),
@@ -69,7 +69,7 @@ impl Keys {
         let fence = self.fence(wanted);
         let now = Moment::now();
         let expires = now.after(Duration::from_millis(wanted.lease));
-        let entry = Entry {
+        let entry = StoredKey {
             value,
             fence,
             taken: now,
@@ -79,15 +79,20 @@ impl Keys {
         fence
     }
 
-    /// The next fencing token, if one is wanted. As on Redis: never less than the time, so that a
-    /// resource accepts it after a restart.
-    pub(super) fn fence(&mut self, wanted: Wanted<'_>) -> Option<u64> {
+    /// The next fencing token, if one is wanted.
+    fn fence(&mut self, wanted: Wanted<'_>) -> Option<u64> {
         wanted.counter?;
-        let time = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_micros();
-        self.fence = (self.fence + 1).max(u64::try_from(time).unwrap_or(0));
+        self.fence = next_fence(self.fence);
         Some(self.fence)
     }
+}
+
+/// The fencing token after this one. As on Redis: never less than the time, so that a resource
+/// accepts it after a restart.
+pub(in crate::store) fn next_fence(last: u64) -> u64 {
+    let time = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_micros();
+    (last + 1).max(u64::try_from(time).unwrap_or(0))
 }

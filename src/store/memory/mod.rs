@@ -12,10 +12,10 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::owner::holder::{Holder, KEPT};
 use crate::base::sync::Mutex;
-use crate::client::Failure;
-use crate::client::Wanted;
-use crate::client::{AdoptReply, ClaimReply, Compared, Seen};
-use crate::store::memory::keys::{Entry, Keys};
+use crate::client::{AdoptReply, ClaimReply, Compared, Extension, Failure, Seen, Wanted};
+use crate::store::memory::keys::{Keys, StoredKey};
+
+pub(super) use crate::store::memory::keys::next_fence;
 
 /// Called with a key that has changed: a waiter may have asked about it.
 type OnChange = OnceLock<Box<dyn Fn(&str) + Send + Sync>>;
@@ -24,19 +24,9 @@ type OnChange = OnceLock<Box<dyn Fn(&str) + Send + Sync>>;
 pub(crate) struct MemoryStore {
     keys: Mutex<Keys>,
     on_change: OnChange,
-    /// Nobody is excluded: there are no keys, and each command has the answer that its caller hopes
-    /// for.
-    pub(super) is_disabled: bool,
 }
 
 impl MemoryStore {
-    pub(super) fn new(is_disabled: bool) -> MemoryStore {
-        MemoryStore {
-            is_disabled,
-            ..MemoryStore::default()
-        }
-    }
-
     /// Registers `call`, which gets each key that is removed.
     pub(crate) fn on_change(&self, call: impl Fn(&str) + Send + Sync + 'static) {
         let _ = self.on_change.set(Box::new(call)); // The keeper sets it once.
@@ -69,9 +59,6 @@ impl MemoryStore {
 
     pub(super) fn claim(&self, wanted: Wanted<'_>) -> Result<ClaimReply, Failure> {
         self.run(|keys| match keys.live(wanted.key) {
-            _ if self.is_disabled => ClaimReply::Taken {
-                fence: keys.fence(wanted),
-            },
             Some(entry) => ClaimReply::Busy(Some(entry.holder())),
             None => ClaimReply::Taken {
                 fence: keys.take(wanted),
@@ -119,9 +106,6 @@ impl MemoryStore {
     /// Swaps the token of a lock that was handed over.
     pub(super) fn adopt(&self, old: &str, wanted: Wanted<'_>) -> Result<AdoptReply, Failure> {
         self.run(|keys| match keys.of_token(wanted.key, old).map(|_| ()) {
-            _ if self.is_disabled => AdoptReply::Adopted {
-                fence: keys.fence(wanted),
-            },
             Ok(()) => AdoptReply::Adopted {
                 fence: keys.take(wanted),
             },
@@ -130,12 +114,11 @@ impl MemoryStore {
         })
     }
 
-    /// Gives a key a lease, in milliseconds, from now on. Never shortens the time that it has.
-    pub(crate) fn extend(&self, key: &str, token: &str, lease: u64) -> Result<Compared, Failure> {
-        self.compare(key, token, |entry| {
-            entry.expires = entry
-                .expires
-                .max(Moment::now().after(Duration::from_millis(lease)));
+    /// Extends a lease, from now on. Never shortens the time that a key has.
+    pub(crate) fn extend(&self, extension: &Extension<'_>) -> Result<Compared, Failure> {
+        self.compare(extension.key, extension.token, |entry| {
+            let end = Moment::now().after(Duration::from_millis(extension.lease));
+            entry.expires = entry.expires.max(end);
         })
     }
 
@@ -143,10 +126,9 @@ impl MemoryStore {
         &self,
         key: &str,
         token: &str,
-        change: impl FnOnce(&mut Entry),
+        change: impl FnOnce(&mut StoredKey),
     ) -> Result<Compared, Failure> {
         self.run(|keys| match keys.of_token(key, token) {
-            _ if self.is_disabled => Compared::Done,
             Ok(entry) => {
                 change(entry);
                 Compared::Done
@@ -182,7 +164,7 @@ impl MemoryStore {
             .lock()
             .by_name
             .remove(key)
-            .filter(Entry::is_live)?;
+            .filter(StoredKey::is_live)?;
         self.changed(key);
         Some(entry.holder())
     }
@@ -209,9 +191,7 @@ impl MemoryStore {
 
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStore")
-            .field("is_disabled", &self.is_disabled)
-            .finish_non_exhaustive()
+        f.debug_struct("MemoryStore").finish_non_exhaustive()
     }
 }
 
@@ -237,6 +217,15 @@ mod tests {
             .map_or(Moment::PAST, |entry| entry.expires)
     }
 
+    fn extend(
+        store: &MemoryStore,
+        key: &str,
+        token: &str,
+        lease: u64,
+    ) -> Result<Compared, Failure> {
+        store.extend(&Extension { key, token, lease })
+    }
+
     fn is_taken(store: &MemoryStore, key: &str, token: &str) -> bool {
         matches!(
             store.claim(wanted(key, token)),
@@ -253,7 +242,7 @@ mod tests {
             ("b", "one", Compared::Absent),
         ] {
             assert_eq!(store.remove(key, token).unwrap(), compared);
-            assert_eq!(store.extend(key, token, 1000).unwrap(), compared);
+            assert_eq!(extend(&store, key, token, 1000).unwrap(), compared);
             assert_eq!(store.keep(key, token, 1000).unwrap(), compared);
             assert_eq!(end_of(&store, key, token), Moment::PAST);
         }
@@ -298,7 +287,7 @@ mod tests {
         let changed = std::sync::Arc::clone(&changes);
         store.on_change(move |key| changed.lock().push(key.to_owned()));
         assert!(is_taken(&store, "a", "one"));
-        store.extend("a", "one", 600_000).unwrap();
+        extend(&store, "a", "one", 600_000).unwrap();
         assert_eq!(store.remove("a", "one").unwrap(), Compared::Done);
         assert!(is_taken(&store, "a", "two"));
         assert!(end_of(&store, "a", "two") < Moment::now().after(Duration::from_secs(61)));
@@ -346,30 +335,15 @@ mod tests {
 
     #[test]
     fn an_adoption_takes_the_lock_from_nobody_but_its_sender() {
-        for is_disabled in [false, true] {
-            let store = MemoryStore::new(is_disabled);
-            let adopts = |key| {
-                let reply = store.adopt("one", wanted(key, "two")).unwrap();
-                matches!(reply, AdoptReply::Adopted { .. })
-            };
-            assert!(is_taken(&store, "a", "one") && adopts("a"));
-            assert_eq!(adopts("a"), is_disabled, "the parcel was used");
-            assert_eq!(store.remove("a", "two").unwrap(), Compared::Done);
-            assert_eq!(adopts("a"), is_disabled, "nobody has the lock");
-        }
-    }
-
-    #[test]
-    fn a_disabled_store_grants_everything_and_knows_nobody() {
-        let store = MemoryStore::new(true);
-        assert!(is_taken(&store, "a", "one") && is_taken(&store, "a", "two"));
-        for token in ["one", "two", "three"] {
-            assert_eq!(store.extend("a", token, 1000).unwrap(), Compared::Done);
-            assert_eq!(store.keep("a", token, 1000).unwrap(), Compared::Done);
-            assert_eq!(store.remove("a", token).unwrap(), Compared::Done);
-        }
-        assert!(matches!(store.look("a", true), Ok(Seen::Nothing)));
-        assert!(matches!(store.force("a"), Ok(None)));
+        let store = MemoryStore::default();
+        let adopts = |key| {
+            let reply = store.adopt("one", wanted(key, "two")).unwrap();
+            matches!(reply, AdoptReply::Adopted { .. })
+        };
+        assert!(is_taken(&store, "a", "one") && adopts("a"));
+        assert!(!adopts("a"), "the parcel was used");
+        assert_eq!(store.remove("a", "two").unwrap(), Compared::Done);
+        assert!(!adopts("a"), "nobody has the lock");
     }
 
     #[test]
@@ -386,9 +360,9 @@ mod tests {
         let first = fence("a");
         assert!(first > Some(0) && fence("b") > first);
         let end = end_of(&store, "a", "one");
-        assert_eq!(store.extend("a", "one", 1000).unwrap(), Compared::Done);
+        assert_eq!(extend(&store, "a", "one", 1000).unwrap(), Compared::Done);
         assert_eq!(end_of(&store, "a", "one"), end);
-        store.extend("a", "one", 120_000).unwrap();
+        extend(&store, "a", "one", 120_000).unwrap();
         assert!(end_of(&store, "a", "one") > end);
     }
 }
