@@ -65,13 +65,11 @@ fn show_token(locks: &LockManager) -> Result<(), Box<dyn Error>> {
     let owner = holder.owner().ok_or("not a token of this crate")?;
     println!(
         "A lock that is held is one string in Redis:\n\n  lock:till = {}\n",
-        holder.raw()
+        holder.raw
     );
     println!(
         "Host {}, process {}, thread {}, and a nonce.",
-        owner.host(),
-        owner.pid(),
-        owner.thread()
+        owner.host, owner.pid, owner.thread
     );
     Ok(())
 }

@@ -208,19 +208,19 @@ pub use crate::base::options::Replicas;
 pub use crate::base::owner::Owner;
 pub use crate::base::owner::holder::Holder;
 pub use crate::base::stats::{Histogram, Stats};
-pub use crate::base::stop::Stop;
+pub use crate::base::stop::StopHandle;
 pub use crate::guard::{DetachedHold, LockGuard, LockWatch, MultiLockGuard};
-pub use crate::hold::{HeldLock, Parcel, Unlocked};
+pub use crate::hold::{HeldLock, LockParcel, Unlocked};
 pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;
 pub use crate::lock::several::MultiLock;
 pub use crate::manager::LockManager;
 pub use crate::manager::builder::Builder;
 pub use crate::manager::installed::{
-    Restore, install, install_for_test, installed, named, try_with_lock, with_lock,
+    InstalledForTest, install, install_for_test, installed, named, try_with_lock, with_lock,
     with_lock_result,
 };
-pub use crate::session::Memory;
+pub use crate::session::MemoryControls;
 #[cfg(feature = "tls-no-provider")]
 pub use crate::store::Tls;
 pub use crate::waiting::waits::WaitingThread;

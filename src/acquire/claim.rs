@@ -184,14 +184,14 @@ impl PendingClaim<'_> {
             claimed.map(|reply| (reply, Tracking::Off))
         };
         if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
-            && holder.raw() == given_up
+            && holder.raw == *given_up
         {
             connection.remove(key, given_up, deadline)?;
             answer = connection.claim_or_look(wanted, number, deadline);
         }
         match answer {
             Ok((ClaimReply::Taken { fence }, _)) => self.taken(connection, fence, sent),
-            Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw() == wanted.token => {
+            Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw == wanted.token => {
                 Err(self.refused_and_stored())
             }
             Ok((ClaimReply::Busy(holder), tracking)) => {
@@ -251,7 +251,7 @@ impl PendingClaim<'_> {
                 holder: None,
                 tracked: false,
             },
-            Seen::Somebody(holder) if self.token.as_deref() == Some(holder.raw()) => {
+            Seen::Somebody(holder) if self.token.as_ref() == Some(&holder.raw) => {
                 return Err(self.refused_and_stored());
             }
             Seen::Somebody(holder) => Answer::Busy {

@@ -282,7 +282,7 @@ impl<'a, A: Attempts> Acquisition<'a, A> {
         if end.is_none() {
             let of_this_process = holder
                 .owner()
-                .is_some_and(|owner| owner.pid() == wait.thread.pid());
+                .is_some_and(|owner| owner.pid == wait.thread.pid);
             self.joined
                 .turn
                 .saw(holder, now.since(since), of_this_process);
@@ -294,7 +294,7 @@ impl<'a, A: Attempts> Acquisition<'a, A> {
     /// over.
     fn is_dead(&self, holder: &Holder) -> bool {
         let identity = &self.context.core.identity;
-        self.context.reclaim_dead && identity.is_certainly_dead(holder.raw())
+        self.context.reclaim_dead && identity.is_certainly_dead(&holder.raw)
     }
 
     /// Deletes the key of a dead holder, if the key still holds that holder's token. True if Redis
@@ -307,7 +307,7 @@ impl<'a, A: Attempts> Acquisition<'a, A> {
         let removed = core
             .store
             .checkout(key, deadline)
-            .and_then(|mut connection| connection.remove(key, holder.raw(), deadline));
+            .and_then(|mut connection| connection.remove(key, &holder.raw, deadline));
         let reclaimed = matches!(removed, Ok(Compared::Done));
         if reclaimed {
             core.counters.reclaimed.add(1);
@@ -591,7 +591,7 @@ mod tests {
                 holder: Some(holder),
                 source: None,
                 ..
-            } => assert_eq!(holder.raw(), "theirs"),
+            } => assert_eq!(holder.raw, "theirs"),
             other => panic!("{other:?}"),
         }
         assert_eq!(rig.keeper.core.counters.read().waited, 0);

@@ -192,7 +192,7 @@ impl<'a> Progress<'a> {
     /// its way: a long sleep has ended without one, and the holder has changed. `holder` is `None` if this thread has taken
     /// the lock.
     pub(super) fn missed_change(&mut self, holder: Option<&Holder>) -> Option<u64> {
-        let changed = holder.map(Holder::raw) != self.holder.as_ref().map(Holder::raw);
+        let changed = holder.map(|it| &it.raw) != self.holder.as_ref().map(|it| &it.raw);
         self.silent_listener.take().filter(|_| changed)
     }
 
@@ -207,7 +207,7 @@ impl<'a> Progress<'a> {
         self.was_busy = true;
         let lease_left = holder
             .as_ref()
-            .map(|holder| holder.time_left().or(self.without_expiry.left(now)));
+            .map(|holder| holder.remaining.or(self.without_expiry.left(now)));
         self.holder = holder.or_else(|| self.holder.take());
         if self.patience.once {
             return match self.without_expiry.left(now) {

@@ -86,7 +86,7 @@ pub(crate) struct Renewal {
 
 impl Renewal {
     /// The time from one renewal to the next. `None` if renewal is off. At most half the lease:
-    /// even if `extend` has shortened the lease, one renewal can fail without losing the hold.
+    /// even if `set_lease` has shortened the lease, one renewal can fail without losing the hold.
     pub(crate) fn every(&self, lease: Lease) -> Option<Duration> {
         let every = self.every.unwrap_or(lease.time() / 3).min(lease.time() / 2);
         self.on.then_some(every)

@@ -8,13 +8,13 @@ use std::sync::{Arc, Weak};
 /// Ends waits for locks: what `lockInterruptibly` is in Java.
 ///
 /// Give it to locks with [`Lock::stopped_by`](crate::Lock::stopped_by), clone it, and call
-/// [`stop`](Stop::stop) from any thread. [`LockManager::shutdown`](crate::LockManager::shutdown)
+/// [`stop`](StopHandle::stop) from any thread. [`LockManager::shutdown`](crate::LockManager::shutdown)
 /// does the same for all waits of a manager.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), relatch::Error> {
 /// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
-/// let stop = relatch::Stop::new();
+/// let stop = relatch::StopHandle::new();
 /// let job = std::thread::spawn({
 ///     let (lock, stop) = (locks.named("orders:42"), stop.clone());
 ///     move || lock.stopped_by(&stop).with_lock(|| ())
@@ -25,7 +25,7 @@ use std::sync::{Arc, Weak};
 /// # }
 /// ```
 #[derive(Clone, Default)]
-pub struct Stop {
+pub struct StopHandle {
     shared: Arc<Shared>,
 }
 
@@ -40,11 +40,11 @@ struct Shared {
 /// Wakes the waiters of a manager.
 pub(crate) type Wake = dyn Fn() + Send + Sync;
 
-impl Stop {
+impl StopHandle {
     /// A handle that has not stopped anything yet.
     #[must_use]
-    pub fn new() -> Stop {
-        Stop::default()
+    pub fn new() -> StopHandle {
+        StopHandle::default()
     }
 
     /// Ends the waits that have this handle, now and later: they return
@@ -70,7 +70,7 @@ impl Stop {
             .for_each(|wake| wake());
     }
 
-    /// Whether [`stop`](Stop::stop) was called.
+    /// Whether [`stop`](StopHandle::stop) was called.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.shared.stopped.load(Ordering::Acquire)
@@ -86,9 +86,9 @@ impl Stop {
     }
 }
 
-impl fmt::Debug for Stop {
+impl fmt::Debug for StopHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stop")
+        f.debug_struct("StopHandle")
             .field("is_stopped", &self.is_stopped())
             .finish_non_exhaustive()
     }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_handle_keeps_nothing_of_a_manager_that_is_gone() {
-        let stop = Stop::new();
+        let stop = StopHandle::new();
         for manager in 0..100 {
             let wake: Arc<Wake> = Arc::new(|| ());
             stop.wakes(manager, &wake);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::base::error::Error;
 use crate::guard::{DetachedHold, LockGuard};
-use crate::hold::Parcel;
+use crate::hold::LockParcel;
 
 impl LockGuard {
     /// Takes the hold out of this thread, so that another thread of the process can go on with it.
@@ -83,7 +83,7 @@ impl LockGuard {
     /// - [`Error::InvalidOption`] for `max_hold`: the hold has lasted for nearly as long as
     ///   [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it. Nothing was sent.
     /// - [`Error::NoThread`], [`Error::Forked`].
-    pub fn hand_over(self) -> Result<Parcel, Error> {
+    pub fn hand_over(self) -> Result<LockParcel, Error> {
         self.try_hand_over().map_err(|(_, error)| error)
     }
 
@@ -94,7 +94,7 @@ impl LockGuard {
         reason = "they are those of `hand_over`, which lists them"
     )]
     #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
-    pub fn try_hand_over(mut self) -> Result<Parcel, (LockGuard, Error)> {
+    pub fn try_hand_over(mut self) -> Result<LockParcel, (LockGuard, Error)> {
         match self.session.hand_over(&self.held) {
             Ok(parcel) => {
                 self.left = true;

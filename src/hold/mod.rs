@@ -21,7 +21,7 @@ use crate::base::seeded_bugs;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::sync::{Condvar, Mutex, PerProcess};
 
-pub use crate::hold::parcel::Parcel;
+pub use crate::hold::parcel::LockParcel;
 pub use crate::hold::report::{HeldLock, Unlocked};
 
 /// When a lock was taken. Redis executed the command between the two moments.

@@ -20,17 +20,17 @@ const VERSION: &str = "relatch1";
 /// log it. `Debug` leaves the token out.
 ///
 /// ```
-/// use relatch::Parcel;
+/// use relatch::LockParcel;
 ///
 /// let text = "relatch1:29650:0:app-1-42-43-00112233445566778899aabbccddeeff:orders%3A42";
-/// let parcel: Parcel = text.parse()?;
+/// let parcel: LockParcel = text.parse()?;
 /// assert_eq!(parcel.key(), "orders:42");
 /// assert_eq!(parcel.to_string(), text);
 /// # Ok::<(), relatch::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 #[must_use = "the lock stays taken until somebody adopts the parcel, or the lease ends"]
-pub struct Parcel {
+pub struct LockParcel {
     key: String,
     pub(crate) token: String,
     /// The fencing token of the hold, if it has one. The text has a zero if it has none.
@@ -39,11 +39,11 @@ pub struct Parcel {
     left: u64,
 }
 
-impl Parcel {
+impl LockParcel {
     /// A parcel of a lock whose lease lasts for the time `left`.
-    pub(crate) fn new(key: &str, token: &str, fence: Option<u64>, left: Duration) -> Parcel {
+    pub(crate) fn new(key: &str, token: &str, fence: Option<u64>, left: Duration) -> LockParcel {
         let left = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        Parcel {
+        LockParcel {
             key: key.to_owned(),
             token: token.to_owned(),
             fence,
@@ -61,14 +61,14 @@ impl Parcel {
     ///
     /// For logs. Nothing is decided by it: Redis alone knows when the lease ends.
     #[must_use]
-    pub fn lease_left(&self) -> Duration {
+    pub fn remaining(&self) -> Duration {
         Duration::from_millis(self.left)
     }
 }
 
-impl fmt::Display for Parcel {
+impl fmt::Display for LockParcel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Parcel {
+        let LockParcel {
             key,
             token,
             fence,
@@ -86,7 +86,7 @@ impl fmt::Display for Parcel {
     }
 }
 
-impl FromStr for Parcel {
+impl FromStr for LockParcel {
     type Err = Error;
 
     /// Reads the `Display` form. White space around it is no part of it.
@@ -94,7 +94,7 @@ impl FromStr for Parcel {
     /// # Errors
     ///
     /// [`Error::InvalidOption`]: the text is no parcel. The error does not repeat the text.
-    fn from_str(text: &str) -> Result<Parcel, Error> {
+    fn from_str(text: &str) -> Result<LockParcel, Error> {
         let invalid = |reason| Error::InvalidOption {
             option: "parcel",
             value: None,
@@ -118,7 +118,7 @@ impl FromStr for Parcel {
         else {
             return Err(invalid("its key cannot be read"));
         };
-        Ok(Parcel {
+        Ok(LockParcel {
             key,
             token: token.to_owned(),
             fence: Some(fence).filter(|it| *it > 0),
@@ -144,12 +144,12 @@ fn unescaped(text: &str) -> Option<String> {
 }
 
 /// Without the token, which is all that it takes to adopt the lock.
-impl fmt::Debug for Parcel {
+impl fmt::Debug for LockParcel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Parcel")
+        f.debug_struct("LockParcel")
             .field("key", &self.key)
             .field("fence", &self.fence)
-            .field("lease_left", &self.lease_left())
+            .field("remaining", &self.remaining())
             .finish_non_exhaustive()
     }
 }
@@ -162,8 +162,8 @@ mod tests {
 
     const TOKEN: &str = "host-1-2-00112233445566778899aabbccddeeff";
 
-    fn parcel(key: &str) -> Parcel {
-        Parcel::new(key, TOKEN, Some(7), Duration::from_secs(30))
+    fn parcel(key: &str) -> LockParcel {
+        LockParcel::new(key, TOKEN, Some(7), Duration::from_secs(30))
     }
 
     proptest! {
@@ -172,15 +172,15 @@ mod tests {
             let sent = parcel(&key);
             let text = sent.to_string();
             prop_assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
-            let got: Parcel = format!(" {text}\r\n").parse().unwrap();
+            let got: LockParcel = format!(" {text}\r\n").parse().unwrap();
             prop_assert_eq!(&got, &sent);
             prop_assert_eq!(got.key(), key);
         }
 
         #[test]
         fn no_text_makes_it_panic(text in ".{0,80}|relatch1:[0-9:%a-f-]{0,80}") {
-            if let Ok(parcel) = text.parse::<Parcel>() {
-                prop_assert_eq!(parcel.to_string().parse::<Parcel>().unwrap(), parcel);
+            if let Ok(parcel) = text.parse::<LockParcel>() {
+                prop_assert_eq!(parcel.to_string().parse::<LockParcel>().unwrap(), parcel);
             }
         }
     }
@@ -201,7 +201,7 @@ mod tests {
             &good.replace(":7:", ":x:"),
             &good.replace(TOKEN, "somebody"),
         ] {
-            let error = bad.parse::<Parcel>().expect_err(bad);
+            let error = bad.parse::<LockParcel>().expect_err(bad);
             assert!(
                 matches!(
                     error,
@@ -225,6 +225,6 @@ mod tests {
         let parcel = parcel("orders:42");
         assert!(parcel.to_string().contains(TOKEN));
         assert!(!format!("{parcel:?} {parcel:#?}").contains(TOKEN));
-        assert_eq!(parcel.lease_left(), Duration::from_secs(30));
+        assert_eq!(parcel.remaining(), Duration::from_secs(30));
     }
 }

@@ -29,7 +29,7 @@ pub struct HeldLock {
     /// How long ago it was taken.
     pub held_for: Duration,
     /// How long the hold can be trusted without another renewal. Zero once it is lost.
-    pub valid_for: Duration,
+    pub remaining: Duration,
     /// How often it was renewed.
     pub renewals: u32,
     /// How the hold was lost. `None` if it was not, or if the manager has not found out yet.
@@ -81,7 +81,7 @@ impl fmt::Display for HeldLock {
             owner,
             depth,
             held_for,
-            valid_for,
+            remaining,
             lost,
             ..
         } = self;
@@ -91,7 +91,7 @@ impl fmt::Display for HeldLock {
         )?;
         match lost {
             Some(cause) => write!(f, "lost: {cause}"),
-            None => write!(f, "valid for {valid_for:.1?}"),
+            None => write!(f, "valid for {remaining:.1?}"),
         }
     }
 }
@@ -104,7 +104,7 @@ impl HeldLock {
             fence: hold.fence,
             depth: hold.depth(),
             held_for: now.since(hold.acquired.answered),
-            valid_for: hold.remaining(now),
+            remaining: hold.remaining(now),
             renewals: hold.renewals(),
             lost: hold.lost(),
         }

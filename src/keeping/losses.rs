@@ -31,6 +31,22 @@ pub struct LostLock {
     pub held_for: Duration,
 }
 
+/// One line for a log.
+impl fmt::Display for LostLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LostLock {
+            key,
+            owner,
+            cause,
+            held_for,
+        } = self;
+        write!(
+            f,
+            "lock {key:?}, held by {owner} for {held_for:.1?}, was lost: {cause}"
+        )
+    }
+}
+
 pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
 
 /// Calls `on_lost`, for one loss after the other, on a thread that the first loss starts.

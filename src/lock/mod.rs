@@ -17,9 +17,9 @@ use std::time::Duration;
 use crate::base::error::Error;
 use crate::base::key::{Name, UncheckedKey};
 use crate::base::options::Options;
-use crate::base::stop::Stop;
+use crate::base::stop::StopHandle;
 use crate::guard::LockGuard;
-use crate::hold::Parcel;
+use crate::hold::LockParcel;
 use crate::lock::request::Request;
 use crate::session::Session;
 
@@ -47,7 +47,7 @@ pub struct Lock {
     key: UncheckedKey,
     options: Options,
     /// Ends waits for this lock.
-    stop: Option<Stop>,
+    stop: Option<StopHandle>,
 }
 
 impl Lock {
@@ -235,7 +235,7 @@ impl Lock {
     ///   is used up, and the lock is given back.
     /// - [`Error::InvalidOption`]: an option cannot work, or the parcel is for another lock.
     /// - [`Error::NoFence`], [`Error::Forked`], [`Error::NoRandomness`].
-    pub fn adopt(&self, parcel: &Parcel) -> Result<LockGuard, Error> {
+    pub fn adopt(&self, parcel: &LockParcel) -> Result<LockGuard, Error> {
         self.request().adopt(parcel)
     }
 

@@ -55,7 +55,7 @@ impl Lock {
     /// let lock = locks.named("nightly");
     /// if let Some(holder) = lock.holder()? {
     ///     println!("held by {holder}: end it?");
-    ///     lock.force_unlock_if(holder.raw())?;
+    ///     lock.force_unlock_if(&holder.raw)?;
     /// }
     /// # Ok(())
     /// # }

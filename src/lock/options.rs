@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::base::options::Options;
-use crate::base::stop::Stop;
+use crate::base::stop::StopHandle;
 use crate::lock::Lock;
 
 impl Lock {
@@ -143,7 +143,7 @@ impl Lock {
     /// [shutdown](crate::LockManager::shutdown) of the manager ends them.
     ///
     /// Once stopped, this lock cannot be taken any more. A thread that holds it still re-enters it.
-    pub fn stopped_by(mut self, stop: &Stop) -> Lock {
+    pub fn stopped_by(mut self, stop: &StopHandle) -> Lock {
         self.session.heed(stop);
         self.stop = Some(stop.clone());
         self

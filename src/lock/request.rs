@@ -9,9 +9,9 @@ use crate::base::error::Error;
 use crate::base::error::body::Body;
 use crate::base::key::Name;
 use crate::base::options::Options;
-use crate::base::stop::Stop;
+use crate::base::stop::StopHandle;
 use crate::guard::LockGuard;
-use crate::hold::Parcel;
+use crate::hold::LockParcel;
 use crate::session::Session;
 
 pub(crate) struct Request<'a> {
@@ -19,7 +19,7 @@ pub(crate) struct Request<'a> {
     pub(crate) name: Name<'a>,
     pub(crate) options: &'a Options,
     /// Ends the wait.
-    pub(crate) stop: Option<&'a Stop>,
+    pub(crate) stop: Option<&'a StopHandle>,
 }
 
 impl Request<'_> {
@@ -43,7 +43,7 @@ impl Request<'_> {
         self.session.assert_held(self.name)
     }
 
-    pub(crate) fn adopt(&self, parcel: &Parcel) -> Result<LockGuard, Error> {
+    pub(crate) fn adopt(&self, parcel: &LockParcel) -> Result<LockGuard, Error> {
         let held = self
             .session
             .adopt(self.name, self.options, self.stop, parcel)?;

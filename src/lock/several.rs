@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::base::error::Error;
 use crate::base::options::invalid_option;
-use crate::base::stop::Stop;
+use crate::base::stop::StopHandle;
 use crate::guard::MultiLockGuard;
 use crate::lock::Lock;
 use crate::lock::request::run;
@@ -102,14 +102,14 @@ impl MultiLock {
     /// ```
     /// # fn main() -> Result<(), relatch::Error> {
     /// # let locks = relatch::LockManager::in_memory();
-    /// let stop = relatch::Stop::new();
+    /// let stop = relatch::StopHandle::new();
     /// let both = locks.several(["a", "b"]).stopped_by(&stop);
     /// stop.stop();
     /// assert!(matches!(both.lock(), Err(relatch::Error::Stopped { .. })));
     /// # Ok(())
     /// # }
     /// ```
-    pub fn stopped_by(self, stop: &Stop) -> MultiLock {
+    pub fn stopped_by(self, stop: &StopHandle) -> MultiLock {
         self.each(|lock| lock.stopped_by(stop))
     }
 

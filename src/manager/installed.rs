@@ -78,11 +78,11 @@ pub fn installed() -> Result<&'static LockManager, Error> {
 /// # Ok(())
 /// # }
 /// ```
-pub fn install_for_test(manager: LockManager) -> Restore {
+pub fn install_for_test(manager: LockManager) -> InstalledForTest {
     let manager: &'static LockManager = Box::leak(Box::new(manager));
     // If the thread is ending, there is no list any more.
     let _ = FOR_TESTS.try_with(|all| all.borrow_mut().push(manager));
-    Restore {
+    InstalledForTest {
         manager,
         in_this_thread: PhantomData,
     }
@@ -92,12 +92,12 @@ pub fn install_for_test(manager: LockManager) -> Restore {
 /// dropped.
 #[derive(Debug)]
 #[must_use = "the manager is there until this is dropped"]
-pub struct Restore {
+pub struct InstalledForTest {
     manager: &'static LockManager,
     in_this_thread: PhantomData<*const ()>,
 }
 
-impl Drop for Restore {
+impl Drop for InstalledForTest {
     fn drop(&mut self) {
         let _ = FOR_TESTS.try_with(|all| all.borrow_mut().retain(|it| !ptr::eq(*it, self.manager)));
     }

@@ -10,11 +10,11 @@ use std::time::Duration;
 use crate::base::error::Error;
 use crate::base::stats::Stats;
 use crate::guard::LockGuard;
-use crate::hold::{HeldLock, Parcel};
+use crate::hold::{HeldLock, LockParcel};
 use crate::lock::Lock;
 use crate::lock::request::Request;
 use crate::lock::several::MultiLock;
-use crate::session::{Memory, Session};
+use crate::session::{MemoryControls, Session};
 use crate::waiting::waits::WaitingThread;
 
 /// Locks on one Redis: a pool of connections, and the holds of this process.
@@ -137,15 +137,15 @@ impl LockManager {
     }
 
     /// [`Lock::adopt`] on the lock that the parcel names, with the same errors.
-    pub fn adopt(&self, parcel: &Parcel) -> Result<LockGuard, Error> {
+    pub fn adopt(&self, parcel: &LockParcel) -> Result<LockGuard, Error> {
         self.request(parcel.key()).adopt(parcel)
     }
 
     /// The controls of a manager [in memory](LockManager::in_memory), for tests. `None` for any
     /// other manager.
     #[must_use]
-    pub fn memory(&self) -> Option<Memory> {
-        Memory::of(&self.session)
+    pub fn memory(&self) -> Option<MemoryControls> {
+        MemoryControls::of(&self.session)
     }
 
     /// What this process holds through this manager, the oldest first. Sends nothing.

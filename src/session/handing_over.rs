@@ -9,8 +9,8 @@ use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Name;
 use crate::base::options::Options;
-use crate::base::stop::Stop;
-use crate::hold::{Hold, Parcel};
+use crate::base::stop::StopHandle;
+use crate::hold::{Hold, LockParcel};
 use crate::session::Session;
 use crate::session::taking::Asked;
 use crate::session::thread_map::{self, Held};
@@ -47,7 +47,7 @@ impl Session {
     /// Ends a hold without a release, so that another process can adopt the lock.
     ///
     /// First renews the hold, so that the other process has nearly a lease for that.
-    pub(crate) fn hand_over(&self, held: &Rc<Held>) -> Result<Parcel, Error> {
+    pub(crate) fn hand_over(&self, held: &Rc<Held>) -> Result<LockParcel, Error> {
         let hold = &held.hold;
         self.may_leave(held)?;
         self.push(hold)?;
@@ -72,7 +72,7 @@ impl Session {
 
         // 3. End the turn. The next thread of this process asks Redis, and finds the lock busy.
         drop(held.take_out());
-        Ok(Parcel::new(
+        Ok(LockParcel::new(
             hold.key.name(),
             &hold.token,
             hold.fence,
@@ -110,8 +110,8 @@ impl Session {
         &self,
         name: Name<'_>,
         options: &Options,
-        stop: Option<&Stop>,
-        parcel: &Parcel,
+        stop: Option<&StopHandle>,
+        parcel: &LockParcel,
     ) -> Result<Rc<Held>, Error> {
         let began = Moment::now();
         self.own_process(began)?;

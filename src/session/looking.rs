@@ -58,7 +58,7 @@ impl Session {
             &key,
             deleted
                 .as_ref()
-                .map(|holder| (holder.raw(), holder.to_string())),
+                .map(|holder| (&*holder.raw, holder.to_string())),
         );
         Ok(deleted)
     }

@@ -14,7 +14,7 @@ use crate::session::Session;
 use crate::store::Store;
 use crate::waiting::core::Core;
 
-/// The longest time that passes in one call of [`Memory::advance`]. A hold is renewed all the way. So
+/// The longest time that passes in one call of [`MemoryControls::advance`]. A hold is renewed all the way. So
 /// without this limit, a call with `Duration::MAX` would not return.
 const LONGEST_ADVANCE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
@@ -22,7 +22,7 @@ const LONGEST_ADVANCE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// its operators and its network do to locks. [`LockManager::memory`](crate::LockManager::memory)
 /// returns them.
 ///
-/// *How time works:* a lease goes by the real clock. [`advance`](Memory::advance) makes each lease
+/// *How time works:* a lease goes by the real clock. [`advance`](MemoryControls::advance) makes each lease
 /// older, and nothing else. Waits, timeouts and `held_for` go by the real clock alone.
 ///
 /// ```
@@ -42,13 +42,13 @@ const LONGEST_ADVANCE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Memory {
+pub struct MemoryControls {
     session: Arc<Session>,
 }
 
-impl Memory {
-    pub(crate) fn of(session: &Arc<Session>) -> Option<Memory> {
-        session.core.store.memory().map(|_| Memory {
+impl MemoryControls {
+    pub(crate) fn of(session: &Arc<Session>) -> Option<MemoryControls> {
+        session.core.store.memory().map(|_| MemoryControls {
             session: Arc::clone(session),
         })
     }
@@ -81,7 +81,7 @@ impl Memory {
     ///
     /// Each renewal that falls due in that time is done in its turn, on the calling thread. So a
     /// hold that is renewed stays, until [`max_hold`](crate::Lock::max_hold) ends it or an
-    /// [outage](Memory::go_away) outlasts its lease. Other holds whose leases are over are lost. The
+    /// [outage](MemoryControls::go_away) outlasts its lease. Other holds whose leases are over are lost. The
     /// time for which a lock is [kept](crate::Lock::keep_at_least) and the time of an outage pass as
     /// well. A lock that another thread takes meanwhile does not get older. (A thousand renewals
     /// take about a millisecond: with the default lease, that is a span of three hours.)
@@ -97,7 +97,7 @@ impl Memory {
     ///
     /// The renewals fail, too. A renewed hold lives on for what is left of its lease, and is lost if
     /// the outage lasts longer. What failed is done half a second after the outage at the latest.
-    /// [`advance`](Memory::advance) makes the outage pass. A second call during an outage makes it
+    /// [`advance`](MemoryControls::advance) makes the outage pass. A second call during an outage makes it
     /// longer, never shorter.
     pub fn go_away(&self, span: Duration) {
         if let Some(memory) = self.session.core.store.memory() {
@@ -113,7 +113,7 @@ impl Memory {
         };
         let deleted = memory.delete(key.in_redis());
         if let Some(holder) = &deleted {
-            keeper.lose_token(holder.raw(), cause, self.session.one_answer(Moment::now()));
+            keeper.lose_token(&holder.raw, cause, self.session.one_answer(Moment::now()));
         }
         deleted.is_some()
     }

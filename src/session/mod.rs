@@ -36,7 +36,7 @@ use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::key::Name;
 use crate::base::options::Options;
-use crate::base::stop::{Stop, Wake};
+use crate::base::stop::{StopHandle, Wake};
 use crate::hold::{Hold, Unlocked};
 use crate::keeping::work::Keeper;
 use crate::session::adoptions::Adoptions;
@@ -47,7 +47,7 @@ use crate::waiting::core::Core;
 use crate::waiting::patience::Patience;
 use crate::waiting::queues::Turn;
 
-pub use crate::session::memory::Memory;
+pub use crate::session::memory::MemoryControls;
 
 /// What all handles of a manager share.
 pub(crate) struct Session {
@@ -57,7 +57,7 @@ pub(crate) struct Session {
     keeper: Arc<Keeper>,
     adoptions: Adoptions,
     /// Ends all waits, and refuses new locks, once the manager is shut down.
-    going: Stop,
+    going: StopHandle,
     /// Wakes all waiters of this manager, for the handles that can stop them.
     wake: Arc<Wake>,
 }
@@ -69,7 +69,7 @@ impl Session {
         name: Name<'_>,
         options: &Options,
         patience: &Patience,
-        stop: Option<&Stop>,
+        stop: Option<&StopHandle>,
     ) -> Result<Rc<Held>, Error> {
         let now = Moment::now();
         let options = &self.suited(options);

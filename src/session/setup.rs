@@ -12,7 +12,7 @@ use crate::base::key::Key;
 use crate::base::options::Settings;
 use crate::base::owner::Identity;
 use crate::base::owner::process as this_process;
-use crate::base::stop::Stop;
+use crate::base::stop::StopHandle;
 use crate::base::sync::PerProcess;
 use crate::base::sync::process;
 use crate::hold::Hold;
@@ -55,7 +55,7 @@ impl Session {
             keeper: Keeper::new(Arc::clone(&core), on_lost.map(LossNotifier::new)),
             core,
             adoptions: Adoptions::default(),
-            going: Stop::new(),
+            going: StopHandle::new(),
             wake: Arc::new(wake),
         };
         session.heed(&session.going);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::Options;
-use crate::base::stop::Stop;
+use crate::base::stop::StopHandle;
 use crate::hold::Unlocked;
 use crate::session::Session;
 use crate::session::thread_map::{self, Held};
@@ -22,7 +22,7 @@ impl Session {
         names: &[&str],
         options: &Options,
         limit: Option<Duration>,
-        stop: Option<&Stop>,
+        stop: Option<&StopHandle>,
     ) -> Result<Vec<Rc<Held>>, Error> {
         let (whole, mut held) = (self.patience(limit), Vec::with_capacity(names.len()));
         let entered = self.enter_each(names, options, limit, whole.deadline, stop, &mut held);
@@ -51,7 +51,7 @@ impl Session {
         options: &Options,
         limit: Option<Duration>,
         deadline: Moment,
-        stop: Option<&Stop>,
+        stop: Option<&StopHandle>,
         held: &mut Vec<Rc<Held>>,
     ) -> Result<(), Error> {
         let is_mine = |name: &&&str| thread_map::find(self.id, name).is_some();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::stop::Stop;
+use crate::base::stop::StopHandle;
 use crate::base::sync::HashSet;
 use crate::base::sync::thread;
 use crate::hold::{HeldLock, Hold};
@@ -19,13 +19,13 @@ const LOOKS_EVERY: Duration = Duration::from_millis(5);
 
 impl Session {
     /// Has `stop` wake the waiters of this manager.
-    pub(crate) fn heed(&self, stop: &Stop) {
+    pub(crate) fn heed(&self, stop: &StopHandle) {
         stop.wakes(self.id, &self.wake);
     }
 
     /// True if the wait with this handle, or the whole manager, was stopped.
-    pub(super) fn is_stopped(&self, stop: Option<&Stop>) -> bool {
-        self.going.is_stopped() || stop.is_some_and(Stop::is_stopped)
+    pub(super) fn is_stopped(&self, stop: Option<&StopHandle>) -> bool {
+        self.going.is_stopped() || stop.is_some_and(StopHandle::is_stopped)
     }
 
     /// Refuses new locks, ends all waits, and waits for the holds of other threads, within `limit`.

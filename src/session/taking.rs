@@ -12,7 +12,7 @@ use crate::base::error::body::Made;
 use crate::base::key::{Key, Name};
 use crate::base::options::{Lease, Options};
 use crate::base::owner::Owner;
-use crate::base::stop::Stop;
+use crate::base::stop::StopHandle;
 use crate::hold::Hold;
 use crate::session::Session;
 use crate::session::setup::no_randomness;
@@ -38,7 +38,7 @@ impl Session {
         &self,
         name: &str,
         options: &Options,
-        stop: Option<&Stop>,
+        stop: Option<&StopHandle>,
         now: Moment,
     ) -> Result<(), Error> {
         if let Some(invalid) = options.invalid {
@@ -86,7 +86,7 @@ impl Session {
         key: &'a Key,
         thread: &'a Owner,
         patience: &'a Patience,
-        stop: Option<&'a Stop>,
+        stop: Option<&'a StopHandle>,
     ) -> Wait<'a> {
         let manager = OfManager {
             id: self.id,

@@ -53,7 +53,7 @@ struct Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if let Some(turn) = self.turn.take() {
-            if self.held.hold.owner.pid() != process::id() {
+            if self.held.hold.owner.pid != process::id() {
                 // The rest locks the queue and, in memory, the keys. If another thread of the
                 // parent had one of them locked at the fork, the copy of a forked child stays
                 // locked for ever, and the child would not end.

@@ -153,12 +153,12 @@ impl Session {
         }
         let (seen, sent) = self.look("verifying", &hold.key, None)?;
         let cause = match seen {
-            Seen::Somebody(holder) if holder.raw() == hold.token => {
+            Seen::Somebody(holder) if holder.raw == hold.token => {
                 // If the server's clock has stepped, the key may expire earlier than the lease that
                 // was sent. The time left counts from when the question was sent, since Redis
                 // measured it later.
                 let left = holder
-                    .time_left()
+                    .remaining
                     .map(|left| Lease::new(left).valid_until(sent));
                 if left.is_some_and(|until| hold.shorten_to(until)) {
                     self.keeper.renew_sooner(hold)?;

@@ -173,8 +173,8 @@ fn process_of(holder: &Holder) -> u64 {
     let mut hash = DefaultHasher::new();
     // Containers may share a host name, and each be process 1. The beginning of the nonce differs.
     if let Some(owner) = holder.owner() {
-        let nonce = holder.raw().rsplit('-').next().unwrap_or_default();
-        (owner.host(), owner.pid(), nonce.get(..8)).hash(&mut hash);
+        let nonce = holder.raw.rsplit('-').next().unwrap_or_default();
+        (&owner.host, owner.pid, nonce.get(..8)).hash(&mut hash);
     }
     hash.finish()
 }

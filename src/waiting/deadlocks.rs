@@ -102,12 +102,9 @@ impl<'a> DeadlockWatch<'a> {
             *entered = Entered::Never;
             return Ok(());
         }
-        let of_this_process = |holder: &&Holder| {
-            holder
-                .owner()
-                .is_some_and(|it| it.pid() == self.thread.pid())
-        };
-        let seen = seen.filter(of_this_process).map(Holder::raw);
+        let of_this_process =
+            |holder: &&Holder| holder.owner().is_some_and(|it| it.pid == self.thread.pid);
+        let seen = seen.filter(of_this_process).map(|holder| &*holder.raw);
         // The thread enters the list and looks for a cycle in one step. If it entered first, two
         // threads that close a cycle together would both find it, and both get the error.
         BLOCKED.with(|all| {
@@ -223,7 +220,7 @@ mod tests {
     fn closed(waits: &[Blocked]) -> Option<Vec<String>> {
         let last = waits.last().expect("at least one").number;
         let found = cycle(waits, last, Moment::now())?;
-        let threads: Vec<_> = found.iter().map(|it| it.thread.thread()).collect();
+        let threads: Vec<_> = found.iter().map(|it| it.thread.thread).collect();
         assert_eq!(
             threads[0],
             100 + last,

@@ -192,15 +192,15 @@ impl WithoutExpiry {
     /// its next renewal: after half of its lease at most. The waiter assumes that this lease is as
     /// long as its own.
     pub(crate) fn saw(&mut self, holder: &Holder, lease: Duration, now: Moment) {
-        let before = self.0.take().filter(|(value, _)| value == holder.raw());
-        if holder.time_left().is_none() {
+        let before = self.0.take().filter(|(value, _)| *value == holder.raw);
+        if holder.remaining.is_none() {
             let repaired = if holder.owner().is_some() {
                 lease / 2
             } else {
                 Duration::ZERO
             };
             let end = now.after(WITHOUT_EXPIRY.max(repaired));
-            self.0 = before.or_else(|| Some((holder.raw().to_owned(), end)));
+            self.0 = before.or_else(|| Some((holder.raw.clone(), end)));
         }
     }
 

@@ -197,7 +197,7 @@ mod tests {
             "once for each turn"
         );
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
-        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(Some(it))) if it.raw() == hold.token));
+        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(Some(it))) if it.raw == hold.token));
         queue.asks(1, at(4000));
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
         assert!(

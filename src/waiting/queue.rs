@@ -196,7 +196,7 @@ impl WaitQueue {
             // Seeing the same hold once more says nothing about other processes.
             let before = front.seen.replace(holder.clone());
             front.seen_at = now;
-            if before.is_none_or(|before| before.raw() != holder.raw()) {
+            if before.is_none_or(|before| before.raw != holder.raw) {
                 front.budget = HandoffBudget::new(now); // Even after a failed hand-off.
                 self.past.contention.saw(holder, now);
             }
@@ -535,12 +535,9 @@ mod tests {
         let (mut queue, [_]) = queue();
         let hold = hold();
         queue.holds(1, &hold, at(0));
-        assert_eq!(queue.holder(at(1)).unwrap().raw(), hold.token);
+        assert_eq!(queue.holder(at(1)).unwrap().raw, hold.token);
         hold.lose(LostCause::Deleted);
-        assert_eq!(
-            queue.holder(at(1)).map(|holder| holder.raw().to_owned()),
-            None
-        );
+        assert_eq!(queue.holder(at(1)).map(|holder| holder.raw.clone()), None);
     }
 
     #[test]

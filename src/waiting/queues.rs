@@ -557,7 +557,7 @@ pub(crate) mod tests {
         else {
             panic!("it is busy, and the holder is known");
         };
-        assert_eq!(holder.raw(), hold.token);
+        assert_eq!(holder.raw, hold.token);
         assert!(queues.table.lock().queue(&name()).waiting.is_empty());
     }
 

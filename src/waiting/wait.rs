@@ -7,7 +7,7 @@ use crate::base::key::Key;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
 use crate::base::stats::counters::Counters;
-use crate::base::stop::Stop;
+use crate::base::stop::StopHandle;
 use crate::store::{Cause, Store};
 use crate::waiting::deadlocks::{DeadlockWatch, HeldBy};
 use crate::waiting::patience::Patience;
@@ -21,7 +21,7 @@ pub(crate) struct Wait<'a> {
     pub(crate) thread: &'a Owner,
     pub(crate) patience: &'a Patience,
     /// Either ends the wait: the end of the manager, and the caller's own handle.
-    stops: [Option<&'a Stop>; 2],
+    stops: [Option<&'a StopHandle>; 2],
     deadlock: DeadlockWatch<'a>,
     listed: ListedWait<'a>,
 }
@@ -44,7 +44,7 @@ pub(crate) struct OfManager<'a> {
     pub(crate) counters: &'a Counters,
     pub(crate) store: &'a Store,
     /// Ends all waits of the manager.
-    pub(crate) end: &'a Stop,
+    pub(crate) end: &'a StopHandle,
     /// Lists what the calling thread holds, through any manager.
     pub(crate) held: fn() -> Vec<HeldBy>,
 }
@@ -55,7 +55,7 @@ impl<'a> Wait<'a> {
         key: &'a Key,
         thread: &'a Owner,
         patience: &'a Patience,
-        stop: Option<&'a Stop>,
+        stop: Option<&'a StopHandle>,
     ) -> Wait<'a> {
         let OfManager {
             id,
@@ -174,7 +174,7 @@ pub(crate) mod tests {
         waits: Waits,
         counters: Counters,
         store: Store,
-        pub(crate) end: Stop,
+        pub(crate) end: StopHandle,
     }
 
     impl WaitRig {
@@ -185,7 +185,7 @@ pub(crate) mod tests {
                 waits: Waits::default(),
                 counters: Counters::default(),
                 store: Store::in_memory(),
-                end: Stop::new(),
+                end: StopHandle::new(),
             }
         }
 

@@ -36,7 +36,7 @@ pub struct WaitingThread {
     /// the holder that Redis named last. `None` if Redis has not named one yet, or gives no answer.
     pub holder: Option<Holder>,
     /// How much time is left until the thread gives up. `None` if its wait has no limit.
-    pub time_left: Option<Duration>,
+    pub remaining: Option<Duration>,
 }
 
 impl WaitingThread {
@@ -48,13 +48,13 @@ impl WaitingThread {
         holder: Option<Holder>,
         now: Moment,
     ) -> WaitingThread {
-        let time_left = (deadline < Moment::NEVER).then(|| deadline.since(now));
+        let remaining = (deadline < Moment::NEVER).then(|| deadline.since(now));
         WaitingThread {
             key: key.to_owned(),
             thread: thread.clone(),
             waited: now.since(began),
             holder,
-            time_left,
+            remaining,
         }
     }
 }
@@ -67,14 +67,14 @@ impl fmt::Display for WaitingThread {
             thread,
             waited,
             holder,
-            time_left,
+            remaining,
         } = self;
         write!(
             f,
             "{thread} has waited for lock {key:?} for {waited:.1?}, {}, ",
             Named(holder.as_ref())
         )?;
-        match time_left {
+        match remaining {
             Some(left) => write!(f, "gives up in {left:.1?}"),
             None => f.write_str("without a limit"),
         }

@@ -136,7 +136,7 @@ fn worker() {
             }
         }
     };
-    let locks = builder.build_unchecked().expect("a valid address");
+    let locks = builder.build_lazily().expect("a valid address");
     let keys = u32::try_from(number("keys")).expect("a small number");
     let habits = &Habits {
         lease,

@@ -1,6 +1,8 @@
 //! What an error says about its cause: how a hold was lost, why there is no TLS, who waits for
 //! whom.
 
+use std::fmt;
+
 use crate::base::owner::Owner;
 
 /// A thread of a [deadlock](crate::Error::WouldDeadlock).
@@ -11,6 +13,13 @@ pub struct BlockedThread {
     pub thread: Owner,
     /// The key of the lock for which it waits.
     pub key: String,
+}
+
+/// One line for a log.
+impl fmt::Display for BlockedThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} waits for lock {:?}", self.thread, self.key)
+    }
 }
 
 /// How a hold was lost, as far as this process knows.

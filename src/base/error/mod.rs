@@ -19,7 +19,7 @@ pub use crate::base::error::cause::{BlockedThread, LostCause, TlsCause};
 /// A program can tell three situations apart:
 ///
 /// - The lock is *busy*: [`Error::Timeout`]. The `try_` methods return `Ok(None)` instead.
-/// - Redis is *not available*: [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`].
+/// - Redis *failed*: [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`].
 /// - A hold was *lost*: [`Error::Lost`]. The work under the lock may have run beside other work.
 ///
 /// [`Error::Unconfirmed`] means that the work was protected and only the release is in doubt. The
@@ -271,7 +271,7 @@ pub enum Error {
         made: Made,
     },
 
-    /// A [`Stop`](crate::Stop) has ended this wait, or the manager was
+    /// A [`StopHandle`](crate::StopHandle) has ended this wait, or the manager was
     /// [shut down](crate::LockManager::shutdown). The thread does not have the lock.
     #[error("lock {key:?} was not taken: this wait, or the whole manager, was stopped")]
     #[non_exhaustive]
@@ -595,6 +595,6 @@ mod tests {
             error.source().expect("a source").to_string(),
             "no connection was free"
         );
-        assert!(error.is_timeout() && !error.is_unavailable());
+        assert!(error.is_timeout() && !error.is_redis_failure());
     }
 }

@@ -17,10 +17,10 @@ impl Error {
         matches!(self, Error::Lost { .. } | Error::OuterLost { .. })
     }
 
-    /// True for [`Error::Unavailable`], [`Error::Refused`] and [`Error::Tls`]: Redis did not do
-    /// what was asked.
+    /// True for [`Error::Unavailable`], [`Error::Refused`] and [`Error::Tls`]: Redis could not be
+    /// reached, or did not do what was asked.
     #[must_use]
-    pub fn is_unavailable(&self) -> bool {
+    pub fn is_redis_failure(&self) -> bool {
         matches!(
             self,
             Error::Unavailable { .. } | Error::Refused { .. } | Error::Tls { .. }

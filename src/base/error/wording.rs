@@ -62,10 +62,10 @@ pub(super) fn would_deadlock(cycle: &[BlockedThread]) -> String {
         .iter()
         .enumerate()
         .map(|(place, BlockedThread { thread, key })| {
-            let holder = cycle[(place + 1) % cycle.len()].thread.thread();
+            let holder = cycle[(place + 1) % cycle.len()].thread.thread;
             format!(
                 "thread {} waits for {key:?}, which thread {holder} holds",
-                thread.thread()
+                thread.thread
             )
         });
     format!(

@@ -23,17 +23,32 @@ pub(crate) fn is_whole(raw: &str) -> bool {
 /// hands since. In particular, the [token](Holder::raw) is no fencing token. Tokens have no order,
 /// so a resource cannot tell from two tokens which hold is the newer one.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Holder {
-    raw: String,
-    time_left: Option<Duration>,
-    fence: Option<u64>,
+    /// The key's value in Redis: the holder's token, a value of another program, or, for a lock
+    /// that is [kept](crate::Lock::keep_at_least), `kept:` and the token of who kept it. Of a longer
+    /// value, these are the first 256 bytes. Bytes that are not UTF-8 are replaced by `U+FFFD`.
+    /// [`force_unlock_if`](crate::Lock::force_unlock_if) refuses what may have been changed in this
+    /// way.
+    pub raw: String,
+    /// The key's TTL: how long the key exists unless its lease is renewed. `None` if it never
+    /// expires.
+    pub remaining: Option<Duration>,
+    /// The [fencing token](crate::LockGuard::fence) of the hold, if it was asked for and is known.
+    ///
+    /// Only [`Lock::holder`](crate::Lock::holder) asks for it, on a lock that is
+    /// [`fenced`](crate::Lock::fenced). If the holder took the lock without a fence, this is the
+    /// fence of an earlier hold. `None` if the counter is gone or, in a cluster, on its way to another
+    /// node.
+    pub fence: Option<u64>,
 }
 
 impl Holder {
-    pub(crate) fn new(raw: &[u8], time_left: Option<Duration>) -> Holder {
+    pub(crate) fn new(raw: &[u8], remaining: Option<Duration>) -> Holder {
+        let raw = String::from_utf8_lossy(raw).into_owned();
         Holder {
-            raw: String::from_utf8_lossy(raw).into_owned(),
-            time_left,
+            raw,
+            remaining,
             fence: None,
         }
     }
@@ -46,9 +61,9 @@ impl Holder {
     /// The same holder, after some time in which its lease was not renewed. (Redis reports a renewal
     /// to those who wait, as any change of the key.)
     pub(crate) fn after(&self, time: Duration) -> Holder {
-        let time_left = self.time_left.map(|left| left.saturating_sub(time));
+        let remaining = self.remaining.map(|left| left.saturating_sub(time));
         Holder {
-            time_left,
+            remaining,
             ..self.clone()
         }
     }
@@ -58,34 +73,6 @@ impl Holder {
     #[must_use]
     pub fn owner(&self) -> Option<Owner> {
         Owner::parse(&self.raw)
-    }
-
-    /// The key's value in Redis: the holder's token, a value of another program, or, for a lock
-    /// that is [kept](crate::Lock::keep_at_least), `kept:` and the token of who kept it. Of a longer
-    /// value, these are the first 256 bytes. Bytes that are not UTF-8 are replaced by `U+FFFD`.
-    /// [`force_unlock_if`](crate::Lock::force_unlock_if) refuses what may have been changed in this
-    /// way.
-    #[must_use]
-    pub fn raw(&self) -> &str {
-        &self.raw
-    }
-
-    /// The key's TTL: how long the key exists unless its lease is renewed. `None` if it never
-    /// expires.
-    #[must_use]
-    pub fn time_left(&self) -> Option<Duration> {
-        self.time_left
-    }
-
-    /// The [fencing token](crate::LockGuard::fence) of the hold, if it was asked for and is known.
-    ///
-    /// Only [`Lock::holder`](crate::Lock::holder) asks for it, on a lock that is
-    /// [`fenced`](crate::Lock::fenced). If the holder took the lock without a fence, this is the
-    /// fence of an earlier hold. `None` if the counter is gone or, in a cluster, on its way to another
-    /// node.
-    #[must_use]
-    pub fn fence(&self) -> Option<u64> {
-        self.fence
     }
 }
 
@@ -103,7 +90,7 @@ impl fmt::Display for Holder {
                 None => write!(f, "{:?}", self.raw)?,
             },
         }
-        match self.time_left {
+        match self.remaining {
             Some(left) => write!(f, " ({left:.1?} left)"),
             None => f.write_str(" (never expires)"),
         }
@@ -118,7 +105,7 @@ mod tests {
     fn a_value_of_another_program_is_quoted_and_cut() {
         let holder = Holder::new("\u{e9}".repeat(300).as_bytes(), None);
         assert_eq!(holder.owner(), None);
-        assert_eq!(holder.raw().chars().count(), 300);
+        assert_eq!(holder.raw.chars().count(), 300);
         assert_eq!(
             holder.to_string(),
             format!("\"{}\"... (never expires)", "\u{e9}".repeat(60))

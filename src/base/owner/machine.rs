@@ -47,7 +47,7 @@ pub(crate) fn is_dead(token: &str, host: &str, digits: &str) -> bool {
     let Some(owner) = Owner::parse(token) else {
         return false;
     };
-    owner.host() == host && nonce.starts_with(digits) && is_gone(owner.pid())
+    &*owner.host == host && nonce.starts_with(digits) && is_gone(owner.pid)
 }
 
 #[cfg(target_os = "linux")]

@@ -28,16 +28,22 @@ const NONCE_DIGITS: usize = 32;
 ///
 /// let token = "worker-7-4242-4243-00112233445566778899aabbccddeeff";
 /// let owner = Owner::parse(token).expect("one of ours");
-/// assert_eq!(owner.host(), "worker-7");
-/// assert_eq!(owner.pid(), 4242);
-/// assert_eq!(owner.thread(), 4243);
+/// assert_eq!(&*owner.host, "worker-7");
+/// assert_eq!(owner.pid, 4242);
+/// assert_eq!(owner.thread, 4243);
 /// assert_eq!(owner.to_string(), "worker-7-4242-4243");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Owner {
-    host: Arc<str>,
-    pid: u32,
-    thread: u64,
+    /// The host's name as the token has it: the first 64 characters, with `_` for each character
+    /// that is not in `[A-Za-z0-9._-]`.
+    pub host: Arc<str>,
+    /// The process id, in the pid namespace of the process. In a container it is often 1.
+    pub pid: u32,
+    /// The thread's number. On Linux, the number that `ps -L`, `top -H` and gdb show. On other
+    /// systems, a counter.
+    pub thread: u64,
 }
 
 impl Owner {
@@ -73,26 +79,6 @@ impl Owner {
     /// The host has to be clean already: see [`host_name`].
     pub(crate) fn new(host: Arc<str>, pid: u32, thread: u64) -> Owner {
         Owner { host, pid, thread }
-    }
-
-    /// The host's name as the token has it: the first 64 characters, with `_` for each character
-    /// that is not in `[A-Za-z0-9._-]`.
-    #[must_use]
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
-    /// The process id, in the pid namespace of the process. In a container it is often 1.
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// The thread's number. On Linux, the number that `ps -L`, `top -H` and gdb show. On other
-    /// systems, a counter.
-    #[must_use]
-    pub fn thread(&self) -> u64 {
-        self.thread
     }
 }
 
@@ -208,12 +194,12 @@ mod tests {
 
     #[test]
     fn an_owner_is_read_back_from_its_token() {
-        assert_eq!(round_trip("a-b--c.example").host(), "a-b--c.example");
-        assert_eq!(round_trip("").host(), "_");
-        assert_eq!(round_trip("two words\n").host(), "two_words_");
-        assert_eq!(round_trip("h\u{f6}st\u{1f980}").host(), "h_st_");
-        assert_eq!(round_trip(&"x".repeat(255)).host().len(), MAX_HOST);
-        assert_eq!(round_trip("-1-2-").host(), "-1-2-");
+        assert_eq!(&*round_trip("a-b--c.example").host, "a-b--c.example");
+        assert_eq!(&*round_trip("").host, "_");
+        assert_eq!(&*round_trip("two words\n").host, "two_words_");
+        assert_eq!(&*round_trip("h\u{f6}st\u{1f980}").host, "h_st_");
+        assert_eq!(round_trip(&"x".repeat(255)).host.len(), MAX_HOST);
+        assert_eq!(&*round_trip("-1-2-").host, "-1-2-");
     }
 
     #[test]

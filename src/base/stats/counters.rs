@@ -60,9 +60,12 @@ impl Times {
     }
 
     fn read(&self) -> Histogram {
+        let counts: [u64; BUCKETS] =
+            std::array::from_fn(|n| self.counts[n].load(Ordering::Relaxed));
         Histogram {
-            counts: std::array::from_fn(|n| self.counts[n].load(Ordering::Relaxed)),
+            count: counts.iter().sum(),
             sum: Duration::from_nanos(self.nanos.load(Ordering::Relaxed)),
+            counts,
         }
     }
 }
@@ -135,7 +138,7 @@ impl Counters {
     pub(crate) fn read(&self) -> Stats {
         let time_waited = self.time_waited.read();
         Stats {
-            acquired: time_waited.count(),
+            acquired: time_waited.count,
             handed_off: self.handed_off.read(),
             reentered: self.reentered.read(),
             waited: self.waited.read(),
@@ -184,10 +187,29 @@ mod tests {
         (0..99).for_each(|_| times.add(Duration::from_micros(3)));
         times.add(Duration::from_millis(5));
         let histogram = times.read();
-        assert_eq!(histogram.count(), 100);
+        assert_eq!(histogram.count, 100);
         assert_eq!(histogram.quantile(0.5), Some(Duration::from_micros(4)));
         assert_eq!(histogram.quantile(0.99), Some(Duration::from_micros(4)));
         assert_eq!(histogram.quantile(1.0), Some(Duration::from_micros(8192)));
+    }
+
+    #[test]
+    fn the_statistics_fit_into_a_line() {
+        assert_eq!(Histogram::default().to_string(), "none");
+        let times = Times::new(&metrics::TIME_WAITED);
+        (0..99).for_each(|_| times.add(Duration::from_micros(3)));
+        times.add(Duration::from_millis(5));
+        assert_eq!(
+            times.read().to_string(),
+            "100, of 53.0µs on average, half of them below 4.0µs, all below 8.2ms"
+        );
+        let stats = Stats {
+            held: 1,
+            acquired: 3,
+            lost: 2,
+            ..Stats::default()
+        };
+        assert_eq!(stats.to_string(), "1 held, 0 waiting; acquired: 3; lost: 2");
     }
 
     #[test]
@@ -226,8 +248,8 @@ mod tests {
             ],
             [0, 0, 2, 2, 3, 3]
         );
-        assert_eq!(histogram.count(), 4, "one is longer than every bound");
-        assert_eq!(histogram.sum(), spans.iter().sum::<Duration>());
+        assert_eq!(histogram.count, 4, "one is longer than every bound");
+        assert_eq!(histogram.sum, spans.iter().sum::<Duration>());
     }
 
     #[test]
@@ -239,7 +261,7 @@ mod tests {
         let stats = counters.read();
         assert_eq!(stats.acquired, 2);
         assert_eq!(
-            (stats.time_held.count(), stats.time_held.sum()),
+            (stats.time_held.count, stats.time_held.sum),
             (1, Duration::from_secs(1))
         );
     }

@@ -132,9 +132,9 @@ impl Stats {
                     bound.as_secs_f64()
                 )?;
             }
-            writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {}", histogram.count())?;
-            writeln!(text, "{name}_sum {}", histogram.sum().as_secs_f64())?;
-            writeln!(text, "{name}_count {}", histogram.count())?;
+            writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {}", histogram.count)?;
+            writeln!(text, "{name}_sum {}", histogram.sum.as_secs_f64())?;
+            writeln!(text, "{name}_count {}", histogram.count)?;
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 pub(crate) mod counters;
 pub(crate) mod metrics;
 
+use std::fmt;
 use std::time::Duration;
 
 /// Counts of what a manager has done since it was made, and what goes on now, from
@@ -57,16 +58,21 @@ pub struct Stats {
 /// A distribution of durations, in ranges that double: below 1 µs, from 1 to 2 µs, from 2 to 4 µs
 /// and so on.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Histogram {
+    /// How many durations there are.
+    pub count: u64,
+    /// All durations together.
+    pub sum: Duration,
     pub(super) counts: [u64; BUCKETS],
-    pub(super) sum: Duration,
 }
 
 impl Default for Histogram {
     fn default() -> Self {
         Histogram {
-            counts: [0; BUCKETS],
+            count: 0,
             sum: Duration::ZERO,
+            counts: [0; BUCKETS],
         }
     }
 }
@@ -78,7 +84,7 @@ impl Histogram {
     /// The ranges that are not empty, the shortest first. For each range, its upper end (which is
     /// outside the range) and the number of durations in it. A range starts at half of its end. The
     /// range that ends at 1 µs starts at zero.
-    pub fn ranges(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
         self.counts
             .iter()
             .enumerate()
@@ -88,7 +94,7 @@ impl Histogram {
 
     /// All bounds that a histogram has, the shortest first, also where nothing is: 1 µs, 2 µs, 4 µs
     /// and so on, up to 2^38 µs (three days). For each bound, how many durations are below it. So
-    /// the numbers never fall, and [`count`](Histogram::count) is that for a bound without end.
+    /// the numbers never fall, and [`count`](Histogram#structfield.count) is that for a bound without end.
     ///
     /// The bounds are the same for every histogram, and in every process: a monitoring system can
     /// add up histograms, and subtract an earlier one.
@@ -100,20 +106,8 @@ impl Histogram {
         below.enumerate().map(|(n, below)| (ceiling(n), below))
     }
 
-    /// All durations together.
-    #[must_use]
-    pub fn sum(&self) -> Duration {
-        self.sum
-    }
-
-    /// How many durations there are.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-
     /// An upper bound for a quantile: a share of `part` (0.5 for the median) of the durations is
-    /// below it. The bound is the end of a [range](Histogram::ranges), so it is at most twice the
+    /// below it. The bound is one of the [bounds](Histogram::buckets), so it is at most twice the
     /// true value (or 1 µs). `None` if the histogram is empty.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Option<Duration> {
@@ -121,8 +115,49 @@ impl Histogram {
         let mut seen = 0;
         self.ranges().find_map(|(below, count)| {
             seen += count;
-            (share(seen, self.count()) >= wanted).then_some(below)
+            (share(seen, self.count) >= wanted).then_some(below)
         })
+    }
+}
+
+/// One line for a log: how many there are, their mean, and bounds of the median and of the longest.
+impl fmt::Display for Histogram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bounds = self.quantile(0.5).zip(self.quantile(1.0));
+        let Some((median, longest)) = bounds else {
+            return f.write_str("none");
+        };
+        let mean = self.sum.div_f64(share(self.count, 1));
+        let Histogram { count, .. } = self;
+        write!(
+            f,
+            "{count}, of {mean:.1?} on average, half of them below {median:.1?}, all below {longest:.1?}"
+        )
+    }
+}
+
+/// One line for a log. The counters that are zero are left out, but for those of what goes on now.
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} held, {} waiting", self.held, self.waiting)?;
+        let counters = [
+            ("acquired", self.acquired),
+            ("handed off", self.handed_off),
+            ("re-entered", self.reentered),
+            ("waited", self.waited),
+            ("timed out", self.timed_out),
+            ("unavailable", self.unavailable),
+            ("refused", self.refused),
+            ("lost", self.lost),
+            ("renewed", self.renewed),
+            ("renewals failed", self.renewal_errors),
+            ("released late", self.late_releases),
+            ("reclaimed", self.reclaimed),
+        ];
+        for (what, count) in counters.into_iter().filter(|(_, count)| *count > 0) {
+            write!(f, "; {what}: {count}")?;
+        }
+        Ok(())
     }
 }
 

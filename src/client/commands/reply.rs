@@ -322,13 +322,11 @@ mod tests {
             read(bytes(token())),
             Ok(ClaimReply::Taken { fence: None })
         ));
-        assert!(
-            matches!(busy(&token(), 5), Ok(ClaimReply::Busy(Some(own))) if own.raw() == token())
-        );
+        assert!(matches!(busy(&token(), 5), Ok(ClaimReply::Busy(Some(own))) if own.raw == token()));
         let Ok(ClaimReply::Busy(Some(holder))) = busy("other", -1) else {
             panic!("another holds it")
         };
-        assert_eq!((holder.raw(), holder.time_left()), ("other", None));
+        assert_eq!((&*holder.raw, holder.remaining), ("other", None));
         assert!(matches!(
             read(error("WRONGTYPE no")),
             Ok(ClaimReply::NotAString)
@@ -356,7 +354,7 @@ mod tests {
             Reply::Array([&[Reply::Bytes(token().into_bytes()), Reply::Int(5)], more].concat())
         };
         let fence_of = |reply| match read(reply) {
-            Ok(ClaimReply::Busy(Some(holder))) => holder.fence(),
+            Ok(ClaimReply::Busy(Some(holder))) => holder.fence,
             other => panic!("it is busy: {other:?}"),
         };
         let digits = |text: &str| Reply::Bytes(text.as_bytes().to_vec());
@@ -434,13 +432,13 @@ mod tests {
             panic!("it is held");
         };
         assert_eq!(
-            holder.time_left(),
+            holder.remaining,
             Some(Duration::from_millis(i64::MAX.unsigned_abs()))
         );
         let Ok(Some(holder)) = read_deleted(Reply::Array(vec![token(), Reply::Int(-1)])) else {
             panic!("it was held");
         };
-        assert_eq!(holder.time_left(), None);
+        assert_eq!(holder.remaining, None);
     }
 
     #[test]

@@ -313,7 +313,7 @@ impl Builder {
     /// - [`Error::InvalidOption`]: an option or the URL cannot work.
     /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system started no thread, or gave no
     ///   random bits.
-    pub fn build_unchecked(self) -> Result<LockManager, Error> {
+    pub fn build_lazily(self) -> Result<LockManager, Error> {
         Ok(LockManager::new(self.session()?))
     }
 

@@ -107,7 +107,7 @@ impl Call {
         let left = if it.is_copied {
             Duration::ZERO
         } else {
-            it.parcel.lease_left()
+            it.parcel.remaining()
         };
         let left = left.saturating_sub(left / 100 + LATE);
         Call {
@@ -195,15 +195,14 @@ impl Call {
                     .iter()
                     .any(|it| judge::was_removed(*it, self.began)) => {}
             Error::WouldDeadlock { cycle, .. } => {
-                let is_mine =
-                    |it: &crate::BlockedThread| Some(it.thread.thread()) == thread_number();
+                let is_mine = |it: &crate::BlockedThread| Some(it.thread.thread) == thread_number();
                 if !cycle.first().is_some_and(is_mine) {
                     self.blame("the cycle does not begin with this thread");
                 }
                 for (number, one) in cycle.iter().enumerate() {
                     let next = &cycle[(number + 1) % cycle.len()];
                     let key = one.key[1..].parse().expect("a key");
-                    self.is_edge(one.thread.thread(), key, next.thread.thread());
+                    self.is_edge(one.thread.thread, key, next.thread.thread);
                 }
             }
             Error::Stopped { .. } if self.was_stopped() => {}

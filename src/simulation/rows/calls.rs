@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::base::sync::scheduler::{now, one_in, open_connections, per_thread, process, thread};
 use crate::simulation::redis::{Entry, Value};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
-use crate::{Error, LockGuard, Stop, Unlocked};
+use crate::{Error, LockGuard, StopHandle, Unlocked};
 
 per_thread! {
     /// A guard that a program keeps for as long as the thread lives.
@@ -85,7 +85,7 @@ fn a_single_try_for_what_this_thread_holds_by_another_manager_is_busy() {
 fn a_stop_ends_all_waits_at_once() {
     in_scenes(8, |_| {
         let lives = || {
-            let (stop, stopped) = (Stop::new(), Arc::new(Mutex::new(0)));
+            let (stop, stopped) = (StopHandle::new(), Arc::new(Mutex::new(0)));
             let (its_stop, told) = (stop.clone(), Arc::clone(&stopped));
             let waits = thread::spawn(move || {
                 let lock = locks(|builder| builder).named("a").stopped_by(&its_stop);
@@ -129,7 +129,7 @@ fn a_lock_that_is_force_unlocked_at_the_moment_of_its_taking_is_not_trusted() {
             theirs
                 .force_unlock()
                 .expect("Redis works")
-                .map(|holder| holder.raw().to_owned())
+                .map(|holder| holder.raw.clone())
         });
         let taken = locks.lock("a");
         let removed = removes.join().expect("no panic");

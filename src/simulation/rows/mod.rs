@@ -105,7 +105,7 @@ impl World {
 
 pub(crate) fn locks(change: impl FnOnce(Builder) -> Builder) -> LockManager {
     change(Engine::Server(Decoy::None).builder())
-        .build_unchecked()
+        .build_lazily()
         .expect("options that can work")
 }
 

@@ -21,7 +21,7 @@ const SENTINELS: Engine = Engine::Sentinel(Copies::ONE);
 
 fn locks(engine: Engine, change: impl FnOnce(Builder) -> Builder) -> LockManager {
     change(engine.builder())
-        .build_unchecked()
+        .build_lazily()
         .expect("options that can work")
 }
 
@@ -222,7 +222,7 @@ fn seeds_that_do_not_answer_prolong_no_wait() {
             .response_timeout(SECOND / 2);
         let locks = builder
             .tolerate_outage(3 * SECOND)
-            .build_unchecked()
+            .build_lazily()
             .expect("options that can work");
         let asked = now();
         assert!(locks.lock("a").is_err());
@@ -314,7 +314,7 @@ fn a_sentinel_that_names_a_wrong_server_is_passed_over() {
         world.sentinel_names(0, if one_in(2) { itself } else { address(100) }, 1);
         let url = "redis+sentinel://:right@sentinel1:6379,sentinel2:6379,sentinel3:6379/main";
         let locks = LockManager::builder(url)
-            .build_unchecked()
+            .build_lazily()
             .expect("options that can work");
         let asked = now();
         drop(locks.lock("a").expect("another sentinel knows better"));

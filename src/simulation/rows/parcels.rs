@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::base::sync::scheduler::{one_in, thread};
 use crate::simulation::redis::Value;
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, some};
-use crate::{Error, Parcel};
+use crate::{Error, LockParcel};
 
 #[test]
 fn a_parcel_is_adopted_once_and_has_no_fence_that_nobody_asked_for() {
@@ -16,7 +16,7 @@ fn a_parcel_is_adopted_once_and_has_no_fence_that_nobody_asked_for() {
             .expect("locks")
             .hand_over()
             .expect("hands over");
-        let parcel: Parcel = parcel.to_string().parse().expect("a parcel");
+        let parcel: LockParcel = parcel.to_string().parse().expect("a parcel");
         let guard = other.adopt(&parcel).expect("adopts");
         assert_eq!(guard.fence(), None);
         if one_in(2) {
@@ -40,7 +40,7 @@ fn a_parcel_has_a_whole_lease() {
         let locks = locks(|builder| builder.lease(3 * SECOND));
         let guard = locks.lock("a").expect("locks");
         thread::sleep(some(5 * SECOND));
-        let left = guard.hand_over().expect("hands over").lease_left();
+        let left = guard.hand_over().expect("hands over").remaining();
         // A lease is trusted for 32 ms less, and the answer took a moment.
         let whole = 2968 * QUICK;
         assert!(left <= whole && left + 3 * QUICK >= whole, "{left:?}");

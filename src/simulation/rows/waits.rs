@@ -200,7 +200,7 @@ fn threads_that_wait_for_the_first_map_of_a_silent_cluster_do_not_wake_each_othe
         let locks = engine
             .builder()
             .connect_timeout(2 * SECOND)
-            .build_unchecked()
+            .build_lazily()
             .expect("options that can work");
         let wait = |name| {
             let locks = locks.clone();

@@ -24,7 +24,7 @@ use crate::simulation::judge::{ledger, routes, verdict};
 use crate::simulation::scene::plan::{OnLost, Plan, Program};
 use crate::simulation::scene::player::Player;
 use crate::simulation::world::engine::Servers;
-use crate::{DetachedHold, LockManager, LockWatch, Parcel, Stop};
+use crate::{DetachedHold, LockManager, LockParcel, LockWatch, StopHandle};
 
 /// A scene that takes longer than this hangs.
 const LONGEST: Duration = Duration::from_secs(1_000);
@@ -43,7 +43,7 @@ thread_local! {
 /// What was handed over, for which key, and when.
 #[derive(Clone)]
 pub(crate) struct Sent {
-    pub(crate) parcel: Parcel,
+    pub(crate) parcel: LockParcel,
     key: usize,
     pub(crate) at: u64,
     /// When its hold began.
@@ -81,7 +81,7 @@ pub(crate) fn take_left(process: usize) -> Option<Left> {
     })
 }
 
-pub(crate) fn send(key: usize, parcel: &Parcel, began: u64) {
+pub(crate) fn send(key: usize, parcel: &LockParcel, began: u64) {
     SENT.with_borrow_mut(|all| all.push(parcel.token.clone()));
     let parcel = parcel.to_string().parse().expect("a parcel");
     PARCELS.with_borrow_mut(|all| {
@@ -234,7 +234,7 @@ fn manager(process: usize, number: usize, program: &Program, plan: &Plan) -> Loc
     };
     builder
         .on_lost(on_lost)
-        .build_unchecked()
+        .build_lazily()
         .expect("options that can work")
 }
 
@@ -253,7 +253,7 @@ fn live(process: usize, program: Program, plan: Arc<Plan>) {
         process,
         program,
         managers,
-        stop: Stop::new(),
+        stop: StopHandle::new(),
         plan,
         tells,
     });

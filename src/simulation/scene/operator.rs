@@ -19,7 +19,7 @@ impl Player {
         let removed = match only {
             None => lock
                 .force_unlock()
-                .map(|holder| holder.map(|holder| holder.raw().to_owned())),
+                .map(|holder| holder.map(|holder| holder.raw.clone())),
             Some(token) => lock
                 .force_unlock_if(token)
                 .map(|was_there| was_there.then(|| token.to_owned())),
@@ -40,7 +40,7 @@ impl Player {
 
     pub(crate) fn force_unlock_if(&self, key: usize) {
         if let Some(holder) = self.holder(key) {
-            self.force_unlock(key, Some(holder.raw()));
+            self.force_unlock(key, Some(&holder.raw));
         }
     }
 

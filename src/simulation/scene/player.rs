@@ -11,13 +11,13 @@ use crate::simulation::judge::verdict::{self, Call};
 use crate::simulation::judge::{self, Deal, Who};
 use crate::simulation::scene::plan::{Body, End, How, Op, Plan, Program, Terms, Under, With};
 use crate::simulation::scene::{self, Left, News, millis, name};
-use crate::{DetachedHold, Error, Lock, LockGuard, LockManager, Stop};
+use crate::{DetachedHold, Error, Lock, LockGuard, LockManager, StopHandle};
 
 pub(crate) struct Player {
     pub(crate) process: usize,
     pub(crate) program: Program,
     pub(crate) managers: Vec<LockManager>,
-    pub(crate) stop: Stop,
+    pub(crate) stop: StopHandle,
     pub(crate) plan: Arc<Plan>,
     pub(crate) tells: mpsc::Sender<News>,
 }

@@ -137,7 +137,7 @@ fn threads_get_a_lock_in_the_order_in_which_they_asked(place: &Place) {
             let (sender, thread) = std::sync::mpsc::channel();
             scope.spawn(move || {
                 sender
-                    .send(relatch::Owner::current().thread())
+                    .send(relatch::Owner::current().thread)
                     .expect("it is awaited");
                 locks
                     .with_lock("a", || order.lock().expect("no panic").push(number))
@@ -170,7 +170,7 @@ fn a_lock_is_free_once_its_last_guard_is_gone(place: &Place) {
         .expect("answers")
         .expect("somebody");
     assert_eq!(
-        (holder.raw(), holder.owner()),
+        (&*holder.raw, holder.owner()),
         (inner.token(), Some(relatch::Owner::current()))
     );
     assert_eq!(inner.unlock().expect("unlocks"), Unlocked::Released);
@@ -192,10 +192,7 @@ fn a_wait_ends_with_its_limit_and_names_the_holder(place: &Place) {
             panic!()
         };
         assert!(waited >= PERIOD && begun.elapsed() < LONG);
-        assert_eq!(
-            holder.map(|it| it.raw().to_owned()).as_deref(),
-            Some(guard.token())
-        );
+        assert_eq!(holder.map(|it| it.raw).as_deref(), Some(guard.token()));
     });
 }
 
@@ -229,7 +226,7 @@ fn two_threads_that_wait_for_each_other_are_told(place: &Place) {
         let other = scope.spawn(move || {
             let b = place.locks.lock("b").expect("locks");
             sender
-                .send(relatch::Owner::current().thread())
+                .send(relatch::Owner::current().thread)
                 .expect("it is awaited");
             let taken = place.locks.lock("a").map(drop);
             b.unlock().expect("unlocks");
@@ -362,7 +359,7 @@ fn a_forced_lock_goes_to_the_waiter(place: &Place) {
         let (sender, thread) = std::sync::mpsc::channel();
         let waiter = scope.spawn(move || {
             sender
-                .send(relatch::Owner::current().thread())
+                .send(relatch::Owner::current().thread)
                 .expect("it is awaited");
             place.locks.lock("a").map(drop)
         });
@@ -373,7 +370,7 @@ fn a_forced_lock_goes_to_the_waiter(place: &Place) {
             .force_unlock()
             .expect("answers")
             .expect("somebody had it");
-        assert_eq!(forced.raw(), guard.token());
+        assert_eq!(forced.raw, guard.token());
         waiter.join().expect("no panic").expect("locks");
     });
     assert_lost(&guard.unlock(), LostCause::Deleted);
@@ -399,7 +396,7 @@ fn fences_grow(place: &Place) {
             .holder()
             .expect("answers")
             .expect("somebody");
-        assert_eq!(holder.fence(), fence);
+        assert_eq!(holder.fence, fence);
         last = fence;
     }
 }
@@ -426,7 +423,7 @@ fn what_is_held_is_listed_and_counted(place: &Place) {
 fn a_parcel_is_adopted_once(place: &Place) {
     let guard = place.locks.named("a").fenced(true).lock().expect("locks");
     let (fence, parcel) = (guard.fence(), guard.hand_over().expect("hands over"));
-    let left = parcel.lease_left();
+    let left = parcel.remaining();
     assert!(
         left <= Duration::from_secs(30) && left > Duration::from_secs(15),
         "{left:?}"

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use log::LevelFilter;
 use relatch::{
-    Error, LockGuard, LockManager, LostCause, Memory, Owner, Replicas, Unlocked, install,
+    Error, LockGuard, LockManager, LostCause, MemoryControls, Owner, Replicas, Unlocked, install,
     install_for_test, installed,
 };
 use relatch_rig::{LONG, eventually, is_alone, throughout, within};
@@ -23,7 +23,7 @@ const LEASE: Duration = Duration::from_secs(30);
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn in_memory() -> (LockManager, Memory) {
+fn in_memory() -> (LockManager, MemoryControls) {
     let locks = LockManager::builder_in_memory()
         .response_timeout(ANSWER)
         .build()
@@ -37,9 +37,7 @@ fn behind(locks: &LockManager, name: &str, meanwhile: impl FnOnce()) -> Result<(
     thread::scope(|scope| {
         let (sender, thread) = mpsc::channel();
         let waiter = scope.spawn(move || {
-            sender
-                .send(Owner::current().thread())
-                .expect("it is awaited");
+            sender.send(Owner::current().thread).expect("it is awaited");
             locks.lock(name).map(drop)
         });
         until_queued(thread.recv().expect("it began"));
@@ -555,14 +553,14 @@ fn a_hold_is_renewed_and_listed_with_what_is_left_of_its_lease() {
         .expect("it is held");
     assert!(
         holder
-            .time_left()
+            .remaining
             .is_some_and(|it| it <= ANSWER && !it.is_zero()),
         "{holder}"
     );
     let [held] = &locks.held()[..] else {
         panic!("it is held once")
     };
-    assert!(held.renewals > 0 && held.valid_for <= ANSWER, "{held:?}");
+    assert!(held.renewals > 0 && held.remaining <= ANSWER, "{held:?}");
     assert_eq!(locks.stats().renewed, u64::from(held.renewals));
 }
 

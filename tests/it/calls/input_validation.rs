@@ -148,7 +148,7 @@ fn row_35_impossible_settings_are_refused_and_nothing_is_sent() {
         };
         let built = change(LockManager::builder(&proxy.url())).build();
         assert_names_option(&built.expect_err(option), option, shown);
-        let unchecked = change(LockManager::builder(&proxy.url())).build_unchecked();
+        let unchecked = change(LockManager::builder(&proxy.url())).build_lazily();
         assert_names_option(&unchecked.expect_err(option), option, shown);
     }
     assert_eq!(proxy.connections_accepted(), 0);
@@ -329,7 +329,7 @@ fn an_impossible_url_is_refused_and_its_password_is_not_shown() {
     ] {
         for result in [
             LockManager::connect(&url),
-            LockManager::builder(&url).build_unchecked(),
+            LockManager::builder(&url).build_lazily(),
         ] {
             let error = result.expect_err(&url);
             assert_names_option(&error, "url", "");
@@ -372,7 +372,7 @@ fn a_wrong_login_is_refused_and_the_password_is_not_shown() {
             "{error:?}"
         );
         let late = LockManager::builder(&format!("redis://{login}@{at}/"))
-            .build_unchecked()
+            .build_lazily()
             .expect("builds");
         let lock = late.named("a");
         let error = lock.lock().expect_err("refused");

@@ -170,7 +170,7 @@ fn the_recorder_gets_what_the_statistics_count() {
     let stats = rig.locks.stats();
     let taken_and_given_back = (
         stats.acquired - before.acquired,
-        stats.time_held.count() - before.time_held.count(),
+        stats.time_held.count - before.time_held.count,
     );
     assert_eq!(taken_and_given_back, (2, 2), "an adoption is one more hold");
     rig.proxy.refuse(true);

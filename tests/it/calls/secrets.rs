@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use relatch::{Error, LockGuard, LockManager, LostLock, Parcel, Replicas, TlsCause};
+use relatch::{Error, LockGuard, LockManager, LockParcel, LostLock, Replicas, TlsCause};
 use relatch_rig::{
     FakeServer, Fault, Identity, LONG, Proxy, Reply, Server, Worker, eventually, role,
 };
@@ -116,7 +116,7 @@ fn try_url(what: &str, url: &str) {
             .response_timeout(ANSWER)
     };
     show_error(what, &hasty().build().expect_err(what));
-    match hasty().build_unchecked() {
+    match hasty().build_lazily() {
         Err(error) => show_error(what, &error),
         Ok(locks) => {
             show(&locks);
@@ -168,7 +168,7 @@ fn show_urls() {
             show(&LockManager::builder(&url));
             for built in [
                 LockManager::connect(&url),
-                LockManager::builder(&url).build_unchecked(),
+                LockManager::builder(&url).build_lazily(),
             ] {
                 // Some of these are valid URLs, though not as intended: the password is a path,
                 // which does not exist.
@@ -291,7 +291,7 @@ fn show_sentinels() {
         };
         show(&builder());
         show_error(what, &builder().build().expect_err(what));
-        let locks = builder().build_unchecked().expect("sends nothing");
+        let locks = builder().build_lazily().expect("sends nothing");
         show_error(what, &locks.lock("a").expect_err(what));
         show(&locks);
     }
@@ -372,7 +372,7 @@ fn show_moves(locks: &LockManager) {
     );
     show_error(
         "no parcel",
-        &PASSWORD.parse::<Parcel>().expect_err("it is none"),
+        &PASSWORD.parse::<LockParcel>().expect_err("it is none"),
     );
 }
 
@@ -465,7 +465,7 @@ fn show_values(url: &str) {
     );
     drop(guard);
     show(&locks.several(["f", "g"]).lock().expect("locks"));
-    show(&relatch::Stop::new());
+    show(&relatch::StopHandle::new());
     show(&locks.lock("c").expect("locks").unlock().expect("unlocks"));
     show(&LockManager::in_memory().memory().expect("in memory"));
     show(&LockManager::disabled());

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Client;
-use relatch::{Error, LockManager, LostCause, Stop, Unlocked};
+use relatch::{Error, LockManager, LostCause, StopHandle, Unlocked};
 use relatch_rig::{
     Cluster, ClusterSetup, Fault, LONG, Server, Worker, eventually, role, throughout, time, within,
 };
@@ -142,7 +142,7 @@ fn if_one_is_busy_those_behind_it_are_free_for_others_and_those_before_it_are_ke
 fn a_stop_ends_the_wait_for_several_and_leaves_none() {
     let server = Server::start();
     let locks = connect(&server);
-    let stop = Stop::new();
+    let stop = StopHandle::new();
     occupy(&server, "b", MINUTE);
     let wanted = locks.several(NAMES).stopped_by(&stop);
     thread::scope(|scope| {
@@ -354,14 +354,14 @@ fn a_slow_link_has_time_for_an_answer_for_each_of_many_locks() {
     for command in ["SET", "EVALSHA"] {
         rig.proxy.always(command, Fault::DelayReply(SOON / 5));
     }
-    let (before, asked) = (rig.locks.stats().time_waited.sum(), Instant::now());
+    let (before, asked) = (rig.locks.stats().time_waited.sum, Instant::now());
     let all = rig
         .locks
         .several(&names)
         .try_lock()
         .expect("answers")
         .expect("they are free");
-    let waited = rig.locks.stats().time_waited.sum().saturating_sub(before);
+    let waited = rig.locks.stats().time_waited.sum.saturating_sub(before);
     assert!(
         waited <= asked.elapsed(),
         "{waited:?}: no lock waits for those before it"
@@ -411,7 +411,7 @@ fn an_outage_leaves_nothing_held() {
     rig.server.reset_stats();
     rig.proxy.hold_replies(true);
     let error = rig.locks.several(NAMES).lock().expect_err("no answer");
-    assert!(error.is_unavailable(), "{error:?}");
+    assert!(error.is_redis_failure(), "{error:?}");
     assert!(rig.locks.held().is_empty());
     assert!(rig.server.calls("set") >= 1, "a claim was executed");
     rig.proxy.hold_replies(false);
@@ -633,7 +633,7 @@ fn a_node_that_is_away_keeps_none_of_the_others_locks() {
     );
     let taken = locks.several(&names).lock();
     assert!(
-        matches!(&taken, Err(error) if error.is_unavailable()),
+        matches!(&taken, Err(error) if error.is_redis_failure()),
         "{taken:?}"
     );
     assert!(locks.held().is_empty());

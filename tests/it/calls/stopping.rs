@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use log::{LevelFilter, Log, Metadata, Record};
-use relatch::{Error, LockGuard, LockManager, LostCause, Parcel, Stop, Unlocked};
+use relatch::{Error, LockGuard, LockManager, LockParcel, LostCause, StopHandle, Unlocked};
 use relatch_rig::{
     Fault, LONG, Server, SetOnDrop, Worker, eventually, is_alone, role, throughout, time,
 };
@@ -51,7 +51,7 @@ fn held_elsewhere<'s>(
 fn a_stop_ends_waits_behind_a_thread_and_behind_a_process() {
     let server = Server::start();
     let locks = connect(&server);
-    let stop = Stop::new();
+    let stop = StopHandle::new();
     occupy(&server, "theirs", MINUTE);
     thread::scope(|scope| {
         let guard = locks.lock("ours").expect("locks");
@@ -99,7 +99,7 @@ fn a_stop_ends_a_wait_in_an_outage() {
         Duration::from_millis(100),
         "a wait that is stopped in an outage",
         || {
-            let stop = Stop::new();
+            let stop = StopHandle::new();
             let waiters: Vec<_> = (0..8)
                 .map(|n| {
                     let lock = locks.named(format!("{n}")).stopped_by(&stop);
@@ -122,7 +122,7 @@ fn a_stop_ends_a_wait_in_an_outage() {
 #[test]
 fn a_stopped_lock_is_refused_and_what_is_held_stays_held() {
     let rig = Rig::new();
-    let stop = Stop::new();
+    let stop = StopHandle::new();
     let lock = rig.locks.named("a").stopped_by(&stop);
     let guard = lock.lock().expect("locks");
     stop.stop();
@@ -144,7 +144,7 @@ fn a_stopped_lock_is_refused_and_what_is_held_stays_held() {
 fn one_handle_stops_waits_of_several_managers_also_if_one_is_gone() {
     let server = Server::start();
     let [one, two, gone] = [(); 3].map(|()| connect(&server));
-    let stop = Stop::new();
+    let stop = StopHandle::new();
     occupy(&server, "a", MINUTE);
     occupy(&server, "b", MINUTE);
     drop(gone.named("c").stopped_by(&stop));
@@ -402,7 +402,7 @@ fn a_shutdown_during_a_hand_off_leaves_no_key() {
 #[test]
 fn a_stop_during_a_hand_off_ends_the_waits_behind_it_at_once() {
     let rig = Rig::with(|builder| builder.local_handoff(MINUTE).response_timeout(LONG));
-    let stop = Stop::new();
+    let stop = StopHandle::new();
     let lock = || rig.locks.named("a").stopped_by(&stop).lock();
     thread::scope(|scope| {
         let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
@@ -554,7 +554,7 @@ fn a_shutdown_waits_for_a_lock_that_was_adopted_beside_the_queue() {
 
 /// Calls `check` while a thread of this process waits for the lock `a`, which `parcel` is of. The
 /// manager is shut down by `check`. What it adopts, it has beside the queue.
-fn beside_the_queue(check: impl FnOnce(&Rig, &Parcel)) {
+fn beside_the_queue(check: impl FnOnce(&Rig, &LockParcel)) {
     let rig = Rig::with(|builder| builder.response_timeout(2 * SOON));
     let parcel = connect(&rig.server)
         .lock("a")

@@ -238,7 +238,7 @@ fn a_cluster_may_be_far_away() {
     eventually(LONG, "a manager is made", || builder(SOON).build().is_ok());
     // No node sends its map in the time that one gets at first.
     be_far(Duration::from_millis(700));
-    let locks = builder(4 * SOON).build_unchecked().expect("sends nothing");
+    let locks = builder(4 * SOON).build_lazily().expect("sends nothing");
     let guard = within(LONG, "a free lock", || locks.lock("a")).expect("locks");
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }
@@ -640,7 +640,7 @@ fn holder_held_and_force_unlock_find_the_node() {
         guard.ensure(MINUTE / 2).expect("valid");
         guard.set_lease(MINUTE).expect("extends"); // From now on, Redis tracks the key.
         let seen = others.named(name).holder().expect("answers").expect("held");
-        assert_eq!(seen.raw(), guard.token());
+        assert_eq!(seen.raw, guard.token());
         thread::scope(|scope| {
             let busy = || others.try_lock(name).expect("answers").is_none();
             assert!(scope.spawn(busy).join().expect("no panic"));
@@ -650,7 +650,7 @@ fn holder_held_and_force_unlock_find_the_node() {
             .force_unlock()
             .expect("answers")
             .expect("held");
-        assert_eq!(gone.raw(), guard.token());
+        assert_eq!(gone.raw, guard.token());
         assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
         assert_lost(&guard.unlock(), LostCause::Deleted);
         assert!(others.named(name).holder().expect("answers").is_none());
@@ -702,7 +702,7 @@ fn the_lock_of_a_dead_process_is_taken_over() {
             .holder()
             .expect("answers")
             .expect("held")
-            .raw(),
+            .raw,
         token
     );
     holder.kill();
@@ -738,7 +738,7 @@ fn errors_name_the_node_or_those_of_the_url() {
     let url = format!("redis+cluster://{}127.0.0.1:{}", login(), elsewhere.port());
     let error = patient(&url).build().expect_err("nobody listens at port 1");
     assert!(
-        error.is_unavailable() && error.to_string().contains(" 127.0.0.2:1"),
+        error.is_redis_failure() && error.to_string().contains(" 127.0.0.2:1"),
         "{error}"
     );
     for place in [0, 2] {
@@ -748,7 +748,7 @@ fn errors_name_the_node_or_those_of_the_url() {
     for error in [
         patient(&url).build().map(drop).expect_err("all are dead"),
         patient(&url)
-            .build_unchecked()
+            .build_lazily()
             .expect("an address")
             .try_lock(&names[0])
             .expect_err("all are dead"),

@@ -515,7 +515,7 @@ fn the_map_of_a_node_that_was_cut_off_is_believed_only_if_there_is_no_other() {
     let locks = connect(&url(&format!(",{}", cluster.address(1))));
     assert_works(&cluster, &locks, &[0, 1, 2]);
     assert_eq!(redirects(&cluster, 0..3), 0);
-    let alone = patient(&url("")).build_unchecked().expect("sends nothing");
+    let alone = patient(&url("")).build_lazily().expect("sends nothing");
     let error = alone.try_lock("a").expect_err("nobody listens at port 1");
     assert!(chain(&error).contains(":1"), "{}", chain(&error));
 }
@@ -561,7 +561,7 @@ fn a_node_that_has_not_heard_of_a_switch_is_asked_for_the_map_again() {
     // A renewal would be redirected, too.
     let locks = patient(&url)
         .renew_every(MINUTE / 3)
-        .build_unchecked()
+        .build_lazily()
         .expect("sends nothing");
     let guard = locks
         .try_lock(&name)
@@ -595,7 +595,7 @@ fn a_replica_of_the_last_map_leads_to_the_new_masters() {
         })
     });
     let url = format!("redis+cluster://{}{}", login(), seed.address());
-    let locks = patient(&url).build_unchecked().expect("sends nothing");
+    let locks = patient(&url).build_lazily().expect("sends nothing");
     let error = locks.try_lock("a").expect_err("the master is gone");
     assert_unavailable(&Err(error));
     drop(seed);
@@ -698,7 +698,7 @@ fn many_silent_nodes_do_not_prolong_a_wait() {
     let builder = LockManager::builder(&format!("redis+cluster://{}", hosts.join(",")));
     let locks = builder
         .tolerate_outage(2 * SOON)
-        .build_unchecked()
+        .build_lazily()
         .expect("sends nothing");
     let refused = within(8 * SOON, "the end of the wait", || {
         locks.lock("a").map(Some)

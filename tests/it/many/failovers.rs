@@ -286,7 +286,7 @@ fn an_old_master_grants_no_acknowledged_lock() -> bool {
     // All replicas follow the new master; the old one still takes writes.
     let stale = sentinel_that_names(sentinels.server(0).port());
     let url = sentinels.url_with(&[port_of(&stale)]);
-    let build = |builder: Builder| builder.build_unchecked().expect("an address");
+    let build = |builder: Builder| builder.build_lazily().expect("an address");
     let (locks, careless) = (build(acknowledged(&url)), build(plain(&url)));
     let refused = locks.try_lock_for("a", 2 * ANSWER);
     eventually(SOON, "the key is removed", || {

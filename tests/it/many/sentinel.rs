@@ -431,14 +431,14 @@ fn a_sentinel_that_names_a_replica_a_dead_server_or_a_sentinel_is_not_asked_alon
     for wrong in [replica, dead.port(), itself, port_of(&other_users)] {
         let liar = sentinel_that_names(wrong);
         let alone = builder(&sentinels.url_with(&[port_of(&liar)]))
-            .build_unchecked()
+            .build_lazily()
             .expect("an address");
         let refused = alone.try_lock_for("a", 2 * ANSWER);
         let refuses =
             wrong == port_of(&other_users) || wrong == itself && !rights::login().is_empty();
         assert!(
             refused.as_ref().is_err_and(
-                |it| it.is_unavailable() && refuses == matches!(it, Error::Refused { .. })
+                |it| it.is_redis_failure() && refuses == matches!(it, Error::Refused { .. })
             ),
             "{refused:?}"
         );
@@ -448,7 +448,7 @@ fn a_sentinel_that_names_a_replica_a_dead_server_or_a_sentinel_is_not_asked_alon
         }
         let ports = [port_of(&liar), sentinels.sentinel(0).port()];
         let locks = builder(&sentinels.url_with(&ports))
-            .build_unchecked()
+            .build_lazily()
             .expect("an address");
         let guard = locks
             .try_lock_for("a", LONG)
@@ -469,7 +469,7 @@ fn without_hello_a_sentinel_that_names_a_replica_is_not_asked_alone() {
     let [liar, other] = [&replica, &master].map(|it| sentinel_that_names(it.port()));
     let hosts = [&liar, &other].map(FakeServer::address).join(",");
     let url = format!("redis+sentinel://{}{hosts}/{MASTER}", rights::login());
-    let locks = builder(&url).build_unchecked().expect("an address");
+    let locks = builder(&url).build_lazily().expect("an address");
     let guard = locks
         .try_lock_for("a", LONG)
         .expect("the other sentinel knows")
@@ -855,7 +855,7 @@ fn dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent() {
             pause();
         }
         let connecting = before.then(|| {
-            let locks = connect().build_unchecked().expect("an address");
+            let locks = connect().build_lazily().expect("an address");
             assert_unavailable(&locks.try_lock_for("a", ANSWER));
             locks
         });
@@ -924,9 +924,9 @@ fn a_silent_sentinel_beside_one_that_is_away_is_asked_once() {
     let url = format!("redis+sentinel://{silent_address},{away_address}/mymaster");
     let locks = LockManager::builder(&url)
         .connect_timeout(LONG)
-        .build_unchecked()
+        .build_lazily()
         .expect("sends nothing");
     let (took, taken) = time(|| locks.try_lock("a"));
-    assert!(taken.is_err_and(|error| error.is_unavailable()));
+    assert!(taken.is_err_and(|error| error.is_redis_failure()));
     assert!(took < LONG / 4, "{took:?}");
 }

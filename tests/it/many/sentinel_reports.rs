@@ -630,7 +630,7 @@ fn sentinels_that_are_silent_do_not_delay_the_end_of_a_wait() {
     for it in &sentinels {
         it.proxy.black_hole(true);
     }
-    let alone = patient().build_unchecked().expect("an address");
+    let alone = patient().build_lazily().expect("an address");
     let wait = |locks: &LockManager| {
         returns_by(ANSWER, "a wait", || {
             let (took, taken) = time(|| locks.try_lock_for("a", ANSWER));

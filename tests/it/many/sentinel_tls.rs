@@ -130,7 +130,7 @@ fn sentinels_are_asked_over_tls_if_that_is_set_and_the_master_without_it() {
         TlsCause::UnknownIssuer,
     );
     let without = builder().build().expect_err("the sentinels speak TLS");
-    assert!(without.is_unavailable(), "{without:?}");
+    assert!(without.is_redis_failure(), "{without:?}");
     // The settings are those of the sentinels, and of nothing else.
     let plain = sentinel_that_names(server.port());
     let url = format!("redis+sentinel://127.0.0.1:{}/{MASTER}", port_of(&plain));
@@ -139,7 +139,7 @@ fn sentinels_are_asked_over_tls_if_that_is_set_and_the_master_without_it() {
     assert!(
         over.build()
             .expect_err("the sentinel speaks no TLS")
-            .is_unavailable()
+            .is_redis_failure()
     );
 }
 

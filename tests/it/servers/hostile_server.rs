@@ -169,7 +169,7 @@ fn row_37_honest_answers_are_no_errors() {
         };
         let result = call(
             &rig,
-            &rig.builder().wait(wait).build_unchecked().expect("valid"),
+            &rig.builder().wait(wait).build_lazily().expect("valid"),
             &mut || (),
         );
         match result {
@@ -209,7 +209,7 @@ pub(crate) fn huge_as_told() {
     let url = format!("redis+cluster://{}/", map.address());
     let locks = LockManager::builder(&url)
         .connect_timeout(LONG)
-        .build_unchecked()
+        .build_lazily()
         .expect("sends nothing");
     within(LONG, "reading the map", || locks.try_lock("a")).expect_err("no map");
     let grew = peak() - before;
@@ -287,7 +287,7 @@ fn row_37_an_ok_that_nobody_asked_for_is_taken_for_no_lock() {
             .connect_timeout(LONG)
             .response_timeout(LONG)
             .tolerate_outage(ANSWER);
-        let locks = builder.build_unchecked().expect("sends nothing");
+        let locks = builder.build_lazily().expect("sends nothing");
         let free = (!behind_login).then(|| {
             locks
                 .try_lock("free")
@@ -320,7 +320,7 @@ fn row_37_a_login_demands_the_answers_of_its_commands() {
         let locks = rig
             .builder()
             .tolerate_outage(ANSWER)
-            .build_unchecked()
+            .build_lazily()
             .expect("sends nothing");
         let error = locks.try_lock("a").expect_err(command);
         assert!(
@@ -371,7 +371,7 @@ fn row_37_an_announced_host_forges_no_line() {
             let builder = LockManager::builder(&url)
                 .tolerate_outage(ANSWER)
                 .connect_timeout(LONG);
-            let locks = builder.build_unchecked().expect("sends nothing");
+            let locks = builder.build_lazily().expect("sends nothing");
             let error = locks.try_lock("a").expect_err("no such server");
             assert!(chain(&error).contains(said), "{}", chain(&error));
             let first: &dyn std::error::Error = &error;
@@ -428,7 +428,7 @@ fn row_37_renewals_continue_after_garbage() {
         .lease(LONG)
         .renew_every(ANSWER / 5)
         .on_lost(count);
-    let locks = builder.build_unchecked().expect("nothing is sent");
+    let locks = builder.build_lazily().expect("nothing is sent");
     let guard = rig.hold(&locks);
     for say in nonsense() {
         let what = format!("{:.100}", format!("{say:?}"));
@@ -494,7 +494,7 @@ proptest! {
         let (name, command, call) = CALLS[call];
         let (rig, pause) = (LyingServer::new(), if late { ANSWER + ANSWER / 5 } else { Duration::ZERO });
         // The wait has a limit, because a reply that says "busy" is a lie that nothing can notice.
-        let locks = rig.builder().wait(4 * ANSWER).build_unchecked().expect("nothing is sent");
+        let locks = rig.builder().wait(4 * ANSWER).build_lazily().expect("nothing is sent");
         let mut began = Instant::now();
         let result = call(&rig, &locks, &mut || {
             rig.lie(command, Reply::Paused(first.clone(), pause, rest.clone()));

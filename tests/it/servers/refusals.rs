@@ -56,14 +56,14 @@ fn a_long_value_of_another_program_is_no_outage() {
         server.query::<()>(&["SET", crate::turns::fence::COUNTER, &value]);
         let holder = lock.holder().expect("answers").expect("held");
         assert_eq!(
-            (holder.raw(), holder.owner(), holder.fence()),
+            (&*holder.raw, holder.owner(), holder.fence),
             (&value[..256], None, None)
         );
         let parcel = "relatch1:1000:0:app-1-42-43-00112233445566778899aabbccddeeff:a";
         let adopted = lock.adopt(&parcel.parse().expect("a parcel")).map(drop);
         assert_lost(&adopted, LostCause::Taken);
         let deleted = lock.force_unlock().expect("answers").expect("held");
-        assert_eq!(deleted.raw(), &value[..256]);
+        assert_eq!(deleted.raw, &value[..256]);
         let taken = lock.try_lock().map(drop);
         assert_eq!(
             matches!(&taken, Err(Error::Refused { code, .. }) if code == "NOFENCE"),
@@ -105,7 +105,7 @@ fn assert_refused(error: &Error, expected: &str) {
         text.contains(expected) && text.contains("127.0.0.1:"),
         "{text}"
     );
-    assert!(error.is_unavailable() && !error.is_timeout());
+    assert!(error.is_redis_failure() && !error.is_timeout());
 }
 
 #[track_caller]
@@ -113,7 +113,7 @@ fn assert_unavailable(error: &Error, code: &str) {
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(error.to_string().contains("127.0.0.1:"), "{error}");
     assert!(chain(error).contains(code), "{}", chain(error));
-    assert!(error.is_unavailable() && !error.is_timeout());
+    assert!(error.is_redis_failure() && !error.is_timeout());
 }
 
 /// Asserts that each way of taking a lock says that Redis is unavailable, and why.
@@ -184,7 +184,7 @@ fn row_19_a_foreign_key_without_a_ttl_is_reported_and_not_waited_for() {
         .expect("answers")
         .expect("somebody");
     assert_eq!(
-        (holder.raw(), holder.owner(), holder.time_left()),
+        (&*holder.raw, holder.owner(), holder.remaining),
         ("by-hand", None, None)
     );
     let deleted = locks
@@ -224,7 +224,7 @@ fn row_19_a_list_at_the_key_is_reported_and_not_waited_for() {
         .force_unlock()
         .expect("answers")
         .expect("something");
-    assert!(deleted.raw().contains("not a string"), "{deleted}");
+    assert!(deleted.raw.contains("not a string"), "{deleted}");
     assert_all_is_well(&server, &locks, "a");
 }
 
@@ -373,7 +373,7 @@ fn row_20_a_password_set_meanwhile_is_reported() {
         "NOAUTH",
     );
     let late = LockManager::builder(&server.bare_url())
-        .build_unchecked()
+        .build_lazily()
         .expect("builds");
     for error in refusals(&late, "a") {
         assert_refused(&error, "NOAUTH");

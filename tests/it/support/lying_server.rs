@@ -96,7 +96,7 @@ impl LyingServer {
     }
 
     pub(crate) fn locks(&self) -> LockManager {
-        self.builder().build_unchecked().expect("nothing is sent")
+        self.builder().build_lazily().expect("nothing is sent")
     }
 
     /// Takes the free lock `a`, and tries again if the machine was too slow.

@@ -104,7 +104,7 @@ impl Rig {
                 (configure(&terminator.url()).tls(tls), Some(terminator))
             }
         };
-        let locks = builder.build_unchecked().expect("options that can work");
+        let locks = builder.build_lazily().expect("options that can work");
         // The timeouts are short here, and the machine may be busy.
         eventually(LONG, "the manager connects", || {
             locks.named("warm-up").holder().is_ok()

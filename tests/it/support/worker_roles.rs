@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{DetachedHold, Error, LockGuard, LockManager, MultiLockGuard, Parcel, Unlocked};
+use relatch::{DetachedHold, Error, LockGuard, LockManager, LockParcel, MultiLockGuard, Unlocked};
 use relatch_rig::{eventually, role, within};
 use rustix::process::{WaitOptions, wait};
 
@@ -239,7 +239,7 @@ fn is_forked(error: Option<Error>) {
 fn stay_in_their_process(
     locks: &LockManager,
     guards: Option<(LockGuard, LockGuard)>,
-    parcel: Option<&Parcel>,
+    parcel: Option<&LockParcel>,
 ) -> Option<(LockGuard, LockGuard)> {
     within(Duration::from_secs(1), "what a copy may not do", || {
         if let Some(parcel) = parcel {

@@ -56,7 +56,7 @@ fn a_wait_that_ends_while_a_connection_is_opened_is_reported_as_busy() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let url = format!("{}1", proxy.bare_url());
-    let locks = builder(&url).build_unchecked().expect("nothing is sent");
+    let locks = builder(&url).build_lazily().expect("nothing is sent");
     proxy.always("SELECT", Fault::DelayReply(ANSWER));
     for limit in [5, 10, 15].map(Duration::from_millis) {
         let taken = locks.try_lock_for("a", limit);

@@ -58,7 +58,7 @@ fn in_a_circle(managers: &[&LockManager], keys: &[&str]) {
     let text = error.to_string();
     for blocked in cycle {
         assert!(
-            text.contains(&format!("thread {} waits for", blocked.thread.thread())),
+            text.contains(&format!("thread {} waits for", blocked.thread.thread)),
             "{text}"
         );
     }

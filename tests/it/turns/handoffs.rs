@@ -47,7 +47,7 @@ fn take_turns(locks: &LockManager, meanwhile: impl FnOnce(&AtomicBool) + Send) -
         }
         let threads: HashSet<_> = tokens
             .iter()
-            .map(|token| Owner::parse(token).map(|owner| owner.thread()))
+            .map(|token| Owner::parse(token).map(|owner| owner.thread))
             .collect();
         assert_eq!(
             threads.len(),

@@ -111,7 +111,7 @@ pub(crate) fn count_as_told() {
         "" => builder,
         roots => builder.tls(relatch::Tls::new().roots(roots)),
     };
-    let locks = builder.build_unchecked().expect("options that can work");
+    let locks = builder.build_lazily().expect("options that can work");
     role::report("ready");
     role::next_line();
     count_with(
@@ -299,7 +299,7 @@ fn threads_take_the_lock_in_the_order_in_which_they_asked() {
             scope.spawn(move || {
                 let me = locks
                     .lock(format!("{number}"))
-                    .map(|guard| guard.owner().thread());
+                    .map(|guard| guard.owner().thread);
                 asks.send(me.expect("runs")).expect("awaited");
                 let guard = locks.lock("a").expect("locks");
                 reported.send(number).expect("awaited");

@@ -147,7 +147,7 @@ pub(crate) fn resolve_as_told() {
     let limit = Duration::from_millis(role::arg("limit").parse().expect("milliseconds"));
     let locks = LockManager::builder(&role::arg("url"))
         .connect_timeout(limit)
-        .build_unchecked();
+        .build_lazily();
     let locks = locks.expect("options that can work");
     role::report(format!("{:?}", locks.lock("a").and_then(LockGuard::unlock)));
 }
@@ -310,10 +310,7 @@ pub(crate) fn build_as_told() {
     fs::write(&left, role::arg("left")).expect("a file can be written");
     let refused = match role::arg("left").as_str() {
         // The first thread is a trial, the second is the pool's.
-        "0" | "1" => vec![
-            locks().build().map(drop),
-            locks().build_unchecked().map(drop),
-        ],
+        "0" | "1" => vec![locks().build().map(drop), locks().build_lazily().map(drop)],
         // The third thread is the keeper.
         // If the lock were kept, `lock` below would wait for ever.
         _ => vec![

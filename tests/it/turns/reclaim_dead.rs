@@ -198,7 +198,7 @@ fn nothing_is_taken_over_from_another_pid_namespace() {
     let token = child.ask("lock");
     let owner = Owner::parse(&token).expect("a token");
     assert!(
-        !Path::new(&format!("/proc/{}", owner.pid())).exists(),
+        !Path::new(&format!("/proc/{}", owner.pid)).exists(),
         "no such process here: {owner}"
     );
     assert_kept(&server, "a", &token);
@@ -214,7 +214,7 @@ fn a_lock_with_a_doubtful_token_is_not_taken_over() {
     let server = Server::start();
     let token = dead_token(&server);
     let owner = Owner::parse(&token).expect("a token");
-    let (host, pid, thread) = (owner.host(), owner.pid(), owner.thread());
+    let (host, pid, thread) = (owner.host, owner.pid, owner.thread);
     let nonce = token.rsplit('-').next().expect("a nonce");
     let (digits, rest) = nonce.split_at(8);
     let other = if digits.ends_with('0') { '1' } else { '0' };

@@ -77,7 +77,7 @@ fn threads_lose_no_update_over_tls_while_connections_are_cut() {
         let builder = LockManager::builder(&url(relay.port()))
             .tls(rig.trusting())
             .tolerate_outage(COUNTING);
-        let locks = builder.build_unchecked().expect("options that can work");
+        let locks = builder.build_lazily().expect("options that can work");
         count_with(&locks, &rig.server.bare_url(), 2, 50, How::Reentrant);
     };
     while_connections_are_cut(&rig.server, &relay, || {

@@ -140,7 +140,7 @@ fn a_login_that_is_cut_off_is_tried_again() {
         }
     });
     let locks = builder(&format!("redis://{}/", server.address()))
-        .build_unchecked()
+        .build_lazily()
         .expect("sends nothing");
     drop(
         locks
@@ -206,7 +206,7 @@ fn the_provider_is_asked_for_each_connection() {
 fn a_provider_that_panics_is_an_outage() {
     let server = Server::start();
     let builder = builder(&server.bare_url()).credentials(|| panic!("expected here: no token"));
-    let locks = builder.build_unchecked().expect("sends nothing");
+    let locks = builder.build_lazily().expect("sends nothing");
     let taken = locks.try_lock_for("a", ANSWER);
     assert_unavailable(&taken);
     let error = chain(&taken.expect_err("just looked"));
@@ -249,7 +249,7 @@ fn the_url_names_the_database() {
 #[test]
 fn settings_of_sentinels_need_sentinels() {
     let builder = LockManager::builder("redis://127.0.0.1/").sentinel_login(None, "secret");
-    let error = builder.build_unchecked().expect_err("no sentinels");
+    let error = builder.build_lazily().expect_err("no sentinels");
     assert!(
         matches!(
             error,

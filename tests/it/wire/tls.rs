@@ -62,7 +62,7 @@ impl TlsRig {
         change: impl FnOnce(Builder) -> Builder,
     ) -> LockManager {
         let locks = change(self.through(relay))
-            .build_unchecked()
+            .build_lazily()
             .expect("options that can work");
         eventually(LONG, "the manager connects", || {
             locks.named("warm-up").holder().is_ok()
@@ -91,10 +91,10 @@ fn assert_refused(builder: impl Fn() -> Builder, wanted: TlsCause) -> String {
     let error = within(LONG / 2, "a refusal", || builds().build()).expect_err("refused");
     let is_wanted = |error: &Error| matches!(error, Error::Tls { cause, .. } if *cause == wanted);
     assert!(is_wanted(&error), "{error:?}, not {wanted:?}");
-    assert!(error.is_unavailable() && !error.is_timeout());
+    assert!(error.is_redis_failure() && !error.is_timeout());
     let locks = builds()
         .tolerate_outage(LONG)
-        .build_unchecked()
+        .build_lazily()
         .expect("options that can work");
     let waits =
         within(LONG / 2, "no wait for an end of it", || locks.lock("a")).expect_err("refused");
@@ -151,7 +151,7 @@ fn a_certificate_that_nobody_trusted_has_issued_is_refused() {
     refusal(&own, &Tls::new().roots(ours.pem()), TlsCause::UnknownIssuer);
     // The system does not trust it either. (A system without any authority cannot be asked.)
     let server = Server::with_tls(&own, &ours, &[]);
-    match builder(&server.tls_url()).build_unchecked() {
+    match builder(&server.tls_url()).build_lazily() {
         Ok(_) => _ = assert_refused(|| builder(&server.tls_url()), TlsCause::UnknownIssuer),
         Err(error) => assert!(error.to_string().contains("set `roots`"), "{error}"),
     }
@@ -395,7 +395,7 @@ fn a_reply_that_is_cut_at_the_deadline_reaches_no_other_command() {
             .wait(ANSWER)
             .lock()
             .expect_err("no whole reply");
-        assert!(error.is_timeout() || error.is_unavailable(), "{error:?}");
+        assert!(error.is_timeout() || error.is_redis_failure(), "{error:?}");
         let is_busy = || {
             let taken = locks.try_lock("busy");
             assert!(

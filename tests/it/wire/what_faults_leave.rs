@@ -153,7 +153,7 @@ fn two_tries_of_one_call_share_its_timeout() {
     assert!(
         answer
             .expect_err("the second answer came too late")
-            .is_unavailable()
+            .is_redis_failure()
     );
 }
 
@@ -254,7 +254,7 @@ fn an_answer_that_is_too_long_costs_no_other_connection() {
         .holder()
         .expect_err("too long, twice");
     assert!(
-        error.is_unavailable() && format!("{error:?}").contains("too long"),
+        error.is_redis_failure() && format!("{error:?}").contains("too long"),
         "{error:?}"
     );
     let connections = rig.proxy.connections_accepted();
