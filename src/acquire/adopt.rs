@@ -47,10 +47,19 @@ impl Adoption<'_> {
     /// deadline.
     pub(crate) fn run(self) -> Result<Taken, Error> {
         let mut backoff = Backoff::after_failure();
-        let (mut maybe_done, mut answer) = (false, None);
+        let mut maybe_done = false;
+        let mut answer = None;
         loop {
-            let mut connection = None;
-            let failure = match self.ask(&mut connection) {
+            let key = self.key.in_redis();
+            // A deletion can be written behind the try, on the same connection.
+            let (connection, tried) = match self.store.checkout(key, self.deadline) {
+                Ok(mut connection) => {
+                    let tried = self.ask(&mut connection);
+                    (Some(connection), tried)
+                }
+                Err(failure) => (None, Err(failure)),
+            };
+            let failure = match tried {
                 Ok((reply, at)) => return self.judge(&reply, at),
                 Err(failure) => failure,
             };
@@ -72,7 +81,7 @@ impl Adoption<'_> {
             if let (Fate::Unknown { link_stands: true }, Some(connection)) =
                 (failure.fate(), connection)
             {
-                connection.abandon(self.key.in_redis(), &self.claim.token);
+                connection.abandon(key, &self.claim.token);
             }
             if maybe_done {
                 self.delete_later();
@@ -86,23 +95,13 @@ impl Adoption<'_> {
         }
     }
 
-    /// One try. Leaves its connection in `used`, so that a deletion can be written behind the try.
-    fn ask<'a>(
-        &'a self,
-        used: &mut Option<Connection<'a>>,
-    ) -> Result<(AdoptReply, AcquiredAt), Failure> {
-        let key = self.key.in_redis();
-        let connection = used.insert(self.store.checkout(key, self.deadline)?);
+    /// One try.
+    fn ask(&self, connection: &mut Connection<'_>) -> Result<(AdoptReply, AcquiredAt), Failure> {
+        let wanted = self.claim.wanted(self.key.in_redis());
         let sent = Moment::now();
-        let reply =
-            connection.adopt(self.old, self.least, self.claim.wanted(key), self.deadline)?;
-        Ok((
-            reply,
-            AcquiredAt {
-                sent,
-                answered: Moment::now(),
-            },
-        ))
+        let reply = connection.adopt(self.old, self.least, wanted, self.deadline)?;
+        let answered = Moment::now();
+        Ok((reply, AcquiredAt { sent, answered }))
     }
 
     fn judge(&self, reply: &AdoptReply, at: AcquiredAt) -> Result<Taken, Error> {

@@ -61,7 +61,7 @@ pub(crate) struct Attempt {
 }
 
 /// What asks Redis for the lock.
-pub(crate) trait Attempts {
+pub(crate) trait AskRedis {
     /// Asks once.
     fn attempt(&mut self, ask: Ask) -> Attempt;
 
@@ -101,6 +101,8 @@ pub(crate) struct PendingClaim<'a> {
     counter: Option<Arc<str>>,
     /// The thread in front has taken the lock for this one.
     handed_off: Option<Taken>,
+    /// From when on a silence of Redis counts: see [`Attempt::since`].
+    since: Moment,
 }
 
 impl<'a> PendingClaim<'a> {
@@ -116,6 +118,7 @@ impl<'a> PendingClaim<'a> {
             given_up: None,
             counter: claim.counter,
             handed_off: None,
+            since: Moment::PAST,
         };
         match handed {
             HandoffOutcome::NotTaken => {}
@@ -137,14 +140,17 @@ impl<'a> PendingClaim<'a> {
     }
 }
 
-impl Attempts for PendingClaim<'_> {
+impl AskRedis for PendingClaim<'_> {
     fn attempt(&mut self, ask: Ask) -> Attempt {
-        let mut since = Moment::now();
+        self.since = Moment::now();
         let answer = match ask {
             Ask::Look => self.look(),
-            Ask::Claim | Ask::ClaimOrLook => self.claim(ask, &mut since),
+            Ask::Claim | Ask::ClaimOrLook => self.claim(ask),
         };
-        Attempt { since, answer }
+        Attempt {
+            since: self.since,
+            answer,
+        }
     }
 
     fn has_given_up(&self) -> bool {
@@ -157,9 +163,8 @@ impl Attempts for PendingClaim<'_> {
 }
 
 impl PendingClaim<'_> {
-    /// Asks for the lock. `since` is when the attempt began; if Redis has answered another thread
-    /// meanwhile, it becomes the moment at which the command was sent.
-    fn claim(&mut self, ask: Ask, since: &mut Moment) -> Result<Answer, Failure> {
+    /// Asks for the lock.
+    fn claim(&mut self, ask: Ask) -> Result<Answer, Failure> {
         let AcquireContext { core, wait, .. } = self.context;
         let key = wait.key.in_redis();
         let deadline = wait.patience.deadline;
@@ -173,8 +178,8 @@ impl PendingClaim<'_> {
         let listener = self.listener(&connection);
         let number = listener.as_ref().and_then(|listener| listener.client_id());
         let sent = Moment::now();
-        if connection.answered_since(*since) {
-            *since = sent;
+        if connection.answered_since(self.since) {
+            self.since = sent;
         }
         let wanted = self.wanted();
         let mut answer = if ask == Ask::ClaimOrLook {

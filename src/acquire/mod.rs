@@ -28,7 +28,7 @@ use crate::wakeups::listener::Listener;
 use crate::wakeups::table::Registration;
 
 pub(crate) use crate::acquire::adopt::Adoption;
-pub(crate) use crate::acquire::claim::{AcquireContext, Answer, Attempt, Attempts, Taken};
+pub(crate) use crate::acquire::claim::{AcquireContext, Answer, AskRedis, Attempt, Taken};
 #[cfg(test)]
 pub(crate) use crate::acquire::step::Ask;
 
@@ -62,7 +62,7 @@ impl<'a> Acquisition<'a, PendingClaim<'a>> {
     }
 }
 
-impl<'a, A: Attempts> Acquisition<'a, A> {
+impl<'a, A: AskRedis> Acquisition<'a, A> {
     /// Begins an acquisition. If other processes are to have a chance first, sleeps for that long.
     pub(crate) fn with(
         context: AcquireContext<'a>,
@@ -419,7 +419,7 @@ mod tests {
         tell: F,
     }
 
-    impl<F: FnMut(Ask) -> Result<Answer, Failure>> Attempts for Told<F> {
+    impl<F: FnMut(Ask) -> Result<Answer, Failure>> AskRedis for Told<F> {
         fn attempt(&mut self, ask: Ask) -> Attempt {
             self.has_given_up = false;
             Attempt {
@@ -434,7 +434,7 @@ mod tests {
     }
 
     /// The loop of `Session::enter`.
-    fn run<A: Attempts>(mut acquisition: Acquisition<'_, A>) -> Result<Taken, Error> {
+    fn run<A: AskRedis>(mut acquisition: Acquisition<'_, A>) -> Result<Taken, Error> {
         loop {
             if let Some(taken) = acquisition.ask()? {
                 return Ok(taken);

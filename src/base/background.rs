@@ -15,13 +15,13 @@ const GRACE: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
 pub(crate) struct Background {
-    state: Mutex<State>,
+    state: Mutex<Life>,
     stopped: Condvar,
     worker: Workers,
 }
 
 #[derive(Default)]
-struct State {
+struct Life {
     /// The thread was started.
     started: bool,
     thread: Option<JoinHandle<()>>,

@@ -26,11 +26,11 @@ use std::sync::{Arc, Weak};
 /// ```
 #[derive(Clone, Default)]
 pub struct StopHandle {
-    shared: Arc<Shared>,
+    shared: Arc<Handles>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct Handles {
     stopped: AtomicBool,
     /// For each manager that has waits with this handle, by the manager's number: what wakes its
     /// waiters. The manager has the other end.

@@ -84,10 +84,11 @@ impl DetachedHold {
     )]
     #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
     pub fn try_attach(mut self) -> Result<LockGuard, (DetachedHold, Error)> {
-        match self.session.attach(&self.hold, &mut self.turn) {
-            Ok(held) => Ok(LockGuard::new(Arc::clone(&self.session), held)),
-            Err(error) => Err((self, error)),
+        if let Err(error) = self.session.may_attach(&self.hold) {
+            return Err((self, error));
         }
+        let held = self.session.attach(&self.hold, self.turn.take());
+        Ok(LockGuard::new(Arc::clone(&self.session), held))
     }
 
     /// Releases the lock, and returns the result, as [`LockGuard::unlock`] does.

@@ -25,7 +25,7 @@ const FIRST_RENEWAL: Duration = Duration::from_secs(1);
 /// no hold whose release has begun.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
-    by_number: HashMap<u64, Entry>,
+    by_number: HashMap<u64, LeaseEntry>,
     /// The numbers of the holds whose keys Redis tracks, by key.
     tracked: HashMap<Box<[u8]>, u64>,
     /// There is an `on_lost` callback. It gets the losses of all holds, also of those that are not
@@ -42,7 +42,7 @@ pub(crate) struct Leases {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct LeaseEntry {
     hold: Arc<Hold>,
     /// When to renew the hold next, or to find that it has run out. `NEVER` if the keeper need not
     /// find its end, or has found it already.
@@ -57,7 +57,7 @@ struct Entry {
     invalidated: bool,
 }
 
-impl Entry {
+impl LeaseEntry {
     /// Makes a hold due again after a pause: the nearer its end, the sooner. So if Redis is back in
     /// time, the hold is kept.
     fn renew_after(&mut self, pause: Duration, now: Moment) -> Moment {
@@ -130,7 +130,7 @@ impl Leases {
         } else {
             self.regularly_due(&hold, now)
         };
-        let entry = Entry {
+        let entry = LeaseEntry {
             hold,
             due,
             asked: false,

@@ -55,12 +55,12 @@ pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
 /// renewed.
 pub(crate) struct LossNotifier {
     on_lost: OnLost,
-    state: Mutex<State>,
+    state: Mutex<Queue>,
     worker: Arc<Workers>,
 }
 
 #[derive(Default)]
-struct State {
+struct Queue {
     losses: Option<Sender<LostLock>>,
     /// Closed when the thread has ended.
     done: Option<Receiver<()>>,
@@ -100,7 +100,7 @@ impl LossNotifier {
         }
     }
 
-    fn start(&self, state: &mut State) -> io::Result<()> {
+    fn start(&self, state: &mut Queue) -> io::Result<()> {
         let (sender, losses) = mpsc::channel::<LostLock>();
         let (alive, done) = mpsc::channel::<()>();
         let (on_lost, worker) = (Arc::clone(&self.on_lost), Arc::clone(&self.worker));
@@ -114,7 +114,7 @@ impl LossNotifier {
                 }
             }
         });
-        *state = State {
+        *state = Queue {
             losses: Some(sender),
             done: Some(done),
             thread: Some(thread?),
@@ -127,7 +127,7 @@ impl LossNotifier {
     /// thread. A callback that takes longer is left behind with its thread.
     pub(crate) fn stop(&self, limit: Duration) {
         let mut state = self.state.lock();
-        let State {
+        let Queue {
             losses,
             done,
             thread,

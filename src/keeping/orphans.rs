@@ -35,7 +35,7 @@ const BATCH: usize = 1000;
 /// The orphans of one manager.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
-    by_token: HashMap<Arc<str>, Entry>,
+    by_token: HashMap<Arc<str>, OrphanEntry>,
     /// The same tokens, by when they are due.
     by_due: BTreeSet<(Moment, Arc<str>)>,
     /// While Redis does not answer, the pause until the next attempt, and the end of that pause.
@@ -43,7 +43,7 @@ pub(crate) struct Orphans {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct OrphanEntry {
     orphan: OrphanKey,
     due: Moment,
     /// The pause after an attempt without an answer.
@@ -64,7 +64,7 @@ impl Orphans {
         self.by_due.insert((due, Arc::clone(&token)));
         self.by_token.insert(
             token,
-            Entry {
+            OrphanEntry {
                 orphan,
                 due,
                 retry: FIRST_RETRY,

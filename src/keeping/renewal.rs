@@ -88,39 +88,56 @@ fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
     answered
 }
 
-/// Renews the holds for which `extend` or `ensure` was called, all in one round trip.
+/// Renews the holds for which a call waits, all in one round trip.
 ///
 /// If there is no answer, a second attempt follows for the requests that still have time: the
 /// connection may have been dead. (So a lease may be renewed twice.)
 fn renew_requested(
     keeper: &Keeper,
     redis: &mut impl KeeperCommands,
-    mut requests: Vec<RenewalRequest>,
+    requests: Vec<RenewalRequest>,
 ) {
-    for is_last in [false, true] {
-        let now = Moment::now();
-        requests.retain(|request| request.deadline > now);
-        let holds: Vec<_> = requests
-            .iter()
-            .map(|request| Arc::clone(&request.hold))
-            .collect();
-        let latest = requests
-            .iter()
-            .map(|request| request.deadline)
-            .max()
-            .unwrap_or(now);
-        let renewed = renew(keeper, redis, &holds, latest);
-        let is_settled = |_: &mut RenewalRequest| renewed.is_ok() || is_last;
-        for RenewalRequest { hold, answer, .. } in requests.extract_if(.., is_settled) {
-            let failure = match &renewed {
-                Ok(refused) => refused.get(&hold.number),
-                Err(failure) => Some(failure),
-            };
-            // If the deadline came first, no thread receives the answer.
-            let _ = answer.send(failure.map_or(Ok(()), |failure| Err(failure.copy())));
-        }
+    let requests = still_in_time(requests);
+    let first = renew_those(keeper, redis, &requests);
+    if first.is_ok() {
+        return answer(requests, &first);
+    }
+    let requests = still_in_time(requests);
+    let second = renew_those(keeper, redis, &requests);
+    answer(requests, &second);
+}
+
+fn still_in_time(mut requests: Vec<RenewalRequest>) -> Vec<RenewalRequest> {
+    let now = Moment::now();
+    requests.retain(|request| request.deadline > now);
+    requests
+}
+
+fn renew_those(
+    keeper: &Keeper,
+    redis: &mut impl KeeperCommands,
+    requests: &[RenewalRequest],
+) -> Result<Refused, Failure> {
+    let holds: Vec<_> = requests.iter().map(|it| Arc::clone(&it.hold)).collect();
+    let latest = requests.iter().map(|it| it.deadline).max();
+    let latest = latest.unwrap_or_else(Moment::now);
+    renew(keeper, redis, &holds, latest)
+}
+
+/// Tells the threads that wait what came of their requests.
+fn answer(requests: Vec<RenewalRequest>, renewed: &Result<Refused, Failure>) {
+    for RenewalRequest { hold, answer, .. } in requests {
+        let failure = match renewed {
+            Ok(refused) => refused.get(&hold.number),
+            Err(failure) => Some(failure),
+        };
+        // If the deadline came first, no thread receives the answer.
+        let _ = answer.send(failure.map_or(Ok(()), |failure| Err(failure.copy())));
     }
 }
+
+/// The refusals of Redis, each by the number of its hold.
+type Refused = HashMap<u64, Failure>;
 
 /// Renews leases in one round trip, until `latest`. Returns the refusals of Redis, each by the
 /// number of its hold. If there was no answer at all, returns why.
@@ -133,7 +150,7 @@ fn renew<'h>(
     redis: &mut impl KeeperCommands,
     holds: &'h [Arc<Hold>],
     latest: Moment,
-) -> Result<HashMap<u64, Failure>, Failure> {
+) -> Result<Refused, Failure> {
     if let Some(node) = redis.node().filter(|_| !holds.is_empty()) {
         // From its first renewal on, Redis tracks the key of a hold, so that a loss is found at
         // once. Tracking needs the listener.
@@ -174,32 +191,39 @@ fn renew<'h>(
     }
     let moved: Vec<_> = (0..answers.len())
         .filter(|n| is_elsewhere(&answers[*n]))
+        .map(|n| (holds[n], extensions[n]))
         .collect();
-    let lease = |n: usize| Lease::from_millis(extensions[n].lease);
-    let leases = (0..extensions.len()).map(lease);
-    let mut refused = take_in(keeper, holds.iter().copied().zip(leases).zip(answers), sent);
-    // This ends at the first silence. The rest is due again soon. By then, the map may name the other
-    // node, whose thread renews it.
-    let until = if moved.is_empty() {
-        deadline
-    } else {
-        aside_until(keeper)
-    };
-    for n in moved {
+    let leases = extensions.iter().map(|it| Lease::from_millis(it.lease));
+    let refused = take_in(keeper, holds.iter().copied().zip(leases).zip(answers), sent);
+    if moved.is_empty() {
+        return Ok(refused);
+    }
+    Ok(renew_elsewhere(keeper, redis, &moved, refused))
+}
+
+/// Renews the leases of keys that another node has. Returns the refusals that are left.
+///
+/// This ends at the first silence. The rest is due again soon. By then, the map may name the other
+/// node, whose thread renews it.
+fn renew_elsewhere(
+    keeper: &Keeper,
+    redis: &mut impl KeeperCommands,
+    moved: &[(&Arc<Hold>, Extension<'_>)],
+    mut refused: Refused,
+) -> Refused {
+    let until = aside_until(keeper);
+    for (hold, extension) in moved {
         let sent = Moment::now();
-        let answer = redis.extend_elsewhere(&extensions[n], until);
+        let answer = redis.extend_elsewhere(extension, until);
         let goes_on = is_final(&answer) && sent < until;
-        refused.remove(&holds[n].number);
-        refused.extend(take_in(
-            keeper,
-            iter::once(((holds[n], lease(n)), answer)),
-            sent,
-        ));
+        let lease = Lease::from_millis(extension.lease);
+        refused.remove(&hold.number);
+        refused.extend(take_in(keeper, iter::once(((*hold, lease), answer)), sent));
         if !goes_on {
             break;
         }
     }
-    Ok(refused)
+    refused
 }
 
 /// Records the answers to renewals that were sent at `sent`. Returns the refusals of Redis, each by
@@ -208,7 +232,7 @@ fn take_in<'h>(
     keeper: &Keeper,
     answers: impl Iterator<Item = ((&'h Arc<Hold>, Lease), Result<Compared, Failure>)>,
     sent: Moment,
-) -> HashMap<u64, Failure> {
+) -> Refused {
     let (mut refused, mut lost, mut renewed) = (HashMap::default(), Vec::new(), 0);
     let mut work = keeper.work.lock();
     let (now, mut due) = (Moment::now(), Moment::NEVER);

@@ -29,19 +29,16 @@ impl Session {
         })
     }
 
-    /// Enters a detached hold in this thread's map. Takes the turn only if that succeeds.
-    pub(crate) fn attach(
-        &self,
-        hold: &Arc<Hold>,
-        turn: &mut Option<Turn>,
-    ) -> Result<Rc<Held>, Error> {
+    /// Returns an error if a detached hold cannot be this thread's.
+    pub(crate) fn may_attach(&self, hold: &Hold) -> Result<(), Error> {
         self.trust(hold)?;
-        let name = hold.key.name();
-        self.is_not_held(name)?;
-        let turn = turn
-            .take()
-            .unwrap_or_else(|| Turn::outside(&self.core.queues, name));
-        Ok(thread_map::enter(self.id, Arc::clone(hold), turn))
+        self.is_not_held(hold.key.name())
+    }
+
+    /// Enters a detached hold in this thread's map.
+    pub(crate) fn attach(&self, hold: &Arc<Hold>, turn: Option<Turn>) -> Rc<Held> {
+        let outside = || Turn::outside(&self.core.queues, hold.key.name());
+        thread_map::enter(self.id, Arc::clone(hold), turn.unwrap_or_else(outside))
     }
 
     /// Ends a hold without a release, so that another process can adopt the lock.

@@ -24,8 +24,25 @@ impl Session {
         limit: Option<Duration>,
         stop: Option<&StopHandle>,
     ) -> Result<Vec<Rc<Held>>, Error> {
-        let (whole, mut held) = (self.patience(limit), Vec::with_capacity(names.len()));
-        let entered = self.enter_each(names, options, limit, whole.deadline, stop, &mut held);
+        let whole = self.patience(limit);
+        let mut held = Vec::with_capacity(names.len());
+        let mut entered = Ok(());
+        for name in self.mine_first(names) {
+            // Each wait begins now, and all end by one deadline. A single try has time for an
+            // answer of its own for each lock, or many of them would be too slow for a link that is
+            // well.
+            let mut patience = self.patience(limit);
+            if !patience.once {
+                patience.deadline = whole.deadline;
+            }
+            match self.enter(name.into(), options, &patience, stop) {
+                Ok(one) => held.push(one),
+                Err(error) => {
+                    entered = Err(error);
+                    break;
+                }
+            }
+        }
         // One of them may have been lost while this thread waited for another one.
         let lost = held
             .iter()
@@ -44,30 +61,11 @@ impl Session {
         Ok(held)
     }
 
-    /// Takes the locks, and adds each to `held` as soon as this thread has it.
-    fn enter_each(
-        &self,
-        names: &[&str],
-        options: &Options,
-        limit: Option<Duration>,
-        deadline: Moment,
-        stop: Option<&StopHandle>,
-        held: &mut Vec<Rc<Held>>,
-    ) -> Result<(), Error> {
-        let is_mine = |name: &&&str| thread_map::find(self.id, name).is_some();
-        let (mine, others): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| is_mine(name));
-        // What this thread has already comes first: if it is lost, nothing is to be sent.
-        for name in mine.into_iter().chain(others) {
-            // Each wait begins now, and all end by one deadline. A single try has time for an
-            // answer of its own for each lock, or many of them would be too slow for a link that is
-            // well.
-            let mut patience = self.patience(limit);
-            if !patience.once {
-                patience.deadline = deadline;
-            }
-            held.push(self.enter(name.into(), options, &patience, stop)?);
-        }
-        Ok(())
+    /// What this thread has already comes first: if it is lost, nothing is to be sent.
+    fn mine_first<'a>(&self, names: &[&'a str]) -> Vec<&'a str> {
+        let mut names = names.to_vec();
+        names.sort_by_key(|name| thread_map::find(self.id, name).is_none());
+        names
     }
 
     /// Takes one guard off each of these holds, and releases those that have no other. The results

@@ -36,13 +36,13 @@ per_thread! {
 }
 
 /// Each name has one entry for each manager of which this thread holds the lock.
-type Holds = HashMap<Arc<str>, Vec<Entry>>;
+type Holds = HashMap<Arc<str>, Vec<HeldEntry>>;
 
 /// A hold in the thread's map, with its turn in the process's queue.
 ///
 /// The guards share the hold and not the turn, so the turn ends with the thread even if a guard was
 /// forgotten.
-struct Entry {
+struct HeldEntry {
     manager: u64,
     held: Rc<Held>,
     /// The turn of the hold, until the last guard takes it out. If the thread ends first, the turn
@@ -50,7 +50,7 @@ struct Entry {
     turn: Option<Turn>,
 }
 
-impl Drop for Entry {
+impl Drop for HeldEntry {
     fn drop(&mut self) {
         if let Some(turn) = self.turn.take() {
             if self.held.hold.owner.pid != process::id() {
@@ -170,7 +170,7 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
         hold,
         entered: ENTERED.get(),
     });
-    let entry = Entry {
+    let entry = HeldEntry {
         manager,
         held: Rc::clone(&held),
         turn: Some(turn),
@@ -202,7 +202,7 @@ pub(crate) fn held() -> Vec<HeldBy> {
 /// A lock that this thread has lost and still has guards of, if its hold came before the one that
 /// was `entered` then: its name, and how it was lost.
 pub(crate) fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCause)> {
-    let lost = |entry: &Entry| {
+    let lost = |entry: &HeldEntry| {
         let hold = &entry.held.hold;
         hold.check(now).err()?;
         hold.lost()

@@ -11,7 +11,7 @@ use crate::waiting::waiter::Waiter;
 use crate::waiting::waits::Waits;
 
 /// A thread's place in a queue, and what it remembers from one look at the queue to the next.
-pub(super) struct Place<'a> {
+pub(super) struct QueuePlace<'a> {
     me: &'a Arc<Waiter>,
     wait: &'a Wait<'a>,
     /// When the thread says next that it waits. The first time is before its first sleep, unless
@@ -25,7 +25,7 @@ pub(super) struct Place<'a> {
 
 /// What a thread in a queue does until its next look.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(super) enum QueueStep {
     GiveUp(NoTurn),
     /// The turn in front is about to end.
     StayAwake,
@@ -50,14 +50,14 @@ pub(crate) enum NoTurn {
     Outage(Option<Arc<str>>),
 }
 
-impl<'a> Place<'a> {
-    pub(super) fn new(me: &'a Arc<Waiter>, wait: &'a Wait<'a>) -> Place<'a> {
+impl<'a> QueuePlace<'a> {
+    pub(super) fn new(me: &'a Arc<Waiter>, wait: &'a Wait<'a>) -> QueuePlace<'a> {
         let speaks = if Waits::are_announced() {
             Moment::PAST
         } else {
             wait.patience.next_report(wait.patience.began)
         };
-        Place {
+        QueuePlace {
             me,
             wait,
             speaks,
@@ -72,7 +72,7 @@ impl<'a> Place<'a> {
         queue: &WaitQueue,
         cores_are_free: bool,
         now: Moment,
-    ) -> Step {
+    ) -> QueueStep {
         // If Redis has answered other threads since the silence began, there is no outage.
         let silence = queue
             .silence
@@ -80,16 +80,16 @@ impl<'a> Place<'a> {
             .filter(|it| !it.is_refuted(|moment| self.wait.answered_since(moment)));
         let overslept = now.since(self.look_again) > SLOW_ANSWER;
         if let Some(no_turn) = self.give_up(queue, silence, overslept, now) {
-            return Step::GiveUp(no_turn);
+            return QueueStep::GiveUp(no_turn);
         }
         let ending = queue.ending(self.me);
         if ending.is_some() && ending != self.stayed_awake_for && cores_are_free {
             self.stayed_awake_for = ending;
-            return Step::StayAwake;
+            return QueueStep::StayAwake;
         }
         if self.speaks <= now {
             self.speaks = self.wait.patience.next_report(now);
-            return Step::Announce;
+            return QueueStep::Announce;
         }
         let look_again = self.wait.patience.look_again(silence, now).min(self.speaks);
         self.look_again = queue.look_again(self.me, now).min(look_again);
@@ -99,7 +99,7 @@ impl<'a> Place<'a> {
                 .max(now.after(SLOW_ANSWER))
                 .min(self.wait.patience.deadline);
         }
-        Step::Sleep {
+        QueueStep::Sleep {
             until: self.look_again,
         }
     }
@@ -155,58 +155,73 @@ mod tests {
         let patience = until(at(5000));
         let rig = WaitRig::silent();
         let wait = rig.wait(&patience);
-        let place = |look_again| Place {
+        let place = |look_again| QueuePlace {
             look_again,
             speaks: Moment::NEVER,
-            ..Place::new(&me, &wait)
+            ..QueuePlace::new(&me, &wait)
         };
-        let step = |place: &mut Place<'_>, queue: &WaitQueue, cores_are_free, now| {
+        let step = |place: &mut QueuePlace<'_>, queue: &WaitQueue, cores_are_free, now| {
             place.next_step(queue, cores_are_free, at(now))
         };
-        let mut announces = Place {
+        let mut announces = QueuePlace {
             speaks: Moment::PAST,
-            ..Place::new(&me, &wait)
+            ..QueuePlace::new(&me, &wait)
         };
         let first = step(&mut announces, &queue, true, 100);
-        assert!(matches!(first, Step::Announce));
+        assert!(matches!(first, QueueStep::Announce));
         assert!(
-            matches!(step(&mut announces, &queue, true, 100), Step::Sleep { .. }),
+            matches!(
+                step(&mut announces, &queue, true, 100),
+                QueueStep::Sleep { .. }
+            ),
             "it announces once"
         );
         let mut waits = place(Moment::NEVER);
         assert!(
-            matches!(step(&mut waits, &queue, true, 100), Step::Sleep { until } if until == at(1100))
+            matches!(step(&mut waits, &queue, true, 100), QueueStep::Sleep { until } if until == at(1100))
         );
         assert!(
-            matches!(step(&mut waits, &queue, true, 600), Step::Sleep { until } if until == at(1600))
+            matches!(step(&mut waits, &queue, true, 600), QueueStep::Sleep { until } if until == at(1600))
         );
         assert!(
-            matches!(step(&mut waits, &queue, true, 1601), Step::Sleep { until } if until == at(2601))
+            matches!(step(&mut waits, &queue, true, 1601), QueueStep::Sleep { until } if until == at(2601))
         );
         let _ = queue.hand_off(1, Duration::ZERO, at(2000), at(2001));
         assert!(
-            matches!(step(&mut waits, &queue, false, 2000), Step::Sleep { .. }),
+            matches!(
+                step(&mut waits, &queue, false, 2000),
+                QueueStep::Sleep { .. }
+            ),
             "the cores are busy"
         );
         assert!(matches!(
             step(&mut waits, &queue, true, 2000),
-            Step::StayAwake
+            QueueStep::StayAwake
         ));
         assert!(
-            matches!(step(&mut waits, &queue, true, 2001), Step::Sleep { .. }),
+            matches!(
+                step(&mut waits, &queue, true, 2001),
+                QueueStep::Sleep { .. }
+            ),
             "once for each turn"
         );
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
+<<<<<<< HEAD
         assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(Some(it))) if it.raw == hold.token));
+=======
+        assert!(
+            matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy(Some(it))) if it.raw() == hold.token)
+        );
+>>>>>>> eccc042 (session, acquire, keeping: no out-parameters, names that are used once)
         queue.asks(1, at(4000));
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
         assert!(
-            matches!(gives_up, Step::GiveUp(NoTurn::Outage(None))),
+            matches!(gives_up, QueueStep::GiveUp(NoTurn::Outage(None))),
             "a second without an answer"
         );
         // This waiter woke a second late, so the process was probably stopped. The thread in front
         // may have an answer that it has not read yet.
         let gives_up = step(&mut place(at(4000)), &queue, false, 5000);
-        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(_))));
+        assert!(matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy(_))));
     }
 }

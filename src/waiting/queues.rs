@@ -15,7 +15,7 @@ use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::{GLANCE, Silence};
-use crate::waiting::place::{NoTurn, Place, Step};
+use crate::waiting::place::{NoTurn, QueuePlace, QueueStep};
 use crate::waiting::queue::{Start, WaitQueue};
 use crate::waiting::table::Table;
 use crate::waiting::wait::Wait;
@@ -92,7 +92,7 @@ impl WaitQueues {
         }
         let me = Arc::new(Waiter::new(claim(), patience.deadline));
         queue.waiting.push_back(Arc::clone(&me));
-        let mut place = Place::new(&me, wait);
+        let mut place = QueuePlace::new(&me, wait);
         loop {
             let now = Moment::now();
             let number = table.number();
@@ -107,17 +107,19 @@ impl WaitQueues {
             }
             let cores_are_free = self.cores.are_free(now);
             match place.next_step(queue, cores_are_free, now) {
-                Step::GiveUp(no_turn) => {
+                QueueStep::GiveUp(no_turn) => {
                     queue.leave(&me);
                     self.left(table, name); // The next one has to look at the front from now on.
                     return Err(no_turn);
                 }
-                Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me)),
-                Step::Announce => MutexGuard::unlocked(&mut table, || {
+                QueueStep::StayAwake => {
+                    MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me));
+                }
+                QueueStep::Announce => MutexGuard::unlocked(&mut table, || {
                     wait.announce(|now| self.awaited(name, now));
                 }),
                 // Why the thread was woken does not matter: the loop looks again.
-                Step::Sleep { until } => {
+                QueueStep::Sleep { until } => {
                     me.woken.wait_for(&mut table, until.one_wait_from(now));
                 }
             }

@@ -18,12 +18,12 @@ pub(crate) struct Wakeups {
 /// Wakes one thread. A wake-up that comes before the thread sleeps is not lost.
 #[derive(Debug, Default)]
 struct Parker {
-    state: Mutex<State>,
+    state: Mutex<Registered>,
     unparked: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Registered {
     woken: bool,
     /// The connection over which the thread asked last, if Redis tracks what is read over it.
     asked_over: Option<u64>,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::base::sync::thread;
 
-use crate::acquire::{AcquireContext, Acquisition, Answer, Ask, Attempt, Attempts, Taken};
+use crate::acquire::{AcquireContext, Acquisition, Answer, Ask, AskRedis, Attempt, Taken};
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::Lease;
@@ -254,7 +254,7 @@ impl Scene {
 }
 
 /// The attempts of the waiter.
-impl Attempts for &Scene {
+impl AskRedis for &Scene {
     fn attempt(&mut self, ask: Ask) -> Attempt {
         let listener = self.keeper.core.listeners.only();
         let (since, looks) = (Moment::now(), ask != Ask::Claim);
