@@ -9,11 +9,8 @@ use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::sync::{HashMap, HashSet};
 use crate::hold::Hold;
-use crate::keeping::orphans::{FIRST_RETRY, LAST_RETRY, OrphanKey, Orphans};
-
-/// The shortest time from one renewal of a hold to the next that an invalidation causes, however
-/// often others change the key.
-const LEAST_INTERVAL: Duration = Duration::from_millis(10);
+use crate::keeping::due::{Due, LeaseEntry};
+use crate::keeping::orphans::{FIRST_RETRY, LAST_RETRY, Orphans};
 
 /// How long a hold is not renewed for the first time, at most. From then on, Redis tracks its key.
 /// Until then a loss goes unseen, and a hold costs nothing.
@@ -39,58 +36,6 @@ pub(crate) struct Leases {
     /// have its answer and be about to enter the hold. Each counts until such a thread has entered.
     forced: Vec<(String, Moment)>,
     pub(crate) orphans: Orphans,
-}
-
-#[derive(Debug)]
-struct LeaseEntry {
-    hold: Arc<Hold>,
-    /// When to renew the hold next, or to find that it has run out. `NEVER` if the keeper need not
-    /// find its end, or has found it already.
-    due: Moment,
-    /// It was handed out to be renewed, and nothing has come of that yet.
-    asked: bool,
-    /// The pause after a renewal without an answer.
-    retry: Duration,
-    /// When the last renewal of the hold was sent.
-    sent: Moment,
-    /// The key of the hold was invalidated after `sent`.
-    invalidated: bool,
-}
-
-impl LeaseEntry {
-    /// Makes a hold due again after a pause: the nearer its end, the sooner. So if Redis is back in
-    /// time, the hold is kept.
-    fn renew_after(&mut self, pause: Duration, now: Moment) -> Moment {
-        let pause = pause.min(self.hold.remaining(now) / 4).max(FIRST_RETRY);
-        self.due = self.due.min(now.after(pause).min(self.hold.valid_until()));
-        self.due
-    }
-
-    /// Makes a hold due now, but not within [`LEAST_INTERVAL`] of its last renewal. A hold that is
-    /// never due stays so.
-    fn renew_soon(&mut self, now: Moment) -> Moment {
-        self.invalidated = true;
-        if self.due < Moment::NEVER {
-            self.due = self.due.min(now.max(self.sent.after(LEAST_INTERVAL)));
-        }
-        self.due
-    }
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Due {
-    /// Holds to renew.
-    pub(crate) renew: Vec<Arc<Hold>>,
-    /// Holds that have run out by the clock.
-    pub(crate) over: Vec<Arc<Hold>>,
-    /// Keys to delete, if they still hold the orphans' tokens.
-    pub(crate) remove: Vec<OrphanKey>,
-}
-
-impl Due {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.renew.is_empty() && self.over.is_empty() && self.remove.is_empty()
-    }
 }
 
 impl Leases {

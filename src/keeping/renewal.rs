@@ -588,7 +588,7 @@ mod tests {
             &keeper,
             &mut redis,
             WorkDue {
-                due: crate::keeping::leases::Due {
+                due: crate::keeping::due::Due {
                     remove: due,
                     ..Default::default()
                 },

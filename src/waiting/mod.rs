@@ -12,6 +12,7 @@ pub(crate) mod core;
 pub(crate) mod queues;
 pub(crate) mod place;
 pub(crate) mod queue;
+mod past;
 pub(crate) mod waiter;
 pub(crate) mod handoff;
 mod contention;

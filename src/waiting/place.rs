@@ -206,13 +206,9 @@ mod tests {
             "once for each turn"
         );
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
-<<<<<<< HEAD
-        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(Some(it))) if it.raw == hold.token));
-=======
         assert!(
-            matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy(Some(it))) if it.raw() == hold.token)
+            matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy(Some(it))) if it.raw == hold.token)
         );
->>>>>>> eccc042 (session, acquire, keeping: no out-parameters, names that are used once)
         queue.asks(1, at(4000));
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
         assert!(

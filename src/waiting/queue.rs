@@ -8,28 +8,12 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::owner::holder::Holder;
-use crate::base::random::{between, fraction};
+use crate::base::random::fraction;
 use crate::hold::Hold;
-use crate::waiting::contention::Contention;
 use crate::waiting::handoff::{HandoffBudget, HandoffOutcome};
+use crate::waiting::past::Past;
 use crate::waiting::patience::{Attempts, GLANCE, Silence};
 use crate::waiting::waiter::{AWAKE, Waiter};
-
-/// After a spent budget, a process pauses: it leaves the lock free for 1/24 of the time for which
-/// it had the lock, within the bounds below, and for up to a third more by chance. The pause is
-/// needed, since Redis wakes other processes only after the release.
-const PART: u32 = 24;
-
-/// The shortest pause. A waiter that Redis wakes needs about one round trip to ask. So does the
-/// first command of the process that pauses, so the distance to Redis cancels out. The shortest
-/// pause is three times as long if rivals are known: they may poll, or be woken late.
-const SHORTEST: Duration = Duration::from_micros(250);
-
-/// The longest pause, without the part that chance adds. It is enough for most waiters that are
-/// farther from Redis than this process. If all pauses were shorter, such a waiter would come too
-/// late each time. So one pause in [`RARELY`] is at least this long.
-const LONGEST: Duration = Duration::from_micros(2500);
-const RARELY: u32 = 64;
 
 /// The queue of one key.
 #[derive(Debug, Default)]
@@ -45,19 +29,6 @@ pub(crate) struct WaitQueue {
     pub(super) silence: Option<Silence>,
     /// Redis has answered a thread of this queue.
     answered: bool,
-}
-
-/// What one turn leaves to the next, also if the queue ends in between.
-#[derive(Debug, Default)]
-pub(super) struct Past {
-    /// The budget of the last turn.
-    budget: Option<HandoffBudget>,
-    /// The last turn has spent its budget.
-    budget_is_spent: bool,
-    /// How many pauses there were.
-    pauses: u32,
-    /// The other processes that want the lock.
-    contention: Contention,
 }
 
 /// Who has the turn: a thread that talks to Redis, or one that holds the lock.
@@ -145,7 +116,7 @@ impl WaitQueue {
             .map_or(HandoffBudget::new(now), |last| last.at(now));
         self.front = Some(self.front(number, budget, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
-        let nap = self.first_nap(last.filter(|_| is_over), now);
+        let nap = self.past.first_nap(last.filter(|_| is_over), now);
         let crowded = self.past.contention.contention() > 0.0;
         Some(Start {
             number,
@@ -154,30 +125,6 @@ impl WaitQueue {
             crowded,
             attempts,
         })
-    }
-
-    /// For how long a turn that starts leaves the lock to other processes: for the nap that
-    /// [`Contention`] asks for or, after a spent budget, for the pause if that is longer. The time
-    /// for which the lock was free already counts as part of the pause.
-    fn first_nap(&mut self, over: Option<HandoffBudget>, now: Moment) -> Duration {
-        let contention = &mut self.past.contention;
-        contention.begin(now);
-        let pause = over.map_or(Duration::ZERO, |budget| {
-            self.past.pauses = self.past.pauses.wrapping_add(1);
-            let is_rare = self.past.pauses.is_multiple_of(RARELY);
-            let shortest = if contention.is_alone(now) {
-                SHORTEST
-            } else {
-                3 * SHORTEST
-            };
-            let least = if is_rare {
-                LONGEST
-            } else {
-                (budget.held() / PART).clamp(shortest, LONGEST)
-            };
-            between(least, least * 4 / 3).saturating_sub(budget.free_for(now))
-        });
-        contention.nap(fraction).max(pause)
     }
 
     /// For how long the front leaves the lock to other processes before it asks again.
@@ -427,6 +374,7 @@ mod tests {
     use crate::hold::AcquiredAt;
     use crate::hold::tests::{sample, sample_of};
     use crate::waiting::handoff::Claim;
+    use crate::waiting::past::{LONGEST, RARELY, SHORTEST};
 
     const LIMIT: Duration = Duration::from_millis(20);
 
