@@ -184,7 +184,9 @@ impl<'a> Progress<'a> {
         if mem::replace(&mut self.reclaimed, true) {
             return false;
         }
-        (self.holder, self.ask, self.was_busy) = (None, Ask::ClaimOrLook, false);
+        self.holder = None;
+        self.ask = Ask::ClaimOrLook;
+        self.was_busy = false;
         true
     }
 
@@ -298,7 +300,8 @@ impl<'a> Progress<'a> {
         now: Moment,
         answered_since: impl Fn(Moment) -> bool,
     ) -> Kind {
-        (self.ask, self.failure) = (Ask::ClaimOrLook, None);
+        self.ask = Ask::ClaimOrLook;
+        self.failure = None;
         let kind = self.attempts.fail(failure, since, now);
         if kind == Kind::OutOfTime {
             self.attempts.refute(answered_since);

@@ -56,7 +56,9 @@ impl Background {
             run();
         };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
-        (state.thread, state.done, state.started) = (Some(thread), Some(done), true);
+        state.thread = Some(thread);
+        state.done = Some(done);
+        state.started = true;
         Ok(())
     }
 

@@ -95,7 +95,8 @@ impl Key {
     /// unless the lock's key has a tag of its own.
     pub(crate) fn counter(&self) -> Result<String, Error> {
         let prefix = self.in_redis.strip_suffix(&*self.name).unwrap_or_default();
-        let (tag, key) = (hash_tag(self.in_redis.as_bytes()), &*self.in_redis);
+        let tag = hash_tag(self.in_redis.as_bytes());
+        let key = &*self.in_redis;
         let counter = match tag {
             Some(_) => [prefix, "fence:", key].concat(),
             None => [prefix, "fence:{", key, "}"].concat(),

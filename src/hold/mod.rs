@@ -192,7 +192,8 @@ impl Hold {
             if now < until {
                 return self.end.get().is_none().then(|| until.since(now));
             }
-            let (old, new) = (until.as_nanos(), RUN_OUT.as_nanos());
+            let old = until.as_nanos();
+            let new = RUN_OUT.as_nanos();
             let end_it = || {
                 self.valid_until
                     .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)

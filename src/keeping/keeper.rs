@@ -179,7 +179,8 @@ impl Keeper {
         let Some(memory) = self.core.store.memory() else {
             return;
         };
-        let (began, mut left) = (Moment::now(), span);
+        let began = Moment::now();
+        let mut left = span;
         loop {
             let mut work = self.work.lock();
             let now = Moment::now();

@@ -184,7 +184,8 @@ impl Leases {
                 };
                 if entry.due <= now.after(early) {
                     due.renew.push(Arc::clone(&entry.hold));
-                    (entry.due, entry.asked) = (Moment::NEVER, true);
+                    entry.due = Moment::NEVER;
+                    entry.asked = true;
                     entry.renew_after(LAST_RETRY, now);
                 }
             } else {
@@ -212,7 +213,8 @@ impl Leases {
     /// were not in `tracked` by then, the invalidation would be dropped, and a loss found late.
     pub(crate) fn sending(&mut self, hold: &Hold, is_tracked: bool, now: Moment) {
         if let Some(entry) = self.by_number.get_mut(&hold.number) {
-            (entry.sent, entry.invalidated) = (now, false);
+            entry.sent = now;
+            entry.invalidated = false;
             if is_tracked {
                 self.tracked
                     .insert(hold.key.in_redis().as_bytes().into(), hold.number);
@@ -227,7 +229,9 @@ impl Leases {
         let Some(entry) = self.by_number.get_mut(&hold.number) else {
             return Moment::NEVER;
         };
-        (entry.asked, entry.retry, entry.due) = (false, FIRST_RETRY, due);
+        entry.asked = false;
+        entry.retry = FIRST_RETRY;
+        entry.due = due;
         if entry.invalidated {
             entry.renew_soon(sent)
         } else {
@@ -246,7 +250,8 @@ impl Leases {
             return Moment::NEVER;
         };
         let pause = entry.retry;
-        (entry.asked, entry.retry) = (false, (2 * pause).min(LAST_RETRY));
+        entry.asked = false;
+        entry.retry = (2 * pause).min(LAST_RETRY);
         entry.renew_after(pause, now)
     }
 

@@ -103,7 +103,8 @@ impl LossNotifier {
     fn start(&self, state: &mut Queue) -> io::Result<()> {
         let (sender, losses) = mpsc::channel::<LostLock>();
         let (alive, done) = mpsc::channel::<()>();
-        let (on_lost, worker) = (Arc::clone(&self.on_lost), Arc::clone(&self.worker));
+        let on_lost = Arc::clone(&self.on_lost);
+        let worker = Arc::clone(&self.worker);
         let thread = thread::Builder::new().name("relatch-on-lost".to_owned()).spawn(move || {
             worker.enter();
             let _alive = alive;

@@ -55,7 +55,8 @@ struct OrphanEntry {
 impl Orphans {
     /// Adds a key to delete, shortly after `from`. Returns the moment of the next thing to do.
     pub(crate) fn add(&mut self, mut orphan: OrphanKey, from: Moment) -> Moment {
-        let (token, due) = (Arc::from(&*orphan.token), from.after(FIRST_RETRY));
+        let token = Arc::from(&*orphan.token);
+        let due = from.after(FIRST_RETRY);
         if let Some(before) = self.by_token.remove(&token) {
             self.by_due.remove(&(before.due, Arc::clone(&token)));
             orphan.gone_by = orphan.gone_by.max(before.orphan.gone_by);
@@ -149,7 +150,8 @@ impl Orphans {
         self.by_due.remove(&(entry.due, Arc::clone(&token)));
         if orphan.may_reappear {
             entry.search *= 2;
-            (entry.due, entry.retry) = (now.after(entry.search), FIRST_RETRY);
+            entry.due = now.after(entry.search);
+            entry.retry = FIRST_RETRY;
             self.by_due.insert((entry.due, Arc::clone(&token)));
             self.by_token.insert(token, entry);
         }

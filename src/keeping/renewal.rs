@@ -70,7 +70,8 @@ fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
             }
         };
         if let Some(failure) = failure {
-            let (mut work, now) = (keeper.work.lock(), Moment::now());
+            let mut work = keeper.work.lock();
+            let now = Moment::now();
             let due = failed
                 .iter()
                 .map(|hold| work.leases.not_renewed(hold, now))
@@ -163,7 +164,8 @@ fn renew<'h>(
     let Some(last_end) = holds.iter().map(|hold| hold.valid_until()).max() else {
         return Ok(HashMap::default());
     };
-    let (now, deadline) = (Moment::now(), latest.min(last_end));
+    let now = Moment::now();
+    let deadline = latest.min(last_end);
     // The id is read under the lock. A new listener sets its id, then reports that any key may have
     // changed. If we read the old id before the lock, and that report came in between, `sending`
     // would erase the mark that the report left. A deletion by hand would go unseen until the next
@@ -233,9 +235,12 @@ fn take_in<'h>(
     answers: impl Iterator<Item = ((&'h Arc<Hold>, Lease), Result<Compared, Failure>)>,
     sent: Moment,
 ) -> Refused {
-    let (mut refused, mut lost, mut renewed) = (HashMap::default(), Vec::new(), 0);
+    let mut refused = HashMap::default();
+    let mut lost = Vec::new();
+    let mut renewed = 0;
     let mut work = keeper.work.lock();
-    let (now, mut due) = (Moment::now(), Moment::NEVER);
+    let now = Moment::now();
+    let mut due = Moment::NEVER;
     for ((hold, lease), answer) in answers {
         match answer {
             // The release of the hold has begun since, and may be the reason for this answer.

@@ -90,7 +90,8 @@ impl Renewers {
 impl Renewer {
     fn start(keeper: &Arc<Keeper>, node: &Arc<Node>) -> io::Result<Renewer> {
         let (work, inbox) = mpsc::channel();
-        let (keeper, its_node) = (Arc::clone(keeper), Arc::clone(node));
+        let keeper = Arc::clone(keeper);
+        let its_node = Arc::clone(node);
         let run = move || serve(&keeper, &its_node, &inbox);
         let thread = thread::Builder::new()
             .name("relatch-renewer".to_owned())

@@ -59,7 +59,8 @@ impl Slow {
         let mut waits = keeper.core.queues.waiting(now);
         // What was listed meanwhile is new at the next look.
         waits.retain(|(it, listed)| *listed <= now && looks.is_due(it.waited, wait, *listed));
-        (self.looked, self.next) = (now, looks.next);
+        self.looked = now;
+        self.next = looks.next;
         for hold in holds {
             warn!(target: "relatch::slow", "a lock is held for long: {hold}");
         }

@@ -11,7 +11,8 @@ impl Session {
     /// of zero, for one answer.
     pub(crate) fn patience(&self, limit: Option<Duration>) -> Patience {
         let began = Moment::now();
-        let (an_attempt, tolerate_outage) = (self.an_attempt(), self.core.settings.tolerate_outage);
+        let an_attempt = self.an_attempt();
+        let tolerate_outage = self.core.settings.tolerate_outage;
         let once = limit == Some(Duration::ZERO);
         let limit = if once { Some(an_attempt) } else { limit };
         let deadline = limit.map_or(Moment::NEVER, |limit| began.after(limit));

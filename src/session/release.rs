@@ -80,7 +80,8 @@ pub(crate) fn give_back(
 /// Has the keeper delete what a hold may have left in Redis, but not before this moment. (A renewal
 /// that is executed late may add another lease.)
 pub(crate) fn delete_from(keeper: &Arc<Keeper>, hold: &Hold, moment: Moment) {
-    let (redis_key, token) = (hold.key.in_redis().to_owned(), hold.token.clone());
+    let redis_key = hold.key.in_redis().to_owned();
+    let token = hold.token.clone();
     let gone_by = hold.lease().gone_by(hold.gone_by());
     keeper.delete_from(
         OrphanKey {
@@ -373,7 +374,8 @@ impl Release<'_> {
             self.hold.keep_until()
         };
         let gone_by = self.hold.gone_by().max(kept);
-        let (name, at_most) = (self.hold.key.name(), gone_by.since(now));
+        let name = self.hold.key.name();
+        let at_most = gone_by.since(now);
         warn!(
             target: "relatch::release",
             "the release of lock {name:?} is not confirmed: its key may exist for up to {at_most:.1?}"

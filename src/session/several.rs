@@ -75,7 +75,8 @@ impl Session {
     /// for half of what is left of that, since the node of one may be silent. Answers that come use
     /// up nothing, or a slow link would have too little time for many locks.
     pub(crate) fn leave_all(&self, held: &[Rc<Held>]) -> Vec<Result<Unlocked, Error>> {
-        let (mut silence, mut to_release) = (self.core.settings.response_timeout, held.len());
+        let mut silence = self.core.settings.response_timeout;
+        let mut to_release = held.len();
         let leave = |one: &Rc<Held>| {
             let (began, share) = (
                 Moment::now(),

@@ -88,12 +88,15 @@ impl Contention {
         if self.ended.is_some_and(|ended| now.since(ended) > MEMORY) {
             self.seen.clear();
         }
-        (self.slept, self.is_new, self.met) = (Duration::ZERO, true, false);
+        self.slept = Duration::ZERO;
+        self.is_new = true;
+        self.met = false;
     }
 
     /// How long to sleep before the next look. `random` draws from 0 to 1.
     pub(crate) fn nap(&mut self, mut random: impl FnMut() -> f64) -> Duration {
-        let (contention, is_new) = (self.contention(), mem::take(&mut self.is_new));
+        let contention = self.contention();
+        let is_new = mem::take(&mut self.is_new);
         let turn = self.turn();
         if contention == 0.0 || turn.is_zero() || contention <= 1.0 && !is_new && random() < AT_ONCE
         {
@@ -128,7 +131,8 @@ impl Contention {
             self.seen.remove(0);
         }
         self.seen.push(process_of(holder));
-        (self.last_seen, self.met) = (Some(now), true);
+        self.last_seen = Some(now);
+        self.met = true;
     }
 
     /// True if no other process was seen for [`MEMORY`], so perhaps none wants the lock. (The
@@ -158,10 +162,8 @@ impl Contention {
             return 0.0;
         }
         let is_first = |at: &usize| !self.seen[..*at].contains(&self.seen[*at]);
-        let (many, kinds) = (
-            self.seen.len(),
-            (0..self.seen.len()).filter(is_first).count(),
-        );
+        let many = self.seen.len();
+        let kinds = (0..self.seen.len()).filter(is_first).count();
         kinds as f64 * (many as f64 / (2 * (many - kinds) + 1) as f64).max(1.0)
     }
 }

@@ -173,7 +173,9 @@ impl Blocked {
 /// the deadline of that wait.
 fn cycle(blocked: &[Blocked], number: u64, now: Moment) -> Option<Vec<BlockedThread>> {
     let first = blocked.iter().find(|it| it.number == number)?;
-    let (mut at, mut ends, mut cycle) = (first, Moment::NEVER, Vec::new());
+    let mut at = first;
+    let mut ends = Moment::NEVER;
+    let mut cycle = Vec::new();
     // A walk that is longer than the list has come into a cycle that leads past `first`.
     while cycle.len() < blocked.len() {
         let next = blocked.iter().find(|it| it.holds_for(at, now))?;

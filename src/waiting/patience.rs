@@ -257,7 +257,8 @@ impl Attempts {
             } else {
                 new.outage_after
             };
-            (silence.cause, silence.failed_at) = (Some(failure.text().into()), now);
+            silence.cause = Some(failure.text().into());
+            silence.failed_at = now;
             silence.failed += 1;
         }
         kind

@@ -235,7 +235,8 @@ impl WaitQueue {
     /// Redis has answered the front.
     pub(super) fn answered(&mut self, number: u64) {
         if self.has_turn(number) {
-            (self.silence, self.answered) = (None, true);
+            self.silence = None;
+            self.answered = true;
         }
     }
 
@@ -350,7 +351,9 @@ impl WaitQueue {
 
     /// No thread wants the key any more. Only the [`Past`] counts for the next one that does.
     pub(super) fn end(&mut self) {
-        (self.last_was_short, self.silence, self.answered) = (false, None, false);
+        self.last_was_short = false;
+        self.silence = None;
+        self.answered = false;
     }
 
     /// Ends a turn. False if it was passed over, so that another thread has the turn now.

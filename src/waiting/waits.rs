@@ -267,7 +267,8 @@ impl<'a> ListedWait<'a> {
     /// The wait is over: with the lock, or with an error.
     pub(crate) fn ends(&self, error: Option<&Error>) {
         if self.is_announced.get() {
-            let (thread, name) = (self.thread, self.key.name());
+            let thread = self.thread;
+            let name = self.key.name();
             let waited = Moment::now().since(self.patience.began);
             match error {
                 None => {

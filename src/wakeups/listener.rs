@@ -72,7 +72,8 @@ impl Listener {
         if self.thread.was_started() {
             return;
         }
-        let (listener, probe) = (Arc::clone(self), probe.to_owned());
+        let listener = Arc::clone(self);
+        let probe = probe.to_owned();
         if let Err(error) = self
             .thread
             .start("relatch-listen", move || listener.run(&probe))

@@ -101,9 +101,12 @@ impl Listeners {
         if running.stop || node.is_retired() || running.by_node.len() >= MOST {
             return None;
         }
-        let (store, node) = (Arc::clone(&self.store), Arc::clone(node));
-        let (number, timeout) = (node.number, self.response_timeout);
-        let (pass, wakeups) = (Arc::clone(&self.on_invalidation), Arc::clone(&self.wakeups));
+        let store = Arc::clone(&self.store);
+        let node = Arc::clone(node);
+        let number = node.number;
+        let timeout = self.response_timeout;
+        let pass = Arc::clone(&self.on_invalidation);
+        let wakeups = Arc::clone(&self.wakeups);
         let listener = Arc::new(Listener::new(store, node, timeout, pass, wakeups));
         running.by_node.insert(number, Arc::clone(&listener));
         Some(listener)

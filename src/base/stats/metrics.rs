@@ -124,7 +124,8 @@ impl Stats {
         }
         for (metric, histogram) in HISTOGRAMS {
             begin(text, metric, "histogram")?;
-            let (name, histogram) = (metric.name, histogram(self));
+            let name = metric.name;
+            let histogram = histogram(self);
             for (bound, below) in histogram.buckets() {
                 writeln!(
                     text,
