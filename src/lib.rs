@@ -203,7 +203,7 @@ mod store;
 mod client;
 mod base;
 
-pub use crate::base::error::{BlockedThread, Error, LostCause, TlsCause};
+pub use crate::base::error::{BlockedThread, Error, LostCause, SetupCause, SystemCause, TlsCause};
 pub use crate::base::options::Replicas;
 pub use crate::base::owner::Owner;
 pub use crate::base::owner::holder::Holder;

@@ -82,7 +82,7 @@ impl LockGuard {
     ///   valid as before.
     /// - [`Error::InvalidOption`] for `max_hold`: the hold has lasted for nearly as long as
     ///   [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it. Nothing was sent.
-    /// - [`Error::NoThread`], [`Error::Forked`].
+    /// - [`Error::System`], [`Error::Forked`].
     pub fn hand_over(self) -> Result<LockParcel, Error> {
         self.try_hand_over().map_err(|(_, error)| error)
     }

@@ -170,7 +170,7 @@ impl LockGuard {
     /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
     /// - [`Error::InvalidOption`] for `max_hold`: the hold has lasted for nearly as long as
     ///   [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it. Nothing was sent.
-    /// - [`Error::NoThread`], [`Error::Forked`].
+    /// - [`Error::System`], [`Error::Forked`].
     pub fn confirm(&self, span: Duration) -> Result<(), Error> {
         self.session.confirm(&self.held.hold, span)
     }
@@ -191,7 +191,7 @@ impl LockGuard {
     /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
     /// - [`Error::InvalidOption`] for `max_hold`: less than `span` is left, and the hold has lasted for
     ///   nearly as long as [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it.
-    /// - [`Error::NoThread`], [`Error::Forked`].
+    /// - [`Error::System`], [`Error::Forked`].
     pub fn ensure(&self, span: Duration) -> Result<(), Error> {
         self.session.ensure(&self.held.hold, span)
     }
@@ -211,7 +211,7 @@ impl LockGuard {
     ///   that was found.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not answer the question. The hold is
     ///   as valid as before.
-    /// - [`Error::NoThread`], [`Error::Forked`].
+    /// - [`Error::System`], [`Error::Forked`].
     pub fn verify(&self) -> Result<(), Error> {
         self.session.verify(&self.held.hold)
     }
@@ -238,7 +238,7 @@ impl LockGuard {
     ///   was found.
     /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for the rest of its
     ///   lease. The next renewal, if there is one, tries again.
-    /// - [`Error::NoThread`], [`Error::Forked`].
+    /// - [`Error::System`], [`Error::Forked`].
     pub fn set_lease(&self, lease: Duration) -> Result<(), Error> {
         self.session.set_lease(&self.held.hold, lease)
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
-use crate::base::error::{Error, LostCause};
+use crate::base::error::{Error, LostCause, SystemCause};
 use crate::base::options::WarnAfter;
 use crate::base::owner::process::Workers;
 use crate::base::sync::mpsc::{self, Receiver};
@@ -215,7 +215,10 @@ impl Keeper {
             let keeper = Arc::clone(self);
             let thread = thread::Builder::new().name("relatch-keeper".to_owned());
             let started = thread.spawn(move || run(&keeper));
-            work.thread = Some(started.map_err(|error| Error::NoThread { source: error })?);
+            work.thread = Some(started.map_err(|error| Error::System {
+                cause: SystemCause::NoThread,
+                source: error,
+            })?);
         } else {
             self.wake(work, due);
         }

@@ -118,7 +118,7 @@ impl Lock {
     ///   [shutdown](crate::LockManager::shutdown).
     /// - [`Error::NoFence`]: the lock is to be [`fenced`](Lock::fenced), and cannot be.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`],
-    ///   [`Error::Forked`], [`Error::NoThread`], [`Error::NoRandomness`].
+    ///   [`Error::Forked`], [`Error::System`].
     pub fn lock(&self) -> Result<LockGuard, Error> {
         self.request().lock()
     }
@@ -231,10 +231,10 @@ impl Lock {
     /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis could not be asked, or
     ///   refused. If the script was sent, Redis may have executed it, and the parcel may be used
     ///   up. The manager then deletes the key in the background.
-    /// - [`Error::NoThread`]: the system started no thread that would renew the lease. The parcel
+    /// - [`Error::System`]: the system started no thread that would renew the lease. The parcel
     ///   is used up, and the lock is given back.
     /// - [`Error::InvalidOption`]: an option cannot work, or the parcel is for another lock.
-    /// - [`Error::NoFence`], [`Error::Forked`], [`Error::NoRandomness`].
+    /// - [`Error::NoFence`], [`Error::Forked`], [`Error::System`].
     pub fn adopt(&self, parcel: &LockParcel) -> Result<LockGuard, Error> {
         self.request().adopt(parcel)
     }

@@ -100,7 +100,7 @@ impl Lock {
     /// [`with_lock_result`](Lock::with_lock_result) if the closure returns an error. A job that has
     /// failed, and that another process shall try at once, ends with
     /// [`unlock_now`](crate::LockGuard::unlock_now). If the manager could not start its thread
-    /// ([`Error::NoThread`](crate::Error::NoThread)), nobody got the lock, and it is not kept.
+    /// ([`Error::System`](crate::Error::System)), nobody got the lock, and it is not kept.
     ///
     /// If the process dies before the release, the lock is free when its lease ends. So let the
     /// [`lease`](Lock::lease) be at least as long. If the release gets no answer

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::OnceLock;
 
-use crate::base::error::Error;
+use crate::base::error::{Error, SetupCause};
 use crate::guard::LockGuard;
 use crate::lock::Lock;
 use crate::manager::LockManager;
@@ -32,9 +32,11 @@ thread_local! {
 ///
 /// # Errors
 ///
-/// [`Error::AlreadyInstalled`] if a manager was installed before. The earlier manager stays.
+/// [`SetupCause::AlreadyInstalled`](crate::SetupCause::AlreadyInstalled) if a manager was installed before. The earlier manager stays.
 pub fn install(manager: LockManager) -> Result<(), Error> {
-    INSTALLED.set(manager).map_err(|_| Error::AlreadyInstalled)
+    INSTALLED.set(manager).map_err(|_| Error::Setup {
+        cause: SetupCause::AlreadyInstalled,
+    })
 }
 
 /// The manager that this thread has installed [for a test](install_for_test) or, if there is none,
@@ -42,15 +44,15 @@ pub fn install(manager: LockManager) -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// [`Error::NotInstalled`] if no manager was installed.
+/// [`SetupCause::NotInstalled`](crate::SetupCause::NotInstalled) if no manager was installed.
 pub fn installed() -> Result<&'static LockManager, Error> {
     // A thread that is ending may have no managers of tests any more.
     let for_test = FOR_TESTS
         .try_with(|all| all.borrow().last().copied())
         .unwrap_or(None);
-    for_test
-        .or_else(|| INSTALLED.get())
-        .ok_or(Error::NotInstalled)
+    for_test.or_else(|| INSTALLED.get()).ok_or(Error::Setup {
+        cause: SetupCause::NotInstalled,
+    })
 }
 
 /// Makes `manager` the one that [`installed`] returns in this thread, until the result is dropped.
@@ -107,7 +109,7 @@ impl Drop for InstalledForTest {
 ///
 /// # Errors
 ///
-/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`SetupCause::NotInstalled`](crate::SetupCause::NotInstalled) if no manager was installed; otherwise see
 /// [`Lock::with_lock`](crate::Lock::with_lock).
 pub fn with_lock<T>(key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
     installed()?.with_lock(key, body)
@@ -117,7 +119,7 @@ pub fn with_lock<T>(key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T,
 ///
 /// # Errors
 ///
-/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`SetupCause::NotInstalled`](crate::SetupCause::NotInstalled) if no manager was installed; otherwise see
 /// [`Lock::try_with_lock`](crate::Lock::try_with_lock).
 pub fn try_with_lock<T>(
     key: impl AsRef<str>,
@@ -142,7 +144,7 @@ pub fn with_lock_result<T, E: From<Error>>(
 ///
 /// # Errors
 ///
-/// [`Error::NotInstalled`] if no manager was installed.
+/// [`SetupCause::NotInstalled`](crate::SetupCause::NotInstalled) if no manager was installed.
 pub fn named(key: impl AsRef<str>) -> Result<Lock, Error> {
     Ok(installed()?.named(key))
 }

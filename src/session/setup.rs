@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::clock::Moment;
 use crate::base::emit;
-use crate::base::error::Error;
+use crate::base::error::{Error, SystemCause};
 use crate::base::key::Key;
 use crate::base::options::Settings;
 use crate::base::owner::Identity;
@@ -124,7 +124,10 @@ impl Session {
 }
 
 pub(super) fn no_randomness(source: io::Error) -> Error {
-    Error::NoRandomness { source }
+    Error::System {
+        cause: SystemCause::NoRandomness,
+        source,
+    }
 }
 
 impl Drop for Session {

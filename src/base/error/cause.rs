@@ -72,3 +72,35 @@ pub enum TlsCause {
     #[error("the handshake failed")]
     Other,
 }
+
+/// What the system did not give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SystemCause {
+    /// The system did not start a thread.
+    ///
+    /// Making a manager starts a thread. The first hold that is renewed, or whose loss is to be
+    /// reported, starts others. If the caller was taking a lock, the lock was released again. If
+    /// the caller already held the lock, it still does.
+    #[error("a thread that the lock manager needs cannot be started")]
+    NoThread,
+    /// The system gave no random bits for a token. Nothing was sent.
+    #[error("the system gave no random bits, which the lock's token needs to be unique")]
+    NoRandomness,
+}
+
+/// What the setup of a program lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetupCause {
+    /// [`relatch::with_lock`](crate::with_lock) was called before
+    /// [`relatch::install`](crate::install).
+    #[error("no process-wide manager: call relatch::install(manager) first")]
+    NotInstalled,
+    /// [`relatch::install`](crate::install) was called twice.
+    #[error("a process-wide manager is already installed")]
+    AlreadyInstalled,
+    /// [`Builder::from_env`](crate::Builder::from_env) found no address.
+    #[error("no address of Redis: set the environment variable RELATCH_URL or REDIS_URL")]
+    NoAddress,
+}

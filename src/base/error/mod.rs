@@ -12,7 +12,7 @@ use crate::base::error::body::Made;
 use crate::base::error::wording::{around, doing, invalid, may_exist, timed_out, would_deadlock};
 use crate::base::owner::holder::Holder;
 
-pub use crate::base::error::cause::{BlockedThread, LostCause, TlsCause};
+pub use crate::base::error::cause::{BlockedThread, LostCause, SetupCause, SystemCause, TlsCause};
 
 /// Why an operation on a lock failed.
 ///
@@ -356,43 +356,22 @@ pub enum Error {
         depth: u32,
     },
 
-    /// The system did not start a thread that the manager needs.
-    ///
-    /// Making a manager starts a thread. The first hold that is renewed, or whose loss is to be
-    /// reported, starts others. If the caller was taking a lock, the lock was released again. If
-    /// the caller already held the lock, it still does.
-    #[error("a thread that the lock manager needs cannot be started")]
+    /// The system did not give what the manager needs: a thread, or random bits.
+    #[error("{cause}")]
     #[non_exhaustive]
-    NoThread {
+    System {
+        /// What it did not give.
+        cause: SystemCause,
         /// The system's error.
         source: std::io::Error,
     },
 
-    /// The system gave no random bits for a token. Nothing was sent.
-    #[error("the system gave no random bits, which the lock's token needs to be unique")]
+    /// The program is not set up: there is no manager for the whole process, or two, or no address.
+    #[error("{cause}")]
     #[non_exhaustive]
-    NoRandomness {
-        /// The system's error.
-        source: std::io::Error,
-    },
-
-    /// [`relatch::with_lock`](crate::with_lock) was called before
-    /// [`relatch::install`](crate::install).
-    #[error("no process-wide manager: call relatch::install(manager) first")]
-    NotInstalled,
-
-    /// [`relatch::install`](crate::install) was called twice.
-    #[error("a process-wide manager is already installed")]
-    AlreadyInstalled,
-
-    /// [`LockManager::from_env`](crate::LockManager::from_env) found no address.
-    #[error("no address of Redis: set the environment variable {first} or {second}")]
-    #[non_exhaustive]
-    NoAddress {
-        /// The variable that is read first.
-        first: &'static str,
-        /// The variable that is read if the first is not set.
-        second: &'static str,
+    Setup {
+        /// What is missing, or there twice.
+        cause: SetupCause,
     },
 }
 
@@ -495,13 +474,16 @@ mod tests {
                 key: key(),
                 depth: 2,
             },
-            Error::NoThread { source: source() },
-            Error::NoRandomness { source: source() },
-            Error::NotInstalled,
-            Error::AlreadyInstalled,
-            Error::NoAddress {
-                first: "A",
-                second: "B",
+            Error::System {
+                cause: SystemCause::NoThread,
+                source: source(),
+            },
+            Error::System {
+                cause: SystemCause::NoRandomness,
+                source: source(),
+            },
+            Error::Setup {
+                cause: SetupCause::NotInstalled,
             },
         ]
     }

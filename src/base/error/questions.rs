@@ -50,7 +50,7 @@ impl Error {
     /// or elsewhere, the answer is true. It is always true for [`Error::Unconfirmed`], since the
     /// closure has ended. It is also always true, whether or not a closure had begun, for an error
     /// that names a mistake, such as [`Error::InvalidKey`] or [`Error::AlreadyHeld`], and for
-    /// [`Error::NoThread`] and [`Error::NoRandomness`].
+    /// [`Error::System`].
     ///
     /// ```
     /// # use std::time::Duration;

@@ -18,7 +18,7 @@ use std::time::Duration;
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::base::clock::Moment;
-use crate::base::error::Error;
+use crate::base::error::{Error, SystemCause};
 #[cfg(test)]
 use crate::base::sync::scheduler;
 use crate::base::sync::{process, thread};
@@ -270,7 +270,10 @@ impl Drop for Pool {
 /// Calls `start`, which panics if it cannot start a thread. So a trial thread is started first.
 /// (Even then the system may refuse the next thread.)
 fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
-    let no_thread = |source| Error::NoThread { source };
+    let no_thread = |source| Error::System {
+        cause: SystemCause::NoThread,
+        source,
+    };
     let probe = thread::Builder::new()
         .name("relatch-probe".to_owned())
         .spawn(|| ())

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::error::Error;
+use crate::base::error::{Error, SetupCause};
 use crate::base::options::{Settings, WarnAfter};
 use crate::keeping::losses::{LostLock, OnLost};
 use crate::manager::LockManager;
@@ -65,7 +65,7 @@ impl LockManager {
     ///
     /// # Errors
     ///
-    /// [`Error::NoAddress`] if neither is set, and otherwise as for [`Builder::build`]. A variable
+    /// [`SetupCause::NoAddress`](crate::SetupCause::NoAddress) if neither is set, and otherwise as for [`Builder::build`]. A variable
     /// that is not UTF-8 is an [`Error::InvalidOption`].
     pub fn from_env() -> Result<LockManager, Error> {
         Builder::from_env().build()
@@ -104,9 +104,9 @@ impl Builder {
                 reason: "this environment variable is not UTF-8",
             }
         };
-        let found = set(first)
-            .or_else(|| set(second))
-            .ok_or(Error::NoAddress { first, second });
+        let found = set(first).or_else(|| set(second)).ok_or(Error::Setup {
+            cause: SetupCause::NoAddress,
+        });
         let url = found.and_then(|(name, url)| url.into_string().map_err(|_| not_utf8(name)));
         Builder::at(url.and_then(|url| Address::parse(&url)).map(Some))
     }
@@ -295,7 +295,7 @@ impl Builder {
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: an option or the URL cannot work. Nothing was sent.
-    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system started no thread, or gave no
+    /// - [`Error::System`]: the system started no thread, or gave no
     ///   random bits. Nothing was sent.
     /// - [`Error::Unavailable`]: nothing answers at the address, or something that is not Redis
     ///   does.
@@ -311,7 +311,7 @@ impl Builder {
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: an option or the URL cannot work.
-    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system started no thread, or gave no
+    /// - [`Error::System`]: the system started no thread, or gave no
     ///   random bits.
     pub fn build_lazily(self) -> Result<LockManager, Error> {
         Ok(LockManager::new(self.session()?))

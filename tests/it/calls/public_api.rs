@@ -5,7 +5,7 @@ use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Error, LockGuard, LockManager, LostCause, Unlocked};
+use relatch::{Error, LockGuard, LockManager, LostCause, SetupCause, Unlocked};
 use relatch_rig::{LONG, Server, Worker, eventually, role, within};
 
 use crate::support::{connect, grant};
@@ -664,15 +664,39 @@ fn nothing_shows_the_password() {
 /// run beside other tests.
 pub(crate) fn install_as_told() {
     let connect = || LockManager::connect(&role::arg("url")).expect("connects");
-    assert!(matches!(relatch::installed(), Err(Error::NotInstalled)));
-    assert!(matches!(relatch::named("free"), Err(Error::NotInstalled)));
+    assert!(matches!(
+        relatch::installed(),
+        Err(Error::Setup {
+            cause: SetupCause::NotInstalled,
+            ..
+        })
+    ));
+    assert!(matches!(
+        relatch::named("free"),
+        Err(Error::Setup {
+            cause: SetupCause::NotInstalled,
+            ..
+        })
+    ));
     let error = relatch::with_lock("a", || unreachable!()).expect_err("none yet");
-    assert!(matches!(error, Error::NotInstalled), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Error::Setup {
+                cause: SetupCause::NotInstalled,
+                ..
+            }
+        ),
+        "{error:?}"
+    );
     assert!(error.to_string().contains("relatch::install"), "{error}");
     relatch::install(connect()).expect("the first");
     assert!(matches!(
         relatch::install(connect()),
-        Err(Error::AlreadyInstalled)
+        Err(Error::Setup {
+            cause: SetupCause::AlreadyInstalled,
+            ..
+        })
     ));
     let locks = relatch::installed().expect("installed");
     let free = relatch::named("free").expect("installed");

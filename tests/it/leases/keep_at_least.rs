@@ -473,8 +473,8 @@ fn a_job_that_has_failed_can_leave_the_lock_to_others_at_once() {
     let (outer, inner) = (lock.lock().expect("locks"), lock.lock().expect("re-enters"));
     assert!(matches!(inner.unlock_now(), Ok(Unlocked::StillHeld { .. })));
     assert_eq!(outer.unlock().expect("unlocks"), Unlocked::Released);
-    let failed: Result<(), Error> = lock.with_lock_result(|_| Err(Error::NotInstalled));
-    assert!(matches!(failed, Err(Error::NotInstalled)));
+    let failed: Result<(), Error> = lock.with_lock_result(|_| relatch::installed().map(drop));
+    assert!(matches!(failed, Err(Error::Setup { .. })));
     assert!(
         rig.value_of("a")
             .is_some_and(|value| value.starts_with("kept:")),

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Error, LockGuard, LockManager, Unlocked};
+use relatch::{Error, LockGuard, LockManager, SystemCause, Unlocked};
 use relatch_rig::rights::login;
 use relatch_rig::{
     Cluster, LONG, Proxy, Server, Worker, compile_preload, eventually, role, within,
@@ -328,7 +328,16 @@ pub(crate) fn build_as_told() {
         let source = std::error::Error::source(&error)
             .expect("what the system said")
             .to_string();
-        assert!(matches!(error, Error::NoThread { .. }), "{error:?}");
+        assert!(
+            matches!(
+                error,
+                Error::System {
+                    cause: SystemCause::NoThread,
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
         role::report(source);
     }
     let guard = locks().build().expect("connects").lock("a").expect("locks");
