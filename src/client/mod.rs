@@ -10,12 +10,12 @@ mod servers;
 mod url;
 mod wire;
 
-pub(crate) use crate::client::commands::claim::Wanted;
 pub(crate) use crate::client::commands::compare::Extension;
 pub(crate) use crate::client::commands::connection::ServerConnection;
 pub(crate) use crate::client::commands::look::listen;
 pub(crate) use crate::client::commands::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
 pub(crate) use crate::client::commands::script::prepare;
+pub(crate) use crate::client::commands::wanted::Wanted;
 pub(crate) use crate::client::servers::node::Node;
 pub(crate) use crate::client::servers::router::Router;
 pub(crate) use crate::client::servers::tracking::{Heard, TrackingConnection};

@@ -6,15 +6,17 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::seeded_bugs;
-use crate::client::commands::claim::Wanted;
 use crate::client::commands::connection::ServerConnection;
-use crate::client::commands::replicas::Wait;
+use crate::client::commands::replicas::ReplicaWait;
 use crate::client::commands::reply::{
     ClaimReply, Compared, Tracking, read_compared, read_extended,
 };
+use crate::client::commands::runs::Runs;
 use crate::client::commands::script::{DELETE, KEEP, RELEASE, RENEW, Script};
+use crate::client::commands::wanted::Wanted;
 use crate::client::wire::failure::{Failure, check_change, nonsense};
 use crate::client::wire::resp::{Batch, Reply};
+
 /// A lease that is to be extended, if the key still holds the token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extension<'a> {
@@ -59,7 +61,7 @@ impl ServerConnection {
         deadline: Moment,
     ) -> Result<Compared, Failure> {
         let reply = self.run_script(script, key, args, deadline);
-        self.retire_if_nonsense(read_compared(reply).map_err(|failure| script.explain(failure)))
+        self.conclude(script, read_compared(reply))
     }
 
     /// Compare and delete, for many locks in one round trip. The answers come in the order of the
@@ -69,17 +71,14 @@ impl ServerConnection {
         removals: &[(&str, &str)],
         deadline: Moment,
     ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
-        let add = |batch: Batch, n: usize, teach| {
-            let (key, token) = removals[n];
-            batch.and(&RELEASE.command(teach, key, &[token]))
-        };
-        let (replies, _) = self.run_for_all(None, removals.len(), add, None, deadline)?;
-        Ok(self.comparisons(
-            &RELEASE,
-            replies
-                .into_iter()
-                .map(|reply| read_compared(check_change(reply))),
-        ))
+        let tokens: Vec<_> = removals.iter().map(|(_, token)| [*token]).collect();
+        let calls = removals.iter().zip(&tokens);
+        let calls: Vec<_> = calls.map(|((key, _), args)| (*key, &args[..])).collect();
+        let (replies, _) = self.run_all(&Runs::of(&RELEASE, &calls), deadline)?;
+        let answers = replies
+            .into_iter()
+            .map(|reply| self.conclude(&RELEASE, read_compared(check_change(reply))));
+        Ok(answers.collect())
     }
 
     /// Compare and delete the `token` and, behind it in the same round trip, take the lock for
@@ -148,21 +147,31 @@ impl ServerConnection {
         teach: bool,
         deadline: Moment,
     ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
-        let wait = Wait::new(&self.node, deadline);
-        let add = |batch: Batch, n: usize, forgotten| {
-            let Extension { key, token, lease } = extensions[n];
-            let whole = forgotten || teach && n == 0;
-            batch.and(&RENEW.command(whole, key, &[token, &lease.to_string()]))
+        let wait = ReplicaWait::new(&self.node, deadline);
+        let leases: Vec<_> = extensions.iter().map(|it| it.lease.to_string()).collect();
+        let args: Vec<_> = extensions
+            .iter()
+            .zip(&leases)
+            .map(|(it, lease)| [it.token, lease])
+            .collect();
+        let calls = extensions.iter().zip(&args);
+        let calls: Vec<_> = calls.map(|(it, args)| (it.key, &args[..])).collect();
+        let runs = Runs {
+            begins_whole: teach,
+            listener,
+            wait: wait.as_ref(),
+            ..Runs::of(&RENEW, &calls)
         };
-        let (mut replies, tracking) =
-            self.run_for_all(listener, extensions.len(), add, wait.as_ref(), deadline)?;
+        let (mut replies, tracking) = self.run_all(&runs, deadline)?;
         let acknowledged = wait.as_ref().map_or(Ok(()), |wait| {
             let reply = replies.pop().unwrap_or(Reply::Nil);
             self.retire_if_nonsense(wait.judge(reply, "renewal"))
         });
-        let answers = replies.into_iter().zip(extensions);
-        let answers = answers.map(|(reply, lease)| read_extended(check_change(reply), lease.token));
-        let mut answers = self.comparisons(&RENEW, answers);
+        let answers = replies
+            .into_iter()
+            .zip(extensions)
+            .map(|(reply, it)| self.conclude(&RENEW, read_extended(check_change(reply), it.token)));
+        let mut answers: Vec<_> = answers.collect();
         if let Err(failure) = acknowledged {
             let extended = answers
                 .iter_mut()
@@ -198,14 +207,5 @@ impl ServerConnection {
             let _ = link.send(&batch, Moment::now().after(Duration::from_millis(1)));
             link.retire();
         }
-    }
-
-    fn comparisons(
-        &mut self,
-        script: &Script,
-        read: impl Iterator<Item = Result<Compared, Failure>>,
-    ) -> Vec<Result<Compared, Failure>> {
-        read.map(|read| self.retire_if_nonsense(read.map_err(|failure| script.explain(failure))))
-            .collect()
     }
 }

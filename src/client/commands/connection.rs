@@ -4,12 +4,10 @@
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
-use crate::client::commands::replicas::Wait;
-use crate::client::commands::reply::{Tracking, read_tracking};
 use crate::client::commands::script::Script;
 use crate::client::servers::node::Node;
 use crate::client::servers::router::Router;
-use crate::client::wire::failure::{Failure, check_change, nonsense};
+use crate::client::wire::failure::Failure;
 use crate::client::wire::pool::Lent;
 use crate::client::wire::refusal::{Refusal, comes_from_wrong_server};
 use crate::client::wire::resp::{Batch, Reply};
@@ -35,7 +33,7 @@ pub(crate) struct ServerConnection {
     /// How many more redirects are followed.
     redirects: u8,
     /// A redirect has led to another node than the one that the borrower knows.
-    redirected: bool,
+    pub(super) redirected: bool,
 }
 
 impl ServerConnection {
@@ -117,11 +115,6 @@ impl ServerConnection {
         self.link.as_mut().is_none_or(|link| link.has_ended())
     }
 
-    fn invalidates_to(&self, listener: u64) -> bool {
-        let link = self.link.as_ref();
-        link.is_some_and(|link| link.invalidates_to(listener))
-    }
-
     /// Sends two commands for one key, each behind an `ASKING` if the node needs that.
     pub(crate) fn exchange_both(
         &mut self,
@@ -178,74 +171,6 @@ impl ServerConnection {
         Ok(true)
     }
 
-    /// Runs a script for `keys` keys: `add` puts the command for the key of a number into a batch,
-    /// with the script's hash or with its whole text. What Redis refuses because it does not know
-    /// the script is sent once more. The first of these commands then has the text, and makes the
-    /// script known to the others. (It is one that this node executes, and does not redirect.) If
-    /// the script is unknown even then, the answer is the second copy of another one, and the
-    /// script may have been executed.
-    ///
-    /// With `wait`, the last reply is that of the `Wait`.
-    ///
-    /// If `listener` is given, the batch first asks Redis, once per connection, to send that
-    /// listener the invalidations of keys that are read over this connection. The listener is one
-    /// of this node: after a redirect, the other node sends no invalidations.
-    ///
-    /// A batch with more than one key follows no redirect.
-    pub(crate) fn run_for_all(
-        &mut self,
-        listener: Option<u64>,
-        keys: usize,
-        add: impl Fn(Batch, usize, bool) -> Batch,
-        wait: Option<&Wait>,
-        deadline: Moment,
-    ) -> Result<(Vec<Reply>, Tracking), Failure> {
-        let listener = listener.filter(|_| !self.redirected);
-        let link = self.link.as_ref().map_or(0, |link| link.id);
-        let mut result = listener.map_or(Tracking::Off, |_| Tracking::On { link });
-        let mut to_ask = listener.filter(|listener| !self.invalidates_to(*listener));
-        let mut all = vec![Reply::Nil; keys];
-        let mut open = (0..keys).collect::<Vec<_>>();
-        let mut teach = false;
-        loop {
-            let begun = self.ask(begin(to_ask));
-            let batch = open
-                .iter()
-                .fold(begun, |batch, n| add(batch, *n, teach && *n == open[0]));
-            let batch = match wait {
-                Some(wait) => wait.behind(batch),
-                None => batch,
-            };
-            let mut replies = self.exchange(&batch, deadline)?.into_iter();
-            if let Some(listener) = to_ask.take() {
-                result = read_tracking(next(&mut replies), link);
-                if let (Tracking::On { .. }, Some(link)) = (&result, &mut self.link) {
-                    link.set_listener(listener);
-                }
-            }
-            if self.asking {
-                next(&mut replies);
-            }
-            for n in &open {
-                all[*n] = next(&mut replies);
-            }
-            if keys == 1 && self.follow(&all[0], deadline)? {
-                result = Tracking::Off;
-                continue;
-            }
-            let taught = open[0];
-            if teach && all[taught].is_noscript() {
-                return self.retire_if_nonsense(Err(nonsense(&all[taught])));
-            }
-            open.retain(|n| all[*n].is_noscript());
-            if teach || open.is_empty() {
-                all.extend(replies);
-                return Ok((all, result));
-            }
-            teach = true;
-        }
-    }
-
     pub(crate) fn exchange(
         &mut self,
         batch: &Batch,
@@ -271,17 +196,13 @@ impl ServerConnection {
         answer
     }
 
-    /// Runs a script for one key.
-    pub(super) fn run_script(
+    /// The result of a script. If a right was missing, the failure names those that the script needs.
+    pub(super) fn conclude<T>(
         &mut self,
         script: &Script,
-        key: &str,
-        args: &[&str],
-        deadline: Moment,
-    ) -> Result<Reply, Failure> {
-        let add = |batch: Batch, _, teach| batch.and(&script.command(teach, key, args));
-        let (replies, _) = self.run_for_all(None, 1, add, None, deadline)?;
-        self.retire_if_nonsense(check_change(next(&mut replies.into_iter())))
+        read: Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        self.retire_if_nonsense(read.map_err(|failure| script.explain(failure)))
     }
 
     /// Retires the connection after a reply that made no sense.
@@ -308,24 +229,50 @@ pub(crate) fn redirection(reply: &Reply) -> Option<Refusal> {
     Some(Refusal::new(error)).filter(Refusal::is_redirect)
 }
 
-/// An empty batch or, if `listener` is given, a batch that asks for invalidations. With `NOLOOP`,
-/// changes over this connection cause no invalidations, so that an uncontended release costs no
-/// extra message.
-fn begin(listener: Option<u64>) -> Batch {
-    let Some(listener) = listener else {
-        return Batch::default();
-    };
-    Batch::of(&[
-        "CLIENT",
-        "TRACKING",
-        "ON",
-        "REDIRECT",
-        &listener.to_string(),
-        "NOLOOP",
-    ])
-}
-
 /// The next reply. (A link returns as many replies as it sent commands, or an error.)
 pub(crate) fn next(replies: &mut impl Iterator<Item = Reply>) -> Reply {
     replies.next().unwrap_or(Reply::Nil)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::thread;
+    use std::time::Duration;
+
+    use relatch_rig::{FakeServer, Reply as Say};
+
+    use super::*;
+    use crate::base::options::Settings;
+    use crate::client::url::address::Address;
+
+    /// Threads whose keys go to each other's nodes would otherwise wait for each other.
+    #[test]
+    fn a_redirect_gives_the_old_link_back_before_it_waits_for_another_node() {
+        let within = |millis| Moment::now().after(Duration::from_millis(millis));
+        let here = FakeServer::start(|command| {
+            Say::Bytes(match command.first().map(String::as_str) {
+                None => Vec::new(),
+                Some("HELLO") => b"-ERR unknown command\r\n".to_vec(),
+                Some(_) => b"+OK\r\n".to_vec(),
+            })
+        });
+        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = Address::parse(&format!("redis://{}", here.address())).unwrap();
+        let settings = Settings {
+            pool_size: 1,
+            ..Settings::default()
+        };
+        let router = Router::new(address.with_tls(None).unwrap(), &settings).unwrap();
+        let connection = ServerConnection::lent(&Arc::new(router), "key", within(10_000));
+        let mut connection = connection.unwrap();
+        let node = Arc::clone(connection.node());
+        let moved = Reply::Error(format!("MOVED 0 {}", silent.local_addr().unwrap()));
+        thread::scope(|scope| {
+            let follows = scope.spawn(|| connection.follow(&moved, within(2000)));
+            let lent = node.lend(within(1000));
+            assert!(lent.is_ok(), "another thread still has the only link");
+            assert!(follows.join().unwrap().is_err(), "the other node is silent");
+        });
+    }
 }

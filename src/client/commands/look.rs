@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::owner::holder::Holder;
-use crate::client::commands::claim::set;
 use crate::client::commands::connection::{ServerConnection, next};
 use crate::client::commands::reply::{Seen, Tracking, read_deleted, read_seen, read_tracking};
 use crate::client::commands::script::{FORCE, LOOK, LOOK_FENCED, Script};
+use crate::client::commands::wanted::set;
 use crate::client::servers::node::Node;
 use crate::client::servers::router::Router;
 use crate::client::servers::tracking::TrackingConnection;
@@ -68,7 +68,7 @@ impl ServerConnection {
             self.begin_anew(key, deadline)?;
             return self.look(key, None, deadline);
         }
-        self.retire_if_nonsense(read_seen(reply).map_err(|failure| script.explain(failure)))
+        self.conclude(script, read_seen(reply))
     }
 
     /// Deletes a key whatever its value, and returns the value. Sends the script whole, and once to
@@ -81,8 +81,8 @@ impl ServerConnection {
                 break reply;
             }
         };
-        let reply = check_change(reply).map_err(|failure| FORCE.explain(failure));
-        self.retire_if_nonsense(reply.and_then(read_deleted))
+        let deleted = check_change(reply).and_then(read_deleted);
+        self.conclude(&FORCE, deleted)
     }
 
     /// Changes a key so that Redis sends an invalidation of it to a listener. Fails with `Refused`

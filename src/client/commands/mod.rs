@@ -1,14 +1,17 @@
 //! The commands of a lock over a connection to a server: what is sent, and what a reply means.
 //!
 //! [`claim`] takes a lock, [`compare`] has what its holder does, and [`look`] what everybody may do.
-//! They go over a [`connection`], which follows redirects. [`script`] has the Lua scripts, [`reply`]
-//! reads what comes back, and `replicas` says which replicas have to acknowledge.
+//! They go over a [`connection`], which follows redirects; `runs` is how a script is run over it.
+//! [`wanted`] is a lock that is to be taken, [`script`] has the Lua scripts, [`reply`] reads what comes
+//! back, and `replicas` says which replicas have to acknowledge.
 //! This room may use `servers`, `wire` and `base`.
 
 pub(crate) mod claim;
 pub(crate) mod compare;
 pub(crate) mod look;
+mod runs;
 pub(crate) mod connection;
+pub(crate) mod wanted;
 mod replicas;
 pub(crate) mod script;
 pub(crate) mod reply;

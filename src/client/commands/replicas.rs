@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// One `WAIT`, or `WAITAOF`.
 #[derive(Debug)]
-pub(crate) struct Wait {
+pub(crate) struct ReplicaWait {
     /// How many replicas have to answer.
     wanted: u32,
     on_disk: bool,
@@ -32,10 +32,10 @@ pub(crate) struct Wait {
     is_fair: bool,
 }
 
-impl Wait {
+impl ReplicaWait {
     /// What to send behind a write whose answer is due by the deadline. `None` if no replica has to
     /// acknowledge anything.
-    pub(crate) fn new(node: &Node, deadline: Moment) -> Option<Wait> {
+    pub(crate) fn new(node: &Node, deadline: Moment) -> Option<ReplicaWait> {
         let (replicas, timeout) = node.common.replicas?;
         // If the sentinels know of no replica, a lock without any copy is not what was asked for.
         let wanted = replicas
@@ -43,7 +43,7 @@ impl Wait {
             .unwrap_or_else(|| node.known_replicas().unwrap_or(0).max(1));
         let millis = millis(timeout, deadline.since(Moment::now()));
         let is_fair = Duration::from_millis(millis + 1) > timeout.min(FAIR_TRY);
-        Some(Wait {
+        Some(ReplicaWait {
             wanted,
             on_disk: replicas.on_disk,
             millis,
@@ -82,7 +82,7 @@ impl Wait {
             (Reply::Error(error), _) => return Err(self.refused(&error, what)),
             (other, _) => return Err(nonsense(&other)),
         };
-        let Wait { wanted, millis, .. } = self;
+        let ReplicaWait { wanted, millis, .. } = self;
         if on_master && got >= i64::from(*wanted) {
             return Ok(());
         }
@@ -166,13 +166,13 @@ mod tests {
     use super::*;
     use crate::client::wire::failure::Fate;
 
-    const WAIT: Wait = Wait {
+    const WAIT: ReplicaWait = ReplicaWait {
         wanted: 2,
         on_disk: false,
         millis: 100,
         is_fair: true,
     };
-    const WAITAOF: Wait = Wait {
+    const WAITAOF: ReplicaWait = ReplicaWait {
         on_disk: true,
         ..WAIT
     };
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn the_command_says_how_many_and_for_how_long() {
-        let sent = |wait: &Wait| {
+        let sent = |wait: &ReplicaWait| {
             let batch = wait.behind(Batch::of(&["PING"]));
             assert_eq!(
                 (batch.count, batch.blocks_for),
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn too_few_replicas_in_too_short_a_time_prove_nothing() {
-        let cut_short = Wait {
+        let cut_short = ReplicaWait {
             is_fair: false,
             millis: 1,
             ..WAIT

@@ -110,14 +110,13 @@ impl Map {
 mod tests {
     use super::*;
     use crate::base::options::Settings;
-    use crate::store::{Store, Target};
+    use crate::client::servers::router::Router;
+    use crate::client::url::target::Target;
 
     fn nodes<const N: usize>() -> [Arc<Node>; N] {
         let node = || {
-            Store::new(Target::nowhere(), &Settings::default())
-                .unwrap()
-                .node_of("")
-                .unwrap()
+            let router = Router::new(Target::nowhere(), &Settings::default());
+            router.unwrap().known_node_of("").unwrap()
         };
         std::array::from_fn(|_| node())
     }

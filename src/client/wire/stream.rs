@@ -15,7 +15,7 @@ use crate::client::wire::tls;
 /// The bytes of a connection, as replies.
 pub(crate) struct Stream {
     socket: Socket,
-    tls: Option<Box<tls::Session>>,
+    tls: Option<Box<tls::Channel>>,
     reader: Reader,
     /// Whether nothing was received yet.
     is_new: bool,
@@ -32,20 +32,20 @@ impl Stream {
         let mut socket = Socket::open(way, limit)?;
         let tls = match tls {
             Some((client, host)) => {
-                let mut session = Box::new(client.session(host)?);
+                let mut channel = Box::new(client.channel(host)?);
                 // After so long a silence, no login would be answered within the limit: it takes
                 // half as long again.
-                match session.shake_hands(socket.until(began.after(limit * 3 / 4))) {
+                match channel.shake_hands(socket.until(began.after(limit * 3 / 4))) {
                     Err(error) if error.kind() == ErrorKind::TimedOut => {
                         let left = began.after(limit).since(Moment::now());
-                        if session.is_silent() && answers_in_plain(way, left / 2) {
+                        if channel.is_silent() && answers_in_plain(way, left / 2) {
                             return Err(io_error::plain_redis());
                         }
-                        session.shake_hands(socket.until(began.after(limit)))?;
+                        channel.shake_hands(socket.until(began.after(limit)))?;
                     }
                     shaken => shaken?,
                 }
-                Some(session)
+                Some(channel)
             }
             None => None,
         };

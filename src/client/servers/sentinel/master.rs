@@ -13,7 +13,7 @@ use crate::base::background::Background;
 use crate::base::clock::Moment;
 use crate::base::emit::info;
 use crate::base::sync::{Mutex, MutexGuard};
-use crate::client::servers::sentinel::named::Named;
+use crate::client::servers::sentinel::named::NamedMaster;
 use crate::client::servers::sentinel::sentinels::Sentinels;
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::Failure;
@@ -108,7 +108,7 @@ impl Master {
         loop {
             let generation = self.state.lock().generation;
             let named = self.sentinels.master(deadline);
-            let Named {
+            let NamedMaster {
                 place, sentinel, ..
             } = named.map_err(|failure| refusals.pop().map_or(failure, |(_, refusal)| refusal))?;
             let endpoint = self.endpoint(place);

@@ -8,7 +8,7 @@ use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::Reply;
 
 /// The server that a sentinel has named as the master.
-pub(crate) struct Named {
+pub(crate) struct NamedMaster {
     pub(crate) place: Place,
     pub(crate) sentinel: Arc<Endpoint>,
     /// The epoch of the sentinel's configuration. `None` if the right to ask is missing.

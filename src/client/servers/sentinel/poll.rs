@@ -3,14 +3,14 @@
 use crate::base::clock::Moment;
 use crate::base::sync::Mutex;
 use crate::client::servers::sentinel::epochs::Epochs;
-use crate::client::servers::sentinel::named::Named;
+use crate::client::servers::sentinel::named::NamedMaster;
 use crate::client::wire::failure::Failure;
 
 /// The sentinels are asked one after the other.
 pub(super) struct Poll<'a> {
     epochs: &'a Mutex<Epochs>,
     /// Of the answers that are out of date, the newest.
-    outdated: Option<Named>,
+    outdated: Option<NamedMaster>,
     /// A sentinel has not answered.
     has_gap: bool,
 }
@@ -28,8 +28,8 @@ impl<'a> Poll<'a> {
     /// know the master, or is out of date.
     pub(super) fn hear(
         &mut self,
-        answer: Result<Option<Named>, Failure>,
-    ) -> Result<Option<Named>, Failure> {
+        answer: Result<Option<NamedMaster>, Failure>,
+    ) -> Result<Option<NamedMaster>, Failure> {
         self.has_gap |= answer.is_err();
         let Some(named) = answer? else {
             return Ok(None);
@@ -44,7 +44,10 @@ impl<'a> Poll<'a> {
 
     /// Believes the answer that was `found`, which is up to date. Without one, believes what is out
     /// of date, if no sentinel can know better.
-    pub(super) fn believe(self, found: Result<Named, Failure>) -> Result<Named, Failure> {
+    pub(super) fn believe(
+        self,
+        found: Result<NamedMaster, Failure>,
+    ) -> Result<NamedMaster, Failure> {
         // Or the time was over before all were asked.
         let has_gap = self.has_gap || matches!(found, Err(Failure::OutOfTime(_)));
         let mut epochs = self.epochs.lock();
@@ -64,7 +67,7 @@ impl<'a> Poll<'a> {
 }
 
 /// Puts `named` in the place of `kept`, if its epoch is newer.
-pub(super) fn keep_newer(kept: &mut Option<Named>, named: Named) {
+pub(super) fn keep_newer(kept: &mut Option<NamedMaster>, named: NamedMaster) {
     if kept.as_ref().is_none_or(|kept| kept.epoch < named.epoch) {
         *kept = Some(named);
     }

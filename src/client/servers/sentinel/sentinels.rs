@@ -14,7 +14,7 @@ use crate::base::clock::Moment;
 use crate::base::sync::Mutex;
 use crate::client::servers::sentinel::epochs::Epochs;
 use crate::client::servers::sentinel::named::{
-    Named, read_epoch, read_master, read_others, read_replicas, refused_by,
+    NamedMaster, read_epoch, read_master, read_others, read_replicas, refused_by,
 };
 use crate::client::servers::sentinel::poll::{Poll, keep_newer};
 use crate::client::wire::endpoint::{Endpoint, Place};
@@ -114,21 +114,21 @@ impl Sentinels {
     /// An answer that is out of date does not count, and the next sentinel is asked. If all have
     /// answered, and none knows better, the sentinels were set up anew. The same is assumed if some
     /// cannot be asked, and nobody has shown the newer epoch for long.
-    pub(crate) fn master(&self, deadline: Moment) -> Result<Named, Failure> {
+    pub(crate) fn master(&self, deadline: Moment) -> Result<NamedMaster, Failure> {
         self.first_named(deadline, Sentinels::ask)
     }
 
     /// Asks all sentinels who is the master, and believes the newest epoch. (A sentinel that does
     /// not show its epoch counts less than each one that does and is not out of date.)
-    pub(crate) fn newest_master(&self, deadline: Moment) -> Result<Named, Failure> {
+    pub(crate) fn newest_master(&self, deadline: Moment) -> Result<NamedMaster, Failure> {
         self.newest_named(deadline, Sentinels::ask)
     }
 
     fn first_named(
         &self,
         deadline: Moment,
-        ask: impl Fn(&Self, &Arc<Endpoint>, Moment) -> Result<Option<Named>, Failure>,
-    ) -> Result<Named, Failure> {
+        ask: impl Fn(&Self, &Arc<Endpoint>, Moment) -> Result<Option<NamedMaster>, Failure>,
+    ) -> Result<NamedMaster, Failure> {
         let mut poll = Poll::new(&self.epochs);
         let first = self.first_answer(deadline, |sentinel, limit| {
             poll.hear(ask(self, sentinel, limit))
@@ -139,8 +139,8 @@ impl Sentinels {
     fn newest_named(
         &self,
         deadline: Moment,
-        ask: impl Fn(&Self, &Arc<Endpoint>, Moment) -> Result<Option<Named>, Failure>,
-    ) -> Result<Named, Failure> {
+        ask: impl Fn(&Self, &Arc<Endpoint>, Moment) -> Result<Option<NamedMaster>, Failure>,
+    ) -> Result<NamedMaster, Failure> {
         let mut poll = Poll::new(&self.epochs);
         let mut newest = None;
         let none = self.first_answer(deadline, |sentinel, limit| {
@@ -156,7 +156,7 @@ impl Sentinels {
         Ok(self.note_replicas(named))
     }
 
-    fn note_replicas(&self, named: Named) -> Named {
+    fn note_replicas(&self, named: NamedMaster) -> NamedMaster {
         if let Some(replicas) = named.replicas {
             self.replicas.store(replicas, Ordering::Relaxed);
         }
@@ -169,7 +169,11 @@ impl Sentinels {
     }
 
     /// Asks one sentinel. `None` if it does not know the name.
-    fn ask(&self, sentinel: &Arc<Endpoint>, deadline: Moment) -> Result<Option<Named>, Failure> {
+    fn ask(
+        &self,
+        sentinel: &Arc<Endpoint>,
+        deadline: Moment,
+    ) -> Result<Option<NamedMaster>, Failure> {
         let questions: [&[&str]; 3] = [
             &["SENTINEL", "get-master-addr-by-name", &self.name],
             &["SENTINEL", "sentinels", &self.name],
@@ -188,7 +192,7 @@ impl Sentinels {
             .counts_replicas
             .then(|| read_replicas(master))
             .transpose()?;
-        Ok(Some(Named {
+        Ok(Some(NamedMaster {
             place,
             sentinel: Arc::clone(sentinel),
             epoch,
@@ -390,8 +394,8 @@ mod tests {
         }
     }
 
-    fn answer(sentinel: &Arc<Endpoint>, port: u16, epoch: Option<u64>) -> Named {
-        Named {
+    fn answer(sentinel: &Arc<Endpoint>, port: u16, epoch: Option<u64>) -> NamedMaster {
+        NamedMaster {
             place: place(port),
             sentinel: Arc::clone(sentinel),
             epoch,

@@ -11,7 +11,7 @@ use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::emit::{info, warn};
 use crate::client::servers::sentinel::master::Master;
-use crate::client::servers::sentinel::named::Named;
+use crate::client::servers::sentinel::named::NamedMaster;
 use crate::client::servers::sentinel::sentinels::Sentinels;
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::Failure;
@@ -109,7 +109,7 @@ impl Master {
     /// [`Sentinels::newest_master`].
     fn look(
         &self,
-        ask: impl Fn(&Sentinels, Moment) -> Result<Named, Failure>,
+        ask: impl Fn(&Sentinels, Moment) -> Result<NamedMaster, Failure>,
         limit: Duration,
     ) -> Result<(), Failure> {
         loop {
@@ -196,7 +196,7 @@ mod tests {
             if asked.get() == 1 {
                 master.is_at(master.state.lock(), &at(7002));
             }
-            Ok(Named {
+            Ok(NamedMaster {
                 place: at(named).place().clone(),
                 sentinel: at(7000),
                 epoch: None,

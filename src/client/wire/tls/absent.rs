@@ -1,21 +1,18 @@
-//! What stands for TLS in a build without it: types that have no values.
+//! What stands for TLS in a build without it: a type that has no values.
 
 use std::io::{self, Read, Write};
 
 use crate::base::error::Error;
 
-/// Settings of TLS, which nobody can make.
+/// The settings of TLS, its configuration and a channel, none of which anybody can make.
 #[derive(Clone, Debug)]
 pub(crate) enum Tls {}
 
-/// The configuration of TLS, which nobody can make.
-#[derive(Clone, Debug)]
-pub(crate) enum Client {}
+pub(crate) type Client = Tls;
 
-/// A connection over TLS, which nobody can open.
-pub(crate) enum Session {}
+pub(crate) type Channel = Tls;
 
-impl Client {
+impl Tls {
     /// Always an error: this build has no TLS.
     pub(crate) fn new(tls: Option<Tls>, option: &'static str) -> Result<Client, Error> {
         let Some(tls) = tls else {
@@ -29,12 +26,10 @@ impl Client {
         match tls {}
     }
 
-    pub(in crate::client) fn session(&self, _host: &str) -> io::Result<Session> {
+    pub(in crate::client) fn channel(&self, _host: &str) -> io::Result<Channel> {
         match *self {}
     }
-}
 
-impl Session {
     pub(in crate::client) fn shake_hands(
         &mut self,
         _socket: &mut (impl Read + Write),

@@ -11,14 +11,14 @@ mod cause;
 #[cfg(feature = "tls-no-provider")]
 mod options;
 #[cfg(feature = "tls-no-provider")]
-mod session;
+mod channel;
 
 #[cfg(not(feature = "tls-no-provider"))]
-pub(crate) use self::absent::{Client, Session, Tls};
+pub(crate) use self::absent::{Channel, Client, Tls};
+#[cfg(feature = "tls-no-provider")]
+pub(crate) use self::channel::{Channel, Client};
 #[cfg(feature = "tls-no-provider")]
 pub use self::options::Tls;
-#[cfg(feature = "tls-no-provider")]
-pub(crate) use self::session::{Client, Session};
 
 #[cfg(feature = "tls")]
 #[cfg(test)]

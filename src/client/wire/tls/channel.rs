@@ -29,7 +29,7 @@ pub(crate) struct Client {
     pub(crate) name: Option<ServerName<'static>>,
 }
 
-pub(crate) struct Session {
+pub(crate) struct Channel {
     connection: ClientConnection,
     /// The first bytes that came.
     head: Vec<u8>,
@@ -41,7 +41,7 @@ pub(crate) struct Session {
 
 impl Client {
     /// Begins a connection to `host`. Sends nothing.
-    pub(in crate::client) fn session(&self, host: &str) -> io::Result<Session> {
+    pub(in crate::client) fn channel(&self, host: &str) -> io::Result<Channel> {
         let name = match &self.name {
             Some(name) => name.clone(),
             None => ServerName::try_from(host.to_owned()).map_err(|_| {
@@ -53,7 +53,7 @@ impl Client {
         };
         let connection = contain(|| ClientConnection::new(Arc::clone(&self.config), name))
             .map_err(|error| cause::in_handshake(error, &[], false))?;
-        Ok(Session {
+        Ok(Channel {
             connection,
             head: Vec::new(),
             has_answered: false,
@@ -70,7 +70,7 @@ impl fmt::Debug for Client {
     }
 }
 
-impl Session {
+impl Channel {
     /// Does the handshake. After a time-out, the caller can call this again.
     pub(in crate::client) fn shake_hands(
         &mut self,

@@ -1,0 +1,89 @@
+//! A lock that is to be taken, and the commands that take it.
+
+use crate::client::commands::reply::{ClaimReply, read_claim, read_set};
+use crate::client::commands::script::{ADOPT, ADOPT_FENCED, CLAIM, CLAIM_FENCED, Script};
+use crate::client::wire::failure::{Failure, check_change};
+use crate::client::wire::resp::Reply;
+
+/// How long a counter stays after the last acquisition, unless the lease is longer than half of it.
+///
+/// By then, the server's time has long been larger than the number in the counter. The counter is
+/// only needed if the server's clock is set back, by less than this time.
+const COUNTER_STAYS: u64 = 24 * 3600 * 1000;
+
+/// A lock that is to be taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) token: &'a str,
+    pub(crate) lease: u64,
+    /// The key of the lock's counter, if the hold is to have a fencing token.
+    pub(crate) counter: Option<&'a str>,
+}
+
+impl<'a> Wanted<'a> {
+    /// The times that the script needs: of the lease and, for a counter, how long that stays.
+    pub(crate) fn times(&self) -> [String; 2] {
+        let stays = self
+            .counter
+            .map(|_| COUNTER_STAYS.max(2 * self.lease).to_string());
+        [self.lease.to_string(), stays.unwrap_or_default()]
+    }
+
+    /// The script that takes the lock, and its arguments.
+    pub(crate) fn script(
+        &self,
+        [lease, stays]: &'a [String; 2],
+    ) -> (&'static Script, Vec<&'a str>) {
+        match self.counter {
+            None => (&CLAIM, vec![self.token, lease]),
+            Some(counter) => (&CLAIM_FENCED, vec![counter, self.token, lease, stays]),
+        }
+    }
+
+    /// The script that takes the lock over from the holder of the token `old`, and its arguments.
+    /// The new fencing token is larger than `least`.
+    pub(crate) fn adoption(
+        &self,
+        old: &'a str,
+        least: &'a str,
+        [lease, stays]: &'a [String; 2],
+    ) -> (&'static Script, Vec<&'a str>) {
+        match self.counter {
+            None => (&ADOPT, vec![self.token, lease, stays, old, least]),
+            Some(counter) => (
+                &ADOPT_FENCED,
+                vec![counter, self.token, lease, stays, old, least],
+            ),
+        }
+    }
+
+    /// The shortest command that takes the lock. It need not say who has the lock. Behind `ASKING`
+    /// it is the script: a proxy may send the `OK` to `ASKING` twice, and `SET` says `OK` as well.
+    pub(crate) fn claim(&self, asking: bool, teach: bool, times: &'a [String; 2]) -> Vec<&'a str> {
+        if self.counter.is_none() && !asking {
+            return set(self.key, self.token, &times[0]).to_vec();
+        }
+        let (script, args) = self.script(times);
+        script.command(teach, self.key, &args)
+    }
+
+    /// Reads the reply of that command.
+    pub(crate) fn read_claim(&self, asking: bool, reply: Reply) -> Result<ClaimReply, Failure> {
+        let reply = check_change(reply);
+        if self.counter.is_none() && !asking {
+            read_set(&reply?)
+        } else {
+            self.read_script(reply)
+        }
+    }
+
+    /// Reads the reply of the script that takes the lock.
+    pub(crate) fn read_script(&self, reply: Result<Reply, Failure>) -> Result<ClaimReply, Failure> {
+        read_claim(reply, self.token, self.counter.is_some())
+    }
+}
+
+pub(crate) fn set<'a>(key: &'a str, token: &'a str, lease: &'a str) -> [&'a str; 6] {
+    ["SET", key, token, "NX", "PX", lease]
+}
