@@ -1,8 +1,8 @@
 //! Taking a lock in Redis for the thread that has the turn: asking, waiting, giving up.
 //!
-//! [`Acquisition`] asks, and sleeps until it asks again; [`step`] decides what it does next and for
-//! how long it sleeps. [`claim`] is one attempt over the wire, and what a lost answer leaves behind.
-//! [`adopt`] takes over a lock that was handed over. The loop itself is in the session (`taking`).
+//! The loop is in `Session::enter`: an [`Acquisition`] asks, and waits until it asks again. [`step`]
+//! decides what it does next, and for how long it sleeps. [`claim`] is one attempt over the wire,
+//! and what a lost answer leaves behind. [`adopt`] takes over a lock that was handed over.
 //! This room may use `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
 
 mod adopt;
@@ -73,8 +73,8 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         if !context.wait.patience.once {
             new.nap(joined.start.nap);
         }
-        if new.expects_busy() {
-            new.progress.expects_busy();
+        if new.is_probably_busy() {
+            new.progress.look_at_first_attempt();
             new.register();
         }
         new
@@ -89,20 +89,20 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             joined,
             attempts,
             progress: Progress::new(patience, context.lease.time(), poll_every, found),
-            next: Step::Ask,
+            next: Step::AskAgain,
             registration: None,
         }
     }
 
     /// True if the lock is probably busy, so that the first attempt also asks who has it. (A token
     /// that this thread has given up may keep it busy.)
-    fn expects_busy(&self) -> bool {
+    fn is_probably_busy(&self) -> bool {
         let is_crowded = !self.context.wait.patience.once && self.joined.start.crowded;
         is_crowded || self.attempts.has_given_up()
     }
 
     /// Asks Redis once. `None` if this thread has not got the lock: then the caller
-    /// [sleeps](Self::sleep), and asks again.
+    /// [waits](Self::wait_for_next_attempt), and asks again.
     ///
     /// If the lock was handed off to this thread, and the lease still lasts, no command is needed.
     pub(crate) fn ask(&mut self) -> Result<Option<Taken>, Error> {
@@ -117,7 +117,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         if let Err(why) = self.context.wait.may_go_on() {
             return Err(self.error(End::MustNotWait(why)));
         }
-        let ask = self.progress.ask(self.attempts.has_given_up());
+        let ask = self.progress.next_ask(self.attempts.has_given_up());
         let Attempt { since, answer } = self.attempts.attempt(ask);
         self.next = match answer {
             Ok(Answer::Taken(taken)) => {
@@ -140,9 +140,9 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
 
     /// Does what has to be done before the next attempt: sleeps until the key changes, or for a
     /// while. Returns the error that the caller gets if there is no next attempt.
-    pub(crate) fn sleep(&mut self) -> Result<(), Error> {
-        match mem::replace(&mut self.next, Step::Ask) {
-            Step::Ask => return Ok(()),
+    pub(crate) fn wait_for_next_attempt(&mut self) -> Result<(), Error> {
+        match mem::replace(&mut self.next, Step::AskAgain) {
+            Step::AskAgain => return Ok(()),
             Step::Register => {
                 // The waiter registers before it asks Redis for invalidations. The first
                 // invalidation may come at once, and a waiter that registered later would sleep
@@ -250,7 +250,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
                 return Step::GiveUp(end);
             }
             if self.is_dead(holder) && self.reclaim(holder) && self.progress.reclaimed() {
-                return Step::Ask;
+                return Step::AskAgain;
             }
         }
         let AcquireContext { core, wait, .. } = self.context;
@@ -263,7 +263,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
                 core.counters.waited.add(1);
             }
         }
-        self.progress.busy(holder, tracked, Moment::now())
+        self.progress.found_busy(holder, tracked, Moment::now())
     }
 
     /// Notes who has the lock. Returns the end if a wait for this holder would last for ever.
@@ -273,12 +273,12 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         let may = if wait.patience.once {
             wait.may_go_on()
         } else {
-            wait.may_sleep(Some(holder))
+            wait.before_sleep(Some(holder))
         };
         if let Err(why) = may {
             return Some(End::MustNotWait(why));
         }
-        let end = self.progress.examine(holder, now);
+        let end = self.progress.note_holder(holder, now);
         if end.is_none() {
             let of_this_process = holder
                 .owner()
@@ -352,7 +352,9 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         let key = wait.key;
         let answered_since = |since| core.store.answered_since(key.in_redis(), since);
         let now = Moment::now();
-        let kind = self.progress.failed(&failure, since, now, answered_since);
+        let kind = self
+            .progress
+            .note_failure(&failure, since, now, answered_since);
         if kind != Kind::OutOfTime {
             self.joined.turn.failed(self.progress.silence());
         }
@@ -439,7 +441,7 @@ mod tests {
             if let Some(taken) = acquisition.ask()? {
                 return Ok(taken);
             }
-            acquisition.sleep()?;
+            acquisition.wait_for_next_attempt()?;
         }
     }
 

@@ -34,8 +34,8 @@ pub(crate) enum Ask {
 /// What to do before the next attempt.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// Nothing.
-    Ask,
+    /// Nothing: the thread asks again at once.
+    AskAgain,
     /// Register for wake-ups.
     Register,
     /// Sleep, and let nothing wake the thread.
@@ -86,7 +86,7 @@ pub(super) struct Progress<'a> {
     holder: Option<Holder>,
     /// Says when a key without expiry stops counting as a lock.
     without_expiry: WithoutExpiry,
-    /// [`Step::Register`] was returned, so wake-ups reach the thread.
+    /// [`Step::Register`] was returned: by the next attempt, wake-ups reach the thread.
     registered: bool,
     /// The last look before the deadline is planned or done.
     looked_late: bool,
@@ -129,7 +129,7 @@ impl<'a> Progress<'a> {
 
     /// The lock is probably busy, so the thread has registered, and the first attempt also asks
     /// who has it.
-    pub(super) fn expects_busy(&mut self) {
+    pub(super) fn look_at_first_attempt(&mut self) {
         self.registered = true;
         self.ask = Ask::ClaimOrLook;
     }
@@ -138,7 +138,7 @@ impl<'a> Progress<'a> {
     ///
     /// `try_lock` asks a second time only to name the holder. But a token that was given up may
     /// keep the lock busy, and only a claim removes that token.
-    pub(super) fn ask(&self, has_given_up: bool) -> Ask {
+    pub(super) fn next_ask(&self, has_given_up: bool) -> Ask {
         let enough = self.patience.once && self.was_busy && !has_given_up;
         if enough { Ask::Look } else { self.ask }
     }
@@ -165,7 +165,7 @@ impl<'a> Progress<'a> {
 
     /// The answer at `now` names a holder. Returns the end if a wait for this holder would never
     /// end.
-    pub(super) fn examine(&mut self, holder: &Holder, now: Moment) -> Option<End> {
+    pub(super) fn note_holder(&mut self, holder: &Holder, now: Moment) -> Option<End> {
         let lease = if self.patience.once {
             Duration::ZERO
         } else {
@@ -190,9 +190,9 @@ impl<'a> Progress<'a> {
         true
     }
 
-    /// The `CLIENT ID` of the listener that missed a change, if one did or if the wake-up is still on
-    /// its way: a long sleep has ended without one, and the holder has changed. `holder` is `None` if this thread has taken
-    /// the lock.
+    /// The `CLIENT ID` of a listener that sent no wake-up through a long sleep, if the holder has
+    /// changed meanwhile: the listener has missed the change, or its wake-up is still on the way.
+    /// `holder` is `None` if this thread has taken the lock.
     pub(super) fn missed_change(&mut self, holder: Option<&Holder>) -> Option<u64> {
         let changed = holder.map(|it| &it.raw) != self.holder.as_ref().map(|it| &it.raw);
         self.silent_listener.take().filter(|_| changed)
@@ -204,7 +204,12 @@ impl<'a> Progress<'a> {
     }
 
     /// The lock is busy at `now`. `tracked` says whether Redis will report a change.
-    pub(super) fn busy(&mut self, holder: Option<Holder>, tracked: bool, now: Moment) -> Step {
+    pub(super) fn found_busy(
+        &mut self,
+        holder: Option<Holder>,
+        tracked: bool,
+        now: Moment,
+    ) -> Step {
         let asked = mem::replace(&mut self.ask, Ask::ClaimOrLook);
         self.was_busy = true;
         let lease_left = holder
@@ -213,7 +218,7 @@ impl<'a> Progress<'a> {
         self.holder = holder.or_else(|| self.holder.take());
         if self.patience.once {
             return match self.without_expiry.left(now) {
-                _ if asked == Ask::Claim && self.holder.is_none() => Step::Ask,
+                _ if asked == Ask::Claim && self.holder.is_none() => Step::AskAgain,
                 // The key has no expiry. Its holder has the time `left` to give it one. Then the
                 // thread looks again.
                 Some(left) => Step::Sleep {
@@ -223,7 +228,7 @@ impl<'a> Progress<'a> {
             };
         }
         match lease_left {
-            Some(lease_left) if self.registered => self.wait(lease_left, tracked, now),
+            Some(lease_left) if self.registered => self.plan_sleep(lease_left, tracked, now),
             // The thread has not registered yet, or the answer names no holder and Redis will
             // report no change.
             _ => {
@@ -236,7 +241,7 @@ impl<'a> Progress<'a> {
     /// Plans a sleep that a wake-up ends. Without a wake-up, it lasts for 10 to 15 s if Redis
     /// tracks the key, and otherwise for one pause of the backoff. It ends earlier with the
     /// holder's lease, or for the last look before the deadline.
-    fn wait(&mut self, lease_left: Option<Duration>, tracked: bool, now: Moment) -> Step {
+    fn plan_sleep(&mut self, lease_left: Option<Duration>, tracked: bool, now: Moment) -> Step {
         let poll = self.while_busy.pause();
         let pause = if tracked { safety_poll() } else { poll }.min(self.until_last_look(now));
         let lease_left = lease_left.unwrap_or(Duration::MAX);
@@ -293,7 +298,7 @@ impl<'a> Progress<'a> {
     }
 
     /// An attempt that began at `since` has failed. Returns what the failure says about Redis.
-    pub(super) fn failed(
+    pub(super) fn note_failure(
         &mut self,
         failure: &Failure,
         since: Moment,
@@ -319,7 +324,7 @@ impl<'a> Progress<'a> {
         // The first failure may be due to a stale connection. The next attempt goes over
         // another one.
         if self.attempts.failed == 1 {
-            return Step::Ask;
+            return Step::AskAgain;
         }
         Step::Sleep {
             until: now
@@ -424,15 +429,15 @@ mod tests {
     /// Does what the loop does with a proper answer that names a holder.
     fn sees(progress: &mut Progress<'_>, holder: Holder, tracked: bool, now: Moment) -> Step {
         progress.answered();
-        match progress.examine(&holder, now) {
+        match progress.note_holder(&holder, now) {
             Some(end) => Step::GiveUp(end),
-            None => progress.busy(Some(holder), tracked, now),
+            None => progress.found_busy(Some(holder), tracked, now),
         }
     }
 
     /// Does what the loop does with an attempt that began at `since` and failed at `now`.
     fn fails(progress: &mut Progress<'_>, failure: Failure, since: Moment, now: Moment) -> Step {
-        let kind = progress.failed(&failure, since, now, |_| false);
+        let kind = progress.note_failure(&failure, since, now, |_| false);
         progress.after_failure(failure, kind, now)
     }
 
@@ -440,7 +445,7 @@ mod tests {
     fn waiter(patience: &Patience) -> Progress<'_> {
         let mut progress = progress(patience);
         assert!(matches!(
-            progress.busy(None, false, at(1000)),
+            progress.found_busy(None, false, at(1000)),
             Step::Register
         ));
         progress
@@ -458,15 +463,18 @@ mod tests {
     fn a_single_try_learns_who_has_the_lock_and_does_not_wait() {
         let patience = once();
         let mut progress = progress(&patience);
-        assert_eq!(progress.ask(false), Ask::Claim);
-        assert!(matches!(progress.busy(None, false, at(1001)), Step::Ask));
+        assert_eq!(progress.next_ask(false), Ask::Claim);
+        assert!(matches!(
+            progress.found_busy(None, false, at(1001)),
+            Step::AskAgain
+        ));
         assert_eq!(
-            progress.ask(false),
+            progress.next_ask(false),
             Ask::Look,
             "it does not ask for the lock again"
         );
         assert_eq!(
-            progress.ask(true),
+            progress.next_ask(true),
             Ask::ClaimOrLook,
             "its own lost token may be in the way"
         );
@@ -483,8 +491,8 @@ mod tests {
     fn a_single_try_that_finds_nobody_any_more_reports_nobody() {
         let patience = once();
         let mut progress = progress(&patience);
-        progress.busy(None, false, at(1001));
-        let step = progress.busy(None, false, at(1002));
+        progress.found_busy(None, false, at(1001));
+        let step = progress.found_busy(None, false, at(1002));
         assert!(
             matches!(
                 step,
@@ -501,14 +509,14 @@ mod tests {
     fn a_waiter_registers_before_it_sleeps_and_asks_who_has_the_lock() {
         let patience = limit(5000);
         let mut progress = progress(&patience);
-        assert_eq!(progress.ask(false), Ask::Claim);
+        assert_eq!(progress.next_ask(false), Ask::Claim);
         assert!(progress.is_first_busy());
         assert!(matches!(
-            progress.busy(None, false, at(1001)),
+            progress.found_busy(None, false, at(1001)),
             Step::Register
         ));
         assert!(!progress.is_first_busy());
-        assert_eq!(progress.ask(false), Ask::ClaimOrLook);
+        assert_eq!(progress.next_ask(false), Ask::ClaimOrLook);
         // After a failure, the first busy answer names a holder, and the thread has not registered
         // yet.
         let mut after_failure = self::progress(&patience);
@@ -527,8 +535,8 @@ mod tests {
     fn where_the_lock_is_hardly_free_the_first_attempt_asks_who_has_it() {
         let patience = limit(5000);
         let mut progress = progress(&patience);
-        progress.expects_busy();
-        assert_eq!(progress.ask(false), Ask::ClaimOrLook);
+        progress.look_at_first_attempt();
+        assert_eq!(progress.next_ask(false), Ask::ClaimOrLook);
         assert!(matches!(
             sees(&mut progress, theirs(), true, at(1001)),
             Step::Wait { .. }
@@ -653,15 +661,15 @@ mod tests {
         );
         assert!(
             progress
-                .examine(&holder(&token, None), at(15_999))
+                .note_holder(&holder(&token, None), at(15_999))
                 .is_none()
         );
-        let end = progress.examine(&holder(&token, None), at(16_000));
+        let end = progress.note_holder(&holder(&token, None), at(16_000));
         assert!(matches!(end, Some(End::NotALock { .. })), "{end:?}");
 
         let patience = once();
         let mut progress = self::progress(&patience);
-        progress.busy(None, false, at(1000));
+        progress.found_busy(None, false, at(1000));
         match sees(&mut progress, holder(&token, None), false, at(1000)) {
             Step::Sleep { until } => assert_eq!(until, at(1250)),
             other => panic!("{other:?}"),
@@ -683,7 +691,7 @@ mod tests {
             progress.holder().is_none() && progress.is_first_busy(),
             "the wait begins anew"
         );
-        assert_eq!(progress.ask(false), Ask::ClaimOrLook);
+        assert_eq!(progress.next_ask(false), Ask::ClaimOrLook);
         assert!(
             !progress.reclaimed(),
             "dead processes may follow each other for ever"
@@ -694,9 +702,9 @@ mod tests {
     fn a_single_try_that_took_over_from_a_dead_process_asks_for_the_lock_again() {
         let patience = once();
         let mut progress = progress(&patience);
-        progress.busy(None, false, at(1001));
+        progress.found_busy(None, false, at(1001));
         assert!(progress.reclaimed());
-        assert_eq!(progress.ask(false), Ask::ClaimOrLook);
+        assert_eq!(progress.next_ask(false), Ask::ClaimOrLook);
     }
 
     #[test]
@@ -740,10 +748,10 @@ mod tests {
         let shortest = millis(5);
         assert!(matches!(
             fails(&mut progress, lost_answer(), at(1000), at(1001)),
-            Step::Ask
+            Step::AskAgain
         ));
         assert_eq!(
-            progress.ask(false),
+            progress.next_ask(false),
             Ask::ClaimOrLook,
             "it may find its own lost token"
         );
@@ -761,7 +769,7 @@ mod tests {
         progress.answered();
         assert!(matches!(
             fails(&mut progress, lost_answer(), at(1003), at(1004)),
-            Step::Ask
+            Step::AskAgain
         ));
         let again = pause(fails(&mut progress, lost_answer(), at(1001), at(1002)));
         assert!(
@@ -839,7 +847,7 @@ mod tests {
         let mut progress = progress(&patience);
         assert!(matches!(
             fails(&mut progress, lost_answer(), at(1000), at(1001)),
-            Step::Ask
+            Step::AskAgain
         ));
         let step = fails(&mut progress, lost_answer(), at(1001), at(1002));
         assert!(
@@ -866,7 +874,7 @@ mod tests {
         let mut loading = self::progress(&patience);
         assert!(matches!(
             fails(&mut loading, refused("LOADING"), at(1000), at(1001)),
-            Step::Ask
+            Step::AskAgain
         ));
     }
 
@@ -894,7 +902,7 @@ mod tests {
         assert!(progress.silence().is_some());
         let no_connection = Failure::OutOfTime("no connection was free".into());
         assert_eq!(
-            progress.failed(&no_connection, at(1002), at(1002), |_| true),
+            progress.note_failure(&no_connection, at(1002), at(1002), |_| true),
             Kind::OutOfTime
         );
         assert!(progress.silence().is_none());

@@ -58,7 +58,7 @@ pub(crate) struct Hold {
     keep_until: AtomicU64,
     /// How many guards are alive. Only the holding thread writes it.
     depth: AtomicU32,
-    /// The lease, in milliseconds. `extend` changes it.
+    /// The lease, in milliseconds. `set_lease` changes it.
     lease: AtomicU64,
     /// Until when the hold can be trusted. [`Moment::PAST`] (zero) from the beginning of the
     /// release on, and once `end` is recorded. [`RUN_OUT`] if a thread has found that the lease has

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::base::sync::mpsc::Sender;
 use crate::hold::Hold;
 use crate::keeping::orphans::{FIRST_RETRY, OrphanKey};
+use crate::store::Failure;
 
 /// The shortest time from one renewal of a hold to the next that an invalidation causes, however
 /// often others change the key.
@@ -47,18 +49,38 @@ impl LeaseEntry {
     }
 }
 
+/// A request to renew a hold now. The thread that made it waits for the answer.
+#[derive(Debug)]
+pub(crate) struct RenewalRequest {
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) deadline: Moment,
+    pub(crate) answer: Sender<Result<(), Failure>>,
+}
+
+/// What the keeper does in one round.
 #[derive(Debug, Default)]
-pub(crate) struct Due {
+pub(crate) struct WorkDue {
     /// Holds to renew.
     pub(crate) renew: Vec<Arc<Hold>>,
     /// Holds that have run out by the clock.
     pub(crate) over: Vec<Arc<Hold>>,
     /// Keys to delete, if they still hold the orphans' tokens.
     pub(crate) remove: Vec<OrphanKey>,
+    pub(crate) requests: Vec<RenewalRequest>,
 }
 
-impl Due {
+impl WorkDue {
+    pub(crate) fn add(&mut self, more: WorkDue) {
+        self.renew.extend(more.renew);
+        self.over.extend(more.over);
+        self.remove.extend(more.remove);
+        self.requests.extend(more.requests);
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
-        self.renew.is_empty() && self.over.is_empty() && self.remove.is_empty()
+        self.renew.is_empty()
+            && self.over.is_empty()
+            && self.remove.is_empty()
+            && self.requests.is_empty()
     }
 }

@@ -1,7 +1,7 @@
 //! The thread that keeps what is held: it renews leases, reports losses and deletes orphans.
 //!
 //! Each manager has one keeper. The first work for the keeper starts its thread: a hold to renew or
-//! to watch, an orphan, `extend`, `ensure`. The keeper waits for no answer: it hands its work out to
+//! to watch, an orphan, `set_lease`, `ensure`. The keeper waits for no answer: it hands its work out to
 //! a thread for each node (`renewers`). No other thread renews a lease on a server. (`leases` says
 //! when a lease is renewed.)
 
@@ -17,12 +17,13 @@ use crate::base::sync::mpsc::{self, Receiver};
 use crate::base::sync::thread;
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::Hold;
+use crate::keeping::due::RenewalRequest;
 use crate::keeping::losses::LossNotifier;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::renewal;
 use crate::keeping::renewers::Renewers;
 use crate::keeping::slow::Slow;
-use crate::keeping::work::{Keeper, RenewalRequest, Work};
+use crate::keeping::work::{Keeper, Work};
 use crate::store::Failure;
 use crate::waiting::core::Core;
 
@@ -189,7 +190,7 @@ impl Keeper {
             work.leases.age(step, began, now);
             let due = work.take_due(now);
             drop(work);
-            self.expire(&due.due.over);
+            self.expire(&due.over);
             renewal::round(self, &mut &**memory, due);
             left -= step;
             if left.is_zero() {
@@ -256,7 +257,7 @@ fn run(keeper: &Arc<Keeper>) {
         if let Some(slow) = &mut slow {
             slow.warn(keeper);
         }
-        keeper.expire(&work.due.over);
+        keeper.expire(&work.over);
         if let Some(memory) = keeper.core.store.memory() {
             renewal::round(keeper, &mut &**memory, work);
         } else {

@@ -9,7 +9,7 @@ use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::sync::{HashMap, HashSet};
 use crate::hold::Hold;
-use crate::keeping::due::{Due, LeaseEntry};
+use crate::keeping::due::{LeaseEntry, WorkDue};
 use crate::keeping::orphans::{FIRST_RETRY, LAST_RETRY, Orphans};
 
 /// How long a hold is not renewed for the first time, at most. From then on, Redis tracks its key.
@@ -163,8 +163,8 @@ impl Leases {
     ///
     /// When one hold is due, the others are renewed with it, up to an eighth of their period early.
     /// So ten thousand holds that were taken one after the other are renewed in a few pipelines.
-    pub(crate) fn take_due(&mut self, now: Moment) -> Due {
-        let mut due = Due::default();
+    pub(crate) fn take_due(&mut self, now: Moment) -> WorkDue {
+        let mut due = WorkDue::default();
         if self.next() > now {
             return due;
         }
@@ -197,7 +197,7 @@ impl Leases {
     }
 
     /// Drops what is there more than once, and what something has come of since it was handed out.
-    pub(crate) fn drop_answered(&self, due: &mut Due) {
+    pub(crate) fn drop_answered(&self, due: &mut WorkDue) {
         let mut seen = HashSet::default();
         due.renew.retain(|hold| {
             let entry = self.by_number.get(&hold.number);

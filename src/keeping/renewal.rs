@@ -17,8 +17,9 @@ use crate::base::options::Lease;
 use crate::base::sync::HashMap;
 use crate::hold::Hold;
 use crate::keeping::connection::{ExtendAnswers, KeeperCommands, is_elsewhere, is_final};
+use crate::keeping::due::{RenewalRequest, WorkDue};
 use crate::keeping::orphans::OrphanKey;
-use crate::keeping::work::{Keeper, RenewalRequest, WorkDue};
+use crate::keeping::work::Keeper;
 use crate::store::{Compared, Extension, Failure};
 
 /// The most leases that are renewed in one round trip: a late answer delays no more than these.
@@ -27,14 +28,13 @@ const BATCH: usize = 1000;
 /// One round for one node: does what is due and what was requested. (The keeper's own thread
 /// reports the holds that have run out, so no silence delays that.)
 pub(crate) fn round(keeper: &Keeper, redis: &mut impl KeeperCommands, work: WorkDue) {
-    let WorkDue { due, requests } = work;
-    renew_requested(keeper, redis, requests);
-    let answered = renew_due(keeper, redis, &due.renew);
-    if !due.remove.is_empty() {
+    renew_requested(keeper, redis, work.requests);
+    let answered = renew_due(keeper, redis, &work.renew);
+    if !work.remove.is_empty() {
         // Leases are more urgent than orphans, and a Redis that did not answer a renewal will not
         // answer a deletion. Orphans that are left out here come again in a later round.
         let answered =
-            answered && !keeper.is_stopping() && remove_orphans(keeper, redis, &due.remove);
+            answered && !keeper.is_stopping() && remove_orphans(keeper, redis, &work.remove);
         // Another node of a cluster may answer.
         if !keeper.core.store.is_cluster() {
             keeper
@@ -432,8 +432,10 @@ mod tests {
 
     /// One round, in which these holds are due.
     fn renews(keeper: &Arc<Keeper>, redis: &mut Redis, holds: &[Arc<Hold>]) {
-        let mut work = WorkDue::default();
-        work.due.renew = holds.to_vec();
+        let work = WorkDue {
+            renew: holds.to_vec(),
+            ..WorkDue::default()
+        };
         round(keeper, redis, work);
     }
 
@@ -454,8 +456,10 @@ mod tests {
         holds: &[Arc<Hold>],
         orphans: &[&str],
     ) {
-        let mut work = WorkDue::default();
-        work.due.renew = holds.to_vec();
+        let mut work = WorkDue {
+            renew: holds.to_vec(),
+            ..WorkDue::default()
+        };
         for token in orphans {
             keeper
                 .work
@@ -464,8 +468,8 @@ mod tests {
                 .orphans
                 .add(orphan(token), Moment::PAST);
         }
-        work.due.remove = keeper.work.lock().leases.orphans.take_due(Moment::now());
-        assert_eq!(work.due.remove.len(), orphans.len());
+        work.remove = keeper.work.lock().leases.orphans.take_due(Moment::now());
+        assert_eq!(work.remove.len(), orphans.len());
         round(keeper, redis, work);
     }
 
@@ -593,11 +597,8 @@ mod tests {
             &keeper,
             &mut redis,
             WorkDue {
-                due: crate::keeping::due::Due {
-                    remove: due,
-                    ..Default::default()
-                },
-                requests: Vec::new(),
+                remove: due,
+                ..WorkDue::default()
             },
         );
         assert_eq!(redis.removed, [2]);

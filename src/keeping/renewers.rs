@@ -14,8 +14,9 @@ use crate::base::sync::HashMap;
 use crate::base::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use crate::base::sync::thread::{self, JoinHandle};
 use crate::keeping::connection::KeeperConnection;
+use crate::keeping::due::{RenewalRequest, WorkDue};
 use crate::keeping::renewal;
-use crate::keeping::work::{Keeper, RenewalRequest, WorkDue};
+use crate::keeping::work::Keeper;
 use crate::store::{Failure, Node};
 
 /// How often a thread without work checks whether its connection has ended.
@@ -116,7 +117,7 @@ fn serve(keeper: &Keeper, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
                 for more in inbox.try_iter() {
                     work.add(more);
                 }
-                keeper.work.lock().leases.drop_answered(&mut work.due);
+                keeper.work.lock().leases.drop_answered(&mut work);
                 renewal::round(keeper, &mut connection, work);
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -136,14 +137,14 @@ type Parts = HashMap<u64, (Arc<Node>, WorkDue)>;
 /// a key is answered now.
 fn by_node(keeper: &Keeper, work: WorkDue) -> impl Iterator<Item = (Arc<Node>, WorkDue)> {
     let mut parts = Parts::default();
-    for hold in work.due.renew {
+    for hold in work.renew {
         if let Some(part) = part_of(&mut parts, keeper, hold.key.in_redis()) {
-            part.due.renew.push(hold);
+            part.renew.push(hold);
         }
     }
-    for orphan in work.due.remove {
+    for orphan in work.remove {
         if let Some(part) = part_of(&mut parts, keeper, &orphan.redis_key) {
-            part.due.remove.push(orphan);
+            part.remove.push(orphan);
         }
     }
     for request in work.requests {
@@ -202,10 +203,7 @@ mod tests {
         let work = [first, first.after(LEASE / 10)].map(|now| {
             let due = keeper.work.lock().leases.take_due(now);
             assert_eq!(due.renew.len(), 1);
-            WorkDue {
-                due,
-                requests: Vec::new(),
-            }
+            due
         });
         (keeper, hold, work)
     }

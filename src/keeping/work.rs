@@ -7,14 +7,13 @@ use crate::base::emit::warn;
 use crate::base::error::LostCause;
 use crate::base::options::WarnAfter;
 use crate::base::owner::process::Workers;
-use crate::base::sync::mpsc::Sender;
 use crate::base::sync::thread::JoinHandle;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
-use crate::keeping::due::Due;
+use crate::keeping::due::{RenewalRequest, WorkDue};
 use crate::keeping::leases::Leases;
 use crate::keeping::losses::LossNotifier;
-use crate::store::{Failure, Node};
+use crate::store::Node;
 use crate::waiting::core::Core;
 
 /// The keeper of one manager. Any thread notes work for it here.
@@ -25,7 +24,7 @@ pub(crate) struct Keeper {
     pub(crate) work: Mutex<Work>,
     /// Wakes the thread when something is due sooner than the thread knew.
     pub(crate) due_sooner: Condvar,
-    /// The keeper's thread.
+    /// The threads that do the keeper's work: they must not wait for their own end.
     pub(crate) workers: Workers,
 }
 
@@ -39,21 +38,6 @@ pub(crate) struct Work {
     pub(crate) warn_after: Option<WarnAfter>,
     pub(crate) thread: Option<JoinHandle<()>>,
     pub(crate) stop: bool,
-}
-
-/// A request to renew a hold now. The thread that made it waits for the answer.
-#[derive(Debug)]
-pub(crate) struct RenewalRequest {
-    pub(crate) hold: Arc<Hold>,
-    pub(crate) deadline: Moment,
-    pub(crate) answer: Sender<Result<(), Failure>>,
-}
-
-/// What the keeper does in one round.
-#[derive(Debug, Default)]
-pub(crate) struct WorkDue {
-    pub(crate) due: Due,
-    pub(crate) requests: Vec<RenewalRequest>,
 }
 
 impl Work {
@@ -71,22 +55,9 @@ impl Work {
 
     pub(crate) fn take_due(&mut self, now: Moment) -> WorkDue {
         WorkDue {
-            due: self.leases.take_due(now),
             requests: std::mem::take(&mut self.requests),
+            ..self.leases.take_due(now)
         }
-    }
-}
-
-impl WorkDue {
-    pub(crate) fn add(&mut self, more: WorkDue) {
-        self.due.renew.extend(more.due.renew);
-        self.due.over.extend(more.due.over);
-        self.due.remove.extend(more.due.remove);
-        self.requests.extend(more.requests);
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.due.is_empty() && self.requests.is_empty()
     }
 }
 

@@ -59,14 +59,14 @@ impl Request<'_> {
     }
 
     pub(crate) fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
-        self.with_lock_result(|_| Ok(body()))
+        self.run(self.enter(self.options.wait)?, |_| Ok(body()))
     }
 
     pub(crate) fn with_lock_result<T, E: From<Error>>(
         &self,
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.run(self.lock()?, body)
+        self.run(self.enter(self.options.wait)?, body)
     }
 
     pub(crate) fn try_with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<Option<T>, Error> {

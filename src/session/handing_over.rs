@@ -162,7 +162,7 @@ impl Session {
     /// The turn, if no thread of this process has it; otherwise one outside of the queue.
     fn turn_or_outside(&self, wait: &Wait<'_>, claim: &Claim) -> Turn {
         let queues = &self.core.queues;
-        let name = &self.queue(wait.key, &claim.token);
+        let name = &self.queue_name(wait.key, &claim.token);
         match queues.join(name, wait, || claim.clone()) {
             Ok(joined) => joined.turn,
             Err(_) => Turn::outside(queues, name),

@@ -142,7 +142,7 @@ impl Session {
 
     /// By which name the threads queue that want this key, each with a token. If the manager is
     /// disabled, no other thread has that name.
-    pub(super) fn queue(&self, key: &Key, token: &str) -> Arc<str> {
+    pub(super) fn queue_name(&self, key: &Key, token: &str) -> Arc<str> {
         if self.core.store.is_disabled() {
             token.into()
         } else {

@@ -5,7 +5,8 @@
 //! answer: its own map, the queue of its process, Redis. A thread that gives a lock back goes the
 //! same way: out of the map, out of Redis, and then the turn in the queue goes to the next thread.
 //!
-//! [`taking`] and [`release`] have the steps of the story. [`several`] takes many locks. [`upkeep`]
+//! [`taking`] has what `enter` calls, and [`release`] the seven steps of a release. [`several`] takes
+//! many locks. [`upkeep`]
 //! is for a lock while it is held, [`looking`] for one that somebody else may hold, [`report`] for
 //! what goes on now, [`handing_over`] for a hold that moves to another thread or process
 //! ([`adoptions`] counts what is under way of that), [`setup`] and [`shutdown`] for the begin and the
@@ -86,23 +87,23 @@ impl Session {
         let wait = self.wait_for(&key, &owner, patience, stop);
 
         // 2. The queue of this process. One thread at a time asks Redis for a key. The others wait
-        //    behind it, and the one in front may take the lock for the next one, in the round trip
-        //    of its own release.
+        //    behind it. For a few milliseconds (`Builder::local_handoff`), the one in front takes
+        //    the lock for the next one, in the round trip of its own release.
         let joined = self.join_queue(&wait, &claim)?;
 
         // 3. Redis. The thread asks. If the lock is busy, the thread sleeps until the key changes,
-        //    and asks again.
+        //    and asks again. (If other processes are to have a chance first, `begin` sleeps.)
         let context = self.context(&wait, &claim, options);
         let mut acquisition = Acquisition::begin(context, &joined, claim);
         let taken = loop {
             if let Some(taken) = acquisition.ask()? {
                 break taken;
             }
-            acquisition.sleep()?;
+            acquisition.wait_for_next_attempt()?;
         };
-        drop(acquisition);
+        drop(acquisition); // No wake-up is for this thread any more,
         wait.ends();
-        drop(wait);
+        drop(wait); // and it is in no list of waiting threads.
 
         // 4. The thread has the lock. The keeper renews its lease, the queue knows that it is held,
         //    and the thread's map leads to it.

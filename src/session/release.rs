@@ -36,7 +36,7 @@ pub(crate) fn give_back(
     let began = Moment::now();
     // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the claim
     //    could not go out with the release, and each turn would cost one more round trip.
-    let next = turn.hand_off(local_handoff.unwrap_or_default(), began, deadline);
+    let next = turn.begin_release(local_handoff.unwrap_or_default(), began, deadline);
 
     // 2. Close the hold, so that no thread trusts it any more. If this came after step 3, the
     //    holder would trust a lock that another process may have by then. The keeper would find the
@@ -61,12 +61,14 @@ pub(crate) fn give_back(
 
     release.conclude(keeper, &turn, &outcome);
 
-    // 7. End the turn. If this came before step 3, the next thread would compete with this
-    //    release. If it came before step 4, the next thread could hold the lock while this hold
-    //    does not count as over yet.
-    if let Some(next) = next
-        && let Some(unused) = turn.settle(&next, outcome.handed)
-    {
+    // 7. End the turn. If this came before step 3, the next thread would compete with this release.
+    //    If it came before step 4, the next thread could hold the lock while this hold does not
+    //    count as over yet.
+    let Some(next) = next else {
+        drop(turn);
+        return outcome.result;
+    };
+    if let Some(unused) = turn.settle(&next, outcome.handed) {
         keeper.delete_later(OrphanKey {
             redis_key: hold.key.in_redis().to_owned(),
             token: unused.claim.token,

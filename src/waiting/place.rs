@@ -121,7 +121,7 @@ impl<'a> QueuePlace<'a> {
         // first. If it left now, the key would stay behind, for the keeper to delete after the
         // program has exited.
         let may_get_it = queue.is_handing_off() && queue.is_next(Some(self.me));
-        let must_not = self.wait.may_sleep(queue.seen()).err();
+        let must_not = self.wait.before_sleep(queue.seen()).err();
         let stays = |why: &MustNotWait| matches!(why, MustNotWait::Stopped) && may_get_it;
         if let Some(why) = must_not.filter(|why| !stays(why)) {
             Some(NoTurn::MustNotWait(why))
@@ -186,7 +186,7 @@ mod tests {
         assert!(
             matches!(step(&mut waits, &queue, true, 1601), QueueStep::Sleep { until } if until == at(2601))
         );
-        let _ = queue.hand_off(1, Duration::ZERO, at(2000), at(2001));
+        let _ = queue.begin_release(1, Duration::ZERO, at(2000), at(2001));
         assert!(
             matches!(
                 step(&mut waits, &queue, false, 2000),

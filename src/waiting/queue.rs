@@ -114,7 +114,7 @@ impl WaitQueue {
         let budget = last
             .filter(|_| !is_over)
             .map_or(HandoffBudget::new(now), |last| last.at(now));
-        self.front = Some(self.front(number, budget, now));
+        self.front = Some(self.new_front(number, budget, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
         let nap = self.past.first_nap(last.filter(|_| is_over), now);
         let crowded = self.past.contention.contention() > 0.0;
@@ -166,7 +166,7 @@ impl WaitQueue {
         self.answered(number);
     }
 
-    fn front(&self, number: u64, budget: HandoffBudget, now: Moment) -> Front {
+    fn new_front(&self, number: u64, budget: HandoffBudget, now: Moment) -> Front {
         Front {
             number,
             started: now,
@@ -276,7 +276,7 @@ impl WaitQueue {
     ///
     /// No claim is sent if `limit` is zero (no hand-offs), if the budget is spent, or if the waiter
     /// may have given up by `answer_by`, when the answer comes at the latest.
-    pub(super) fn hand_off(
+    pub(super) fn begin_release(
         &mut self,
         number: u64,
         limit: Duration,
@@ -314,7 +314,7 @@ impl WaitQueue {
         };
         self.waiting.pop_front();
         self.last_was_short = now.since(last.started) < AWAKE;
-        let front = self.front(next, last.budget.handed_off(), now);
+        let front = self.new_front(next, last.budget.handed_off(), now);
         self.front = Some(Front {
             handed: Some((Arc::clone(to), handed)),
             ..front
@@ -419,7 +419,7 @@ mod tests {
     fn a_claim_that_was_sent_for_a_waiter_is_handed_off_to_it() {
         let (mut queue, [second, third]) = queue();
         let next = queue
-            .hand_off(1, LIMIT, at(0), at(1))
+            .begin_release(1, LIMIT, at(0), at(1))
             .expect("a thread waits");
         assert!(Arc::ptr_eq(&next, &second));
         assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
@@ -448,7 +448,7 @@ mod tests {
         let (mut queue, [second]) = queue();
         let hold = hold();
         queue.holds(1, &hold, at(0));
-        queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
+        queue.begin_release(1, LIMIT, at(0), at(1)).unwrap();
         hold.mark_released();
         assert!(
             queue.start_turn(2, Some(&second), false, at(0)).is_none(),
@@ -471,7 +471,7 @@ mod tests {
         let hold = hold();
         queue.holds(1, &hold, at(0));
         assert!(queue.is_settled(at(1)));
-        queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
+        queue.begin_release(1, LIMIT, at(0), at(1)).unwrap();
         hold.mark_released();
         assert!(!queue.is_settled(at(1)) && queue.hold().is_none());
         assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
@@ -494,8 +494,8 @@ mod tests {
     #[test]
     fn no_claim_is_sent_for_a_waiter_that_may_give_up_before_the_answer() {
         let (mut queue, [second, third]) = queue();
-        assert!(queue.hand_off(1, LIMIT, at(0), SOON).is_none());
-        queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
+        assert!(queue.begin_release(1, LIMIT, at(0), SOON).is_none());
+        queue.begin_release(1, LIMIT, at(0), at(1)).unwrap();
         queue.leave(&second);
         assert!(
             !queue.pass_turn(1, &second, 2, GONE, at(0)),
@@ -527,7 +527,7 @@ mod tests {
         };
         for number in 1..3 {
             let now = at(9 * number);
-            let next = queue.hand_off(number, LIMIT, now, now).unwrap();
+            let next = queue.begin_release(number, LIMIT, now, now).unwrap();
             assert!(queue.pass_turn(number, &next, number + 1, taken, now));
             assert_eq!(
                 queue.start_turn(9, Some(&next), false, now).unwrap().nap,
@@ -536,7 +536,7 @@ mod tests {
             queue.holds(number + 1, &hold(), now);
         }
         assert!(
-            queue.hand_off(3, LIMIT, at(20), at(21)).is_none(),
+            queue.begin_release(3, LIMIT, at(20), at(21)).is_none(),
             "20 ms with the lock"
         );
         assert!(queue.end_turn(3, at(20)));
@@ -548,7 +548,7 @@ mod tests {
                 >= 3 * SHORTEST
         );
         assert!(
-            queue.hand_off(4, LIMIT, at(20), at(21)).is_some(),
+            queue.begin_release(4, LIMIT, at(20), at(21)).is_some(),
             "there is a new budget"
         );
     }
@@ -564,7 +564,7 @@ mod tests {
             })),
             at(2),
         );
-        queue.hand_off(1, AT_ONCE, at(8), at(8));
+        queue.begin_release(1, AT_ONCE, at(8), at(8));
         assert!(queue.end_turn(1, at(8)));
         let nap = queue.start_turn(2, None, false, at(8)).unwrap().nap;
         assert!(SHORTEST <= nap && nap <= SHORTEST * 4 / 3, "{nap:?}");
@@ -575,7 +575,7 @@ mod tests {
         for others in [false, true] {
             let (mut queue, [second, _]) = queue();
             queue.holds(1, &hold(), at(0));
-            queue.hand_off(1, LIMIT, at(12), SOON);
+            queue.begin_release(1, LIMIT, at(12), SOON);
             assert!(queue.end_turn(1, at(12)));
             queue.start_turn(2, Some(&second), false, at(12)).unwrap();
             if others {
@@ -583,7 +583,7 @@ mod tests {
             }
             queue.holds(2, &hold(), at(13));
             assert_eq!(
-                queue.hand_off(2, LIMIT, at(21), at(22)).is_some(),
+                queue.begin_release(2, LIMIT, at(21), at(22)).is_some(),
                 others,
                 "20 ms with the lock"
             );
@@ -601,7 +601,7 @@ mod tests {
         assert!(queue.end_turn(1, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         queue.holds(2, &hold(), at(0));
-        queue.hand_off(2, LIMIT, at(0), at(1)).unwrap();
+        queue.begin_release(2, LIMIT, at(0), at(1)).unwrap();
         assert!(queue.pass_turn(
             2,
             &third,
@@ -633,7 +633,11 @@ mod tests {
             })),
             at(2),
         );
-        assert!(queue.hand_off(1, Duration::ZERO, at(30), at(31)).is_none());
+        assert!(
+            queue
+                .begin_release(1, Duration::ZERO, at(30), at(31))
+                .is_none()
+        );
         assert!(queue.end_turn(1, at(30)));
         assert_eq!(
             queue
@@ -671,7 +675,7 @@ mod tests {
         let (mut queue, _) = queue::<0>();
         sees(&mut queue, 1);
         queue.holds(1, &hold(), at(0));
-        queue.hand_off(1, AT_ONCE, at(1), at(1));
+        queue.begin_release(1, AT_ONCE, at(1), at(1));
         assert!(queue.end_turn(1, at(1)));
         queue.end();
         assert!(
@@ -702,7 +706,7 @@ mod tests {
     fn only_the_first_waiter_stays_awake_for_the_end_of_a_turn() {
         let (mut queue, [second, third]) = queue();
         assert_eq!(queue.ending(&second), None);
-        queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
+        queue.begin_release(1, LIMIT, at(0), at(1)).unwrap();
         assert_eq!(
             (queue.ending(&second), queue.ending(&third)),
             (Some(1), None)
@@ -767,7 +771,7 @@ mod tests {
         let (mut queue, [second]) = queue();
         sees(&mut queue, 1);
         queue.holds(1, &hold(), at(0));
-        queue.hand_off(1, AT_ONCE, at(1), at(1));
+        queue.begin_release(1, AT_ONCE, at(1), at(1));
         assert!(queue.end_turn(1, at(1)));
         assert!(
             queue
@@ -793,7 +797,7 @@ mod tests {
             })),
             at(0),
         );
-        queue.hand_off(1, Duration::from_millis(5), at(millis), at(millis));
+        queue.begin_release(1, Duration::from_millis(5), at(millis), at(millis));
         assert!(queue.end_turn(1, at(millis)));
         queue
     }
@@ -833,7 +837,7 @@ mod tests {
             let (begun, over) = (at(4 + number), at(5 + number));
             let nap = queue.start_turn(number, None, false, begun).unwrap().nap;
             queue.holds(number, &hold(), begun);
-            queue.hand_off(number, AT_ONCE, over, over);
+            queue.begin_release(number, AT_ONCE, over, over);
             assert!(queue.end_turn(number, over));
             nap
         });
@@ -844,13 +848,13 @@ mod tests {
     fn a_failed_hand_off_does_not_count_once_another_process_was_seen() {
         let (mut queue, [second, _]) = queue();
         queue.holds(1, &hold(), at(0));
-        queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
+        queue.begin_release(1, LIMIT, at(0), at(1)).unwrap();
         assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         sees(&mut queue, 2);
         queue.holds(2, &hold(), at(500));
         assert!(
-            queue.hand_off(2, LIMIT, at(501), at(502)).is_some(),
+            queue.begin_release(2, LIMIT, at(501), at(502)).is_some(),
             "another process had the lock"
         );
     }
@@ -860,7 +864,7 @@ mod tests {
         let (mut queue, [second, _]) = queue();
         let hold = hold();
         queue.holds(1, &hold, at(0));
-        queue.hand_off(1, AT_ONCE, at(6), at(7));
+        queue.begin_release(1, AT_ONCE, at(6), at(7));
         hold.mark_released();
         assert!(
             !queue
@@ -915,7 +919,7 @@ mod tests {
         for (handed, since) in [(spoilt, Some(30)), (taken, None)] {
             let (mut queue, [second]) = queue();
             queue.answered(1);
-            queue.hand_off(1, LIMIT, at(10), at(11)).unwrap();
+            queue.begin_release(1, LIMIT, at(10), at(11)).unwrap();
             assert!(queue.pass_turn(1, &second, 2, handed, at(40)));
             let start = queue.start_turn(3, Some(&second), false, at(50)).unwrap();
             assert_eq!(silent_since(&queue), since, "{handed:?}");

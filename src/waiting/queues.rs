@@ -77,7 +77,7 @@ impl WaitQueues {
     ) -> Result<Joined, NoTurn> {
         let patience = wait.patience;
         let mut table = self.table.lock();
-        let number = table.number();
+        let number = table.next_number();
         let queue = table.queue(name);
         if let Some(start) = queue.start_turn(number, None, patience.once, Moment::now()) {
             return Ok(Joined {
@@ -95,7 +95,7 @@ impl WaitQueues {
         let mut place = QueuePlace::new(&me, wait);
         loop {
             let now = Moment::now();
-            let number = table.number();
+            let number = table.next_number();
             let queue = table.queue(name);
             if let Some(start) = queue.start_turn(number, Some(&me), false, now) {
                 notify_first(table, name); // The thread behind may have to stay awake.
@@ -307,12 +307,12 @@ impl Turn {
         });
     }
 
-    /// The release begins, and the next thread may get ready. If this returns the next thread, its
-    /// claim has to be sent behind the release.
+    /// Notes that the release begins, so that the next thread gets ready. Returns that thread if the
+    /// lock is to be handed off to it: then its claim has to be sent behind the release.
     ///
-    /// A thread that may give up before the answer comes, at `answer_by` at the latest, is not
-    /// returned.
-    pub(crate) fn hand_off(
+    /// `None` if the thread may give up before the answer comes, which is at `answer_by` at the
+    /// latest; or if the process has had the lock for longer than `limit`.
+    pub(crate) fn begin_release(
         &self,
         limit: Duration,
         now: Moment,
@@ -320,7 +320,7 @@ impl Turn {
     ) -> Option<Arc<Waiter>> {
         let mut table = self.queues.table.lock();
         let queue = table.of_mut(&self.name)?;
-        let to = queue.hand_off(self.number, limit, now, answer_by);
+        let to = queue.begin_release(self.number, limit, now, answer_by);
         notify(queue.waiting.front().cloned(), table);
         to
     }
@@ -338,7 +338,7 @@ impl Turn {
         }
         let mut table = self.queues.table.lock();
         let now = Moment::now();
-        let next = table.number();
+        let next = table.next_number();
         let queue = table.of_mut(&self.name);
         self.is_over =
             queue.is_some_and(|queue| queue.pass_turn(self.number, to, next, handed, now));
@@ -596,7 +596,8 @@ pub(crate) mod tests {
             false,
         );
         assert!(
-            turn.hand_off(over, Moment::now(), Moment::PAST).is_none(),
+            turn.begin_release(over, Moment::now(), Moment::PAST)
+                .is_none(),
             "no thread waits"
         );
         drop(turn);
@@ -713,7 +714,7 @@ pub(crate) mod tests {
                 while queues.table.lock().queue(&name()).waiting.is_empty() && !next.is_finished() {
                     thread::yield_now();
                 }
-                let Some(to) = turn.hand_off(limit, Moment::now(), Moment::PAST) else {
+                let Some(to) = turn.begin_release(limit, Moment::now(), Moment::PAST) else {
                     continue; // The waiter had given up before that.
                 };
                 while wait == 10 && !next.is_finished() {

@@ -41,7 +41,7 @@ impl Table {
     }
 
     /// A number that no turn has had.
-    pub(super) fn number(&mut self) -> u64 {
+    pub(super) fn next_number(&mut self) -> u64 {
         self.turns += 1;
         self.turns
     }

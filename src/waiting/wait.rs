@@ -20,7 +20,7 @@ pub(crate) struct Wait<'a> {
     pub(crate) key: &'a Key,
     pub(crate) thread: &'a Owner,
     pub(crate) patience: &'a Patience,
-    /// Either ends the wait: the end of the manager, and the caller's own handle.
+    /// What ends the wait early: the end of the manager, or the caller's own handle, if it has one.
     stops: [Option<&'a StopHandle>; 2],
     deadlock: DeadlockWatch<'a>,
     listed: ListedWait<'a>,
@@ -93,9 +93,10 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
-    /// The thread is about to sleep. Redis has named this holder, if any. Returns why the thread
-    /// must not sleep, if it must not. The caller may hold a lock.
-    pub(crate) fn may_sleep(&self, seen: Option<&Holder>) -> Result<(), MustNotWait> {
+    /// Lists the thread as waiting, and as blocked, since it is about to sleep. Redis has named this
+    /// holder, if any. Returns why the thread must not sleep, if it must not. The caller may hold a
+    /// lock.
+    pub(crate) fn before_sleep(&self, seen: Option<&Holder>) -> Result<(), MustNotWait> {
         self.may_go_on()?;
         self.deadlock.begins(seen).map_err(MustNotWait::Deadlock)?;
         self.listed.begins();
@@ -111,12 +112,12 @@ impl<'a> Wait<'a> {
 
     /// The wait is over, and the thread has the lock.
     pub(crate) fn ends(&self) {
-        self.listed.ends(None);
+        self.listed.log_end(None);
     }
 
     /// The wait is over, with this error. Counts it, and says what the thread holds meanwhile.
     pub(crate) fn fails(&self, mut error: Error) -> Error {
-        self.listed.ends(Some(&error));
+        self.listed.log_end(Some(&error));
         match &mut error {
             Error::Timeout { held, .. } => {
                 self.manager.counters.timed_out.add(1);

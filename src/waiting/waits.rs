@@ -264,8 +264,8 @@ impl<'a> ListedWait<'a> {
         self.next_report.get()
     }
 
-    /// The wait is over: with the lock, or with an error.
-    pub(crate) fn ends(&self, error: Option<&Error>) {
+    /// Logs that the wait is over: with the lock, or with an error.
+    pub(crate) fn log_end(&self, error: Option<&Error>) {
         if self.is_announced.get() {
             let thread = self.thread;
             let name = self.key.name();

@@ -109,9 +109,9 @@ impl Scene {
     fn keep(&self) {
         let shared = &self.keeper;
         while let Some(work) = shared.next_round(Moment::NEVER) {
-            let in_time = work.due.over.is_empty() || self.hold.lost().is_some();
+            let in_time = work.over.is_empty() || self.hold.lost().is_some();
             assert!(in_time || self.silent, "nobody renewed it in time");
-            shared.expire(&work.due.over);
+            shared.expire(&work.over);
             round(shared, &mut &*self, work);
             assert!(self.silent || shared.core.counters.read().renewal_errors == 0);
             if shared.core.counters.read().lost > 0 {

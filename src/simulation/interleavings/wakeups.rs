@@ -226,7 +226,7 @@ impl Scene {
         loop {
             let end = match acquisition.ask() {
                 Ok(Some(_)) => return true,
-                Ok(None) => acquisition.sleep().err(),
+                Ok(None) => acquisition.wait_for_next_attempt().err(),
                 Err(end) => Some(end),
             };
             match end {

@@ -58,11 +58,11 @@ impl Keys {
         }
     }
 
-    /// Takes a key that is free.
+    /// Takes a key that is free. Returns the fencing token, if one is wanted.
     pub(super) fn take(&mut self, wanted: Wanted<'_>) -> Option<u64> {
         if self.by_name.len() == self.by_name.capacity() {
             self.by_name.retain(|_, entry| entry.is_live());
-            // So the next time comes after as many new keys as there are now.
+            // So the keys are looked through again after as many new ones as there are now.
             self.by_name.reserve(self.by_name.len() + 1);
         }
         let value = wanted.token.to_owned();

@@ -169,7 +169,7 @@ impl MemoryStore {
         Some(entry.holder())
     }
 
-    /// Makes each key older by `span`, and an outage. But not what was taken since `began`.
+    /// Makes each key that was taken before `began` older by `span`, and shortens an outage by it.
     pub(crate) fn age(&self, span: Duration, began: Moment) {
         let mut keys = self.keys.lock();
         for entry in keys
