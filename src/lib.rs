@@ -21,31 +21,11 @@
 //! a lock to its last. A *waiter* is a thread that waits for a lock. The *lease* is how long Redis
 //! keeps a lock that is not renewed. The *keeper* is the thread that renews leases.
 //!
-//! # What is not promised
+//! The [guide] has a page for each larger question, among them what a program sees
+//! [whatever fails](guide::guarantees), and how to [set up Redis](guide::operations).
 //!
-//! - A lease binds Redis, not the holder. The lease is renewed [while the lock is
-//!   held](Lock::renew). But a process that was paused, or cut off from Redis, for longer than the
-//!   lease has lost the lock, and another process may have it. Call [`LockGuard::confirm`] before a
-//!   step that cannot be undone. If a late write would do damage, let the resource itself refuse
-//!   it.
-//! - A [token](LockGuard::token) is not a fencing token: tokens have no order. A lock that is
-//!   [`fenced`](Lock::fenced) has [one](LockGuard::fence), for a resource that compares it.
-//! - Redis can forget a lock early: by a failover to a replica that lagged behind, an eviction
-//!   policy other than `noeviction`, a flush, a restart without persistence, or a step of the
-//!   server's clock. Such a hold is [lost](Error::Lost). The first renewal comes a second after
-//!   the hold began (or a third of the lease, if that is less). If the lock is forgotten before that,
-//!   this renewal finds the loss. After it, an invalidation reports a loss within milliseconds; if
-//!   Redis sends no [invalidations](#waiting), the next renewal finds the loss. Without renewals, the
-//!   release does.
-//! - One server has a lock: the one in the URL, the master that Sentinel names, or a master of a
-//!   Redis Cluster. This is not Redlock.
-//! - The time for which the machine is suspended counts against a lease on Linux, Android and
-//!   Apple's systems. On other systems, the clock may stand still while the machine is suspended,
-//!   and a hold may look valid for too long.
-//! - The system resolves host names, and no timeout of this crate limits how long that takes.
-//!
-//! The whole list is in `docs/guarantees.md` of the repository. For the Redis user, settings and
-//! monitoring, see `docs/operations.md`.
+#![doc = include_str!("guide.md")]
+#![doc = include_str!("../docs/not-promised.md")]
 //!
 //! # Sentinel
 //!
@@ -54,7 +34,7 @@
 //! (The scheme `rediss+sentinel` uses TLS, also to the sentinels.) The sentinels have a
 //! [login](Builder::sentinel_login) of their own. After a switch, waiters ask the new
 //! master at once, and renewed holds are checked there. A failover can lose a lock:
-//! [`Builder::replicas`] closes that. `docs/engines.md` of the repository helps to choose.
+//! [`Builder::replicas`] closes that. [The page on engines](guide::engines) helps to choose.
 //!
 //! # Redis Cluster
 //!
@@ -125,7 +105,7 @@
 //! [`held`](LockManager::held) find nothing, guards are not valid, and each operation that can fail
 //! returns [`Error::Forked`].
 //!
-//! `docs/threads.md` of the repository is about thread pools, rayon, async code, forks and exits.
+//! [The page on threads](guide::threads) is about thread pools, rayon, async code, forks and exits.
 //!
 //! A thread-local of your program may hold a guard or the manager, or take a lock in its
 //! destructor. But this crate keeps the map of a thread's holds in a thread-local, too, and the
@@ -134,19 +114,22 @@
 //! - a thread that takes a lock again waits for itself;
 //! - a lock that the thread takes is not renewed.
 //!
-//! Each manager has up to five threads of its own, and with sentinels up to six:
+//! Each manager has threads of its own:
 //!
 //! | thread | what it does | from when on |
 //! |---|---|---|
+//! | `relatch-probe` | ends at once: it shows that the system can start threads | the start |
 //! | `relatch-pool-0` | looks after idle connections | the start |
 //! | `relatch-keeper` | knows when leases are to be renewed, and reports losses | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`], the first hold; or the first orphan (a key that a lost answer may have left behind); with [`Builder::warn_after`], the start |
-//! | `relatch-renewer` | renews leases, finishes late releases | the first renewal, or the first orphan |
+//! | `relatch-renewer`, for each server | renews leases, finishes late releases | the first renewal, or the first orphan |
 //! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | the first loss |
+//! | `relatch-listen`, for each server | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
 //! | `relatch-sentinel` | receives the sentinels' reports of another master | with sentinels: the first connection |
-//! | `relatch-listen` | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
+//! | `relatch-cluster` | reads the map of the cluster | in a cluster: the first command |
 //!
+//! Only a cluster has more than one server in this table: each master with locks of this manager.
 //! These threads end when the program drops the last handle or guard. The drop [waits](LockManager)
-//! for the last five.
+//! for all but the first two.
 //!
 //! # Waiting
 //!
@@ -179,6 +162,8 @@
 //! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
 //! | `relatch::listener` | | waiters have to poll (logged once, until invalidations come again); the thread panicked, or still connects when the last handle is dropped | invalidations come again | |
 //! | `relatch::sentinel` | | no sentinel reports another master (logged once, until one does); the thread panicked, or still connects when the last handle is dropped | another master; reports come again | |
+//! | `relatch::cluster` | | no node sends a map (logged once, until one does); the thread panicked, or still asks when the last handle is dropped | a node sends a map again | a node without a map, or with an old one; how many slots have another node |
+//! | `relatch::connection` | | | | each new connection: version, mode and role of the server |
 //! | `relatch::keeper` | | each try that left leases without renewal; the thread panicked | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
 //! | `relatch::slow` | | a wait or a hold that lasts longer than [`Builder::warn_after`] says | | |
@@ -187,7 +172,9 @@
 //! | `relatch::force_unlock` | | a lock that was force-unlocked, and its holder | | |
 //! | `relatch::disabled` | | locks are [disabled](LockManager::disabled) (logged once in the process) | | |
 
-// The rooms and files in the order of the layers: each uses only those below it.
+pub mod guide;
+
+// The rooms in the order of the layers: each uses only those below it.
 #[cfg(test)]
 mod simulation;
 mod manager;
@@ -229,13 +216,3 @@ pub use crate::waiting::waits::WaitingThread;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-/// The code of the guide for people who come from another lock, compiled.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/coming-from.md")]
-struct ComingFrom;
-
-/// The code of the page on testing, compiled and run.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/testing.md")]
-struct Testing;

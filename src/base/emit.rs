@@ -14,6 +14,21 @@ pub(crate) use with_recorder::{change, count, describe, record};
 #[cfg(not(feature = "metrics"))]
 pub(crate) use without_recorder::{change, count, describe, record};
 
+/// A metric: its name, and one sentence on it.
+#[derive(Debug)]
+pub(crate) struct Metric {
+    pub(crate) name: &'static str,
+    pub(crate) help: &'static str,
+}
+
+/// What a metric counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
 /// Whether a line at `debug`, or the change of a gauge, may go anywhere. Calls no code of the
 /// program.
 pub(crate) fn may_be_on() -> bool {
@@ -46,11 +61,10 @@ mod with_recorder {
     use std::time::Duration;
 
     use ::metrics::{
-        counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+        Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
     };
 
-    use super::contain;
-    use crate::base::stats::metrics::{COUNTERS, GAUGES, HISTOGRAMS, Metric};
+    use super::{Kind, Metric, contain};
 
     pub(crate) fn count(metric: &Metric, more: u64) {
         if more > 0 {
@@ -66,17 +80,14 @@ mod with_recorder {
         contain(|| histogram!(metric.name).record(time.as_secs_f64()));
     }
 
-    /// Gives the recorder the texts of all metrics.
-    pub(crate) fn describe() {
-        for (metric, _) in COUNTERS {
-            contain(|| describe_counter!(metric.name, metric.help));
-        }
-        for (metric, _) in GAUGES {
-            contain(|| describe_gauge!(metric.name, metric.help));
-        }
-        for (metric, _) in HISTOGRAMS {
-            contain(|| describe_histogram!(metric.name, ::metrics::Unit::Seconds, metric.help));
-        }
+    /// Gives the recorder the text of a metric.
+    pub(crate) fn describe(metric: &Metric, kind: Kind) {
+        let Metric { name, help } = *metric;
+        contain(|| match kind {
+            Kind::Counter => describe_counter!(name, help),
+            Kind::Gauge => describe_gauge!(name, help),
+            Kind::Histogram => describe_histogram!(name, Unit::Seconds, help),
+        });
     }
 }
 
@@ -84,7 +95,7 @@ mod with_recorder {
 mod without_recorder {
     use std::time::Duration;
 
-    use crate::base::stats::metrics::Metric;
+    use super::{Kind, Metric};
 
     #[inline]
     pub(crate) fn count(_: &Metric, _: u64) {}
@@ -96,5 +107,5 @@ mod without_recorder {
     pub(crate) fn record(_: &Metric, _: Duration) {}
 
     #[inline]
-    pub(crate) fn describe() {}
+    pub(crate) fn describe(_: &Metric, _: Kind) {}
 }

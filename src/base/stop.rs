@@ -57,7 +57,9 @@ impl StopHandle {
     /// and sends nothing.
     ///
     /// Do not call this in a signal handler, since it locks a mutex. Call it in a thread that waits
-    /// for signals, as `examples/shutdown.rs` of the repository does.
+    /// for signals, as
+    /// [`examples/shutdown.rs`](https://github.com/relatch/relatch/blob/main/examples/shutdown.rs)
+    /// does.
     pub fn stop(&self) {
         // The flag comes first. A waiter looks at the flag under the mutex that its sleep gives
         // free, and each call below takes that mutex. So a waiter that saw no flag sleeps by then,

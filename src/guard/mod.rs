@@ -3,10 +3,10 @@
 //! The guard, by which a thread holds a lock, is here. `several` is the one of several locks, and
 //! `watch` the watch, by which other threads observe the hold. `detached` is a hold that belongs to
 //! no thread, and `handing_over` has the ways out of a thread.
-//! This room may use `session`, `keeping`, `waiting`, `hold` and `base`.
+//! This room may use `session`, `waiting`, `hold` and `base`.
 
-mod detached;
 mod handing_over;
+mod detached;
 mod several;
 mod watch;
 

@@ -1,7 +1,7 @@
 //! A hold: one thread's possession of one lock, and until when it can be trusted.
 //!
 //! `report` is what a program learns about holds, `watching` is how a thread waits for the end of
-//! one, and `parcel` is a hold on its way to another process. This room may use `store` and `base`.
+//! one, and `parcel` is a hold on its way to another process. This room may use `base`.
 
 mod parcel;
 mod report;

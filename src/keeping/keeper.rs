@@ -273,7 +273,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::base::options::Settings;
-    use crate::base::owner::Identity;
+    use crate::base::owner::identity::Identity;
     use crate::store::{Store, Target};
 
     /// A keeper that starts no thread, and whose Redis is not there.

@@ -2,12 +2,12 @@
 //!
 //! [`Lock`] and how it is taken are here; `options` has the setters of its options, `operators` what
 //! those do who look at other holders, and `several` has locks that are taken together.
-//! This room may use `request`, `guard`, `session`, `store` and `base`.
+//! This room may use `guard`, `session`, `hold` and `base`.
 
 mod operators;
 mod options;
-pub(crate) mod request;
 pub(crate) mod several;
+pub(crate) mod request;
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};

@@ -66,7 +66,7 @@ impl Lock {
 
     /// Whether each hold gets a [fencing token](crate::LockGuard::fence). Defaults to the manager's
     /// setting, which is no. A resource that compares fences refuses a holder that comes back too
-    /// late. `docs/fencing.md` of the repository has examples.
+    /// late. [The page on fencing](crate::guide::fencing) has examples.
     ///
     /// With this, a script takes the place of the `SET`, still in one round trip. The script needs
     /// the right `+time` and a second key, the lock's counter: the prefix, `fence:`, and the lock's

@@ -1,4 +1,7 @@
 //! The handle that a program keeps.
+//!
+//! [`builder`] has its settings, and [`installed`] the one manager of a process. This room may use
+//! `lock`, `guard`, `session`, `keeping`, `waiting`, `hold`, `store` and `base`.
 
 pub(crate) mod installed;
 pub(crate) mod builder;

@@ -8,7 +8,7 @@ use crate::base::clock::Moment;
 use crate::base::error::LostCause;
 use crate::base::key::Key;
 use crate::base::options::{Options, Renewal, Settings};
-use crate::base::owner::Identity;
+use crate::base::owner::identity::Identity;
 use crate::keeping::losses::OnLost;
 use crate::session::Session;
 use crate::store::Store;

@@ -11,7 +11,7 @@
 //! what goes on now, [`handing_over`] for a hold that moves to another thread or process
 //! ([`adoptions`] counts what is under way of that), [`setup`] and [`shutdown`] for the begin and the
 //! end of a manager, and [`memory`] for managers without a Redis.
-//! This room may use `acquire`, `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
+//! This room may use `acquire`, `keeping`, `waiting`, `hold`, `store` and `base`.
 
 mod several;
 mod handing_over;
@@ -35,16 +35,17 @@ use std::time::Instant;
 use crate::acquire::Acquisition;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
-use crate::base::key::Name;
+use crate::base::key::{Key, Name};
 use crate::base::options::Options;
+use crate::base::owner::Owner;
 use crate::base::stop::{StopHandle, Wake};
 use crate::hold::{Hold, Unlocked};
 use crate::keeping::work::Keeper;
 use crate::session::adoptions::Adoptions;
 use crate::session::release::{Delete, Keep};
-use crate::session::taking::{Asked, still_has_outer};
-use crate::session::thread_map::{Held, Left};
+use crate::session::thread_map::{Held, Left, still_has_outer};
 use crate::waiting::core::Core;
+use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
 use crate::waiting::queues::Turn;
 
@@ -61,6 +62,14 @@ pub(crate) struct Session {
     going: StopHandle,
     /// Wakes all waiters of this manager, for the handles that can stop them.
     wake: Arc<Wake>,
+}
+
+/// A lock that a thread is about to ask for.
+struct Asked {
+    key: Key,
+    owner: Owner,
+    /// With a token that nobody has used yet.
+    claim: Claim,
 }
 
 impl Session {

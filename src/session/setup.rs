@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::clock::Moment;
-use crate::base::emit;
 use crate::base::error::{Error, SystemCause};
 use crate::base::key::Key;
 use crate::base::options::Settings;
-use crate::base::owner::Identity;
+use crate::base::owner::identity::Identity;
 use crate::base::owner::process as this_process;
+use crate::base::stats::metrics;
 use crate::base::stop::StopHandle;
 use crate::base::sync::PerProcess;
 use crate::base::sync::process;
@@ -59,7 +59,7 @@ impl Session {
             wake: Arc::new(wake),
         };
         session.heed(&session.going);
-        emit::describe();
+        metrics::describe();
         session
     }
 

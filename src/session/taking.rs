@@ -14,23 +14,15 @@ use crate::base::options::{Lease, Options};
 use crate::base::owner::Owner;
 use crate::base::stop::StopHandle;
 use crate::hold::Hold;
-use crate::session::Session;
 use crate::session::setup::no_randomness;
 use crate::session::thread_map::{self, Held};
+use crate::session::{Asked, Session};
 use crate::store::Failure;
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
 use crate::waiting::place::NoTurn;
 use crate::waiting::queues::{Joined, Turn};
 use crate::waiting::wait::{OfManager, Wait};
-
-/// A lock that a thread is about to ask for.
-pub(super) struct Asked {
-    pub(super) key: Key,
-    pub(super) owner: Owner,
-    /// With a token that nobody has used yet.
-    pub(super) claim: Claim,
-}
 
 impl Session {
     /// Returns an error if a lock that this thread does not hold must not be taken.
@@ -166,7 +158,7 @@ impl Session {
         turn.holds(&hold);
         let held = thread_map::enter(self.id, hold, turn);
         // A lock around this one may have been lost during the wait.
-        if let Err(lost) = still_has_outer(&held) {
+        if let Err(lost) = thread_map::still_has_outer(&held) {
             self.undo_taking(&held, &lost, self.undone_by(patience));
             return Err(lost);
         }
@@ -183,18 +175,6 @@ impl Session {
             debug!(target: "relatch::release", "giving {:?} back after {error}: {also}", held.hold.key.name());
         }
     }
-}
-
-/// Returns an error if this thread has lost a lock around the hold that was just released.
-pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
-    thread_map::lost_around(held.entered, Moment::now()).map_or(Ok(()), |(outer, cause)| {
-        Err(Error::OuterLost {
-            key: held.hold.key.name().to_string(),
-            outer,
-            cause,
-            made: Made::now(),
-        })
-    })
 }
 
 fn behind_an_outage(words: Option<&str>) -> Failure {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::emit;
+use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::Options;
 use crate::base::stats::metrics::HELD;
@@ -222,6 +223,18 @@ fn with<T>(use_holds: impl FnOnce(&mut Holds) -> T) -> Option<T> {
     HOLDS
         .try_with(|holds| use_holds(&mut holds.borrow_mut()))
         .ok()
+}
+
+/// Returns an error if this thread has lost a lock around the hold that was just released.
+pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
+    lost_around(held.entered, Moment::now()).map_or(Ok(()), |(outer, cause)| {
+        Err(Error::OuterLost {
+            key: held.hold.key.name().to_string(),
+            outer,
+            cause,
+            made: Made::now(),
+        })
+    })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::base::options::Settings;
-use crate::base::owner::Identity;
+use crate::base::owner::identity::Identity;
 use crate::base::stats::counters::Counters;
 use crate::store::Store;
 use crate::waiting::queues::WaitQueues;

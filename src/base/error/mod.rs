@@ -1,9 +1,9 @@
 //! The error type: one variant for each thing that a caller can react to.
 
-pub(crate) mod body;
-pub(crate) mod cause;
 mod questions;
 mod wording;
+pub(crate) mod cause;
+pub(crate) mod body;
 
 use std::error::Error as StdError;
 use std::time::Duration;

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::base::emit;
+use crate::base::emit::{self, Metric};
 use crate::base::error::Error;
-use crate::base::stats::metrics::{self, Metric};
+use crate::base::stats::metrics;
 use crate::base::stats::{BUCKETS, Histogram, Stats, bucket};
 
 #[derive(Debug)]

@@ -2,14 +2,8 @@
 
 use std::fmt::{self, Write};
 
+use crate::base::emit::{self, Kind, Metric};
 use crate::base::stats::{Histogram, Stats};
-
-/// A metric: its name, and one sentence on it.
-#[derive(Debug)]
-pub(crate) struct Metric {
-    pub(crate) name: &'static str,
-    pub(crate) help: &'static str,
-}
 
 const fn metric(name: &'static str, help: &'static str) -> Metric {
     Metric { name, help }
@@ -90,16 +84,30 @@ pub(crate) const HISTOGRAMS: [Distribution; 2] = [
     (&TIME_HELD, |it| &it.time_held),
 ];
 
+/// Gives the program's recorder the texts of all metrics.
+pub(crate) fn describe() {
+    for (metric, _) in COUNTERS {
+        emit::describe(metric, Kind::Counter);
+    }
+    for (metric, _) in GAUGES {
+        emit::describe(metric, Kind::Gauge);
+    }
+    for (metric, _) in HISTOGRAMS {
+        emit::describe(metric, Kind::Histogram);
+    }
+}
+
 impl Stats {
     /// All statistics in the text format that Prometheus reads (version 0.0.4): counters such as
     /// `relatch_acquired_total`, the gauges `relatch_waiting` and `relatch_held`, and the
     /// histograms `relatch_time_waited_seconds` and `relatch_time_held_seconds`, with the bounds of
     /// [`Histogram::buckets`]. Each metric has its `HELP` and `TYPE`.
     ///
-    /// Serve the text with the content type `text/plain; version=0.0.4`, as `examples/worker.rs` of
-    /// the repository does. It is for one manager. Prometheus allows each metric once in a text, so
-    /// the texts of two managers cannot be joined. Programs that use the `metrics` crate take this
-    /// crate's feature `metrics` instead.
+    /// Serve the text with the content type `text/plain; version=0.0.4`, as
+    /// [`examples/worker.rs`](https://github.com/relatch/relatch/blob/main/examples/worker.rs)
+    /// does. It is for one manager. Prometheus allows each metric once in a text, so the texts of
+    /// two managers cannot be joined. Programs that use the `metrics` crate take this crate's
+    /// feature `metrics` instead.
     ///
     /// ```
     /// let text = relatch::Stats::default().prometheus();

@@ -1,7 +1,6 @@
 //! The builder of a manager: every setting, and its default.
 //!
-//! [`connections`] has the settings of the connections, and [`memory`] the managers without a
-//! Redis. As one of the handles, this room may use `manager` and what is below it.
+//! [`connections`] has the settings of the connections, and [`memory`] the managers without a Redis.
 
 mod connections;
 mod memory;

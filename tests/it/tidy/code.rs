@@ -1,0 +1,85 @@
+//! What the code may not do, and how long it may be.
+
+use crate::tidy::{all_sources, code, sources, without_tests};
+
+/// The macros of the crate `log` would let a panic of the program's logger out.
+#[test]
+fn only_emit_calls_the_logger_and_the_recorder() {
+    for (path, text) in sources() {
+        let names = |line: &&str| {
+            ["log::", " ::metrics::", "(::metrics::", "use metrics::"]
+                .iter()
+                .any(|it| line.contains(it))
+        };
+        let named: Vec<_> = code(without_tests(&text)).filter(names).collect();
+        assert!(
+            named.is_empty() || path.ends_with("base/emit.rs"),
+            "{}: {named:?}",
+            path.display()
+        );
+    }
+}
+
+/// A random generator with state in the process would be copied by a fork or a snapshot, and two
+/// processes would draw the same tokens. A thread-local generator would be gone when other
+/// thread-locals are dropped. (The unit tests use one, so the compiler does not refuse it.)
+#[test]
+fn random_numbers_come_from_the_system() {
+    for (path, text) in sources() {
+        for generator in [
+            "rand::rng(",
+            "rand::random",
+            "ThreadRng",
+            "StdRng",
+            "SmallRng",
+        ] {
+            assert!(
+                !without_tests(&text).contains(generator),
+                "{} uses {generator}",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn files_stay_small_and_do_not_unwrap() {
+    for (path, text) in sources() {
+        let own = without_tests(&text);
+        assert!(
+            own.lines().count() <= 400,
+            "{} is over 400 lines without its tests",
+            path.display()
+        );
+        let unwraps = code(own).filter(|line| line.contains(".unwrap()"));
+        assert_eq!(unwraps.count(), 0, "{} unwraps", path.display());
+    }
+}
+
+/// A function goes from the line with its `fn` to the closing brace with the same indentation.
+#[test]
+fn functions_can_be_seen_whole() {
+    for (path, text) in all_sources() {
+        let lines: Vec<_> = without_tests(&text).lines().collect();
+        for (start, line) in lines.iter().enumerate() {
+            let code = line.trim_start();
+            let is_function =
+                code.split(' ').take(4).any(|word| word == "fn") && !code.starts_with("//");
+            if !is_function || code.ends_with(';') || code.ends_with('}') {
+                continue;
+            }
+            let end = format!("{}}}", &line[..line.len() - code.len()]);
+            let length = lines[start..]
+                .iter()
+                .position(|line| **line == end)
+                .expect("the function ends")
+                + 1;
+            assert!(
+                length <= 60,
+                "{}, line {}: {length} lines",
+                path.display(),
+                start + 1
+            );
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! The pages: what they name exists, and what they repeat of the code is true.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::{env, fs};
+
+use crate::tidy::map;
+use crate::tidy::{all_sources, code, inside, root, rust_files, sources, text, without_tests};
+
+/// The pages in `docs`, and those at the root.
+fn pages() -> Vec<PathBuf> {
+    let of = |folder: &str| {
+        let entries = fs::read_dir(root().join(folder)).expect("a folder");
+        let paths = entries.map(|it| it.expect("an entry").path());
+        paths
+            .filter(|path| path.extension().is_some_and(|it| it == "md"))
+            .collect::<Vec<_>>()
+    };
+    let found = [of("docs"), of("")].concat();
+    assert!(found.len() > 10, "{found:?}");
+    found
+}
+
+/// The pages that are also modules of `relatch::guide`, or a part of the crate's own page.
+fn pages_of_the_guide() -> Vec<String> {
+    let guide = [text("src/guide.rs"), text("src/lib.rs")].concat();
+    let parts = guide.split("include_str!(\"../docs/").skip(1);
+    let found: Vec<_> = parts
+        .map(|it| it.split('"').next().expect("a name").to_owned())
+        .collect();
+    assert!(found.len() > 8, "{found:?}");
+    found
+}
+
+/// Where the links of a page lead that stand in the text itself.
+fn links_in_the_text(page: &str) -> Vec<&str> {
+    let parts = page.split("](").skip(1);
+    parts.filter_map(|rest| rest.split(')').next()).collect()
+}
+
+/// The links that are defined in lines of their own: `[label]: target`.
+fn links_below(page: &str) -> Vec<(&str, &str)> {
+    page.lines()
+        .filter_map(|line| line.strip_prefix('[')?.split_once("]: "))
+        .collect()
+}
+
+/// The anchors of a page: its headings, as GitHub and rustdoc name them.
+fn anchors(page: &str) -> Vec<String> {
+    let headings = page.lines().filter(|line| line.starts_with('#'));
+    headings
+        .map(|line| {
+            let kept = |it: char| it.is_alphanumeric() || "-_ ".contains(it);
+            let name = line.trim_start_matches('#').trim().to_lowercase();
+            name.chars()
+                .filter(|it| kept(*it))
+                .collect::<String>()
+                .replace(' ', "-")
+        })
+        .collect()
+}
+
+#[test]
+fn the_changelog_knows_this_version() {
+    assert!(text("CHANGELOG.md").contains(&format!("\n## {}", env!("CARGO_PKG_VERSION"))));
+}
+
+#[test]
+fn the_readme_is_short() {
+    let lines = text("README.md").lines().count();
+    assert!(lines < 120, "{lines} lines");
+}
+
+#[test]
+fn links_lead_somewhere() {
+    for path in pages() {
+        let page = text(inside(&path));
+        let below = links_below(&page).into_iter().map(|(_, target)| target);
+        for target in links_in_the_text(&page).into_iter().chain(below) {
+            if target.starts_with("http") {
+                continue;
+            }
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let file = match file {
+                "" => path.clone(),
+                file => path.parent().expect("a folder").join(file),
+            };
+            assert!(file.exists(), "{} links to {target}", inside(&path));
+            if !anchor.is_empty() && file.extension().is_some_and(|it| it == "md") {
+                let there = anchors(&fs::read_to_string(&file).expect("a text"));
+                assert!(
+                    there.iter().any(|it| it == anchor),
+                    "{} links to {target}, where there is only {there:?}",
+                    inside(&path)
+                );
+            }
+        }
+    }
+}
+
+/// On GitHub, these pages are files beside each other; in rustdoc they are modules. So each link to
+/// a page is named after its target, and `src/guide.md` says what that target is in rustdoc.
+#[test]
+fn the_links_of_the_guide_work_in_rustdoc_too() {
+    let guide = text("src/guide.md");
+    let known = links_below(&guide);
+    let pages = pages_of_the_guide();
+    let mut used = BTreeSet::new();
+    for name in &pages {
+        let page = text(&format!("docs/{name}"));
+        for target in links_in_the_text(&page) {
+            assert!(
+                target.starts_with("http") || target.starts_with('#'),
+                "docs/{name}: write [text][{target}], and [{target}]: {target} at the end"
+            );
+        }
+        for (label, target) in links_below(&page) {
+            assert_eq!(label, target, "docs/{name}");
+            assert!(
+                page.contains(&format!("][{label}]")),
+                "docs/{name} does not use {label}"
+            );
+            used.insert(label.to_owned());
+        }
+    }
+    for (label, target) in &known {
+        let (page, anchor) = label
+            .split_once('#')
+            .map_or((*label, ""), |(page, it)| (page, it));
+        let module = page.trim_end_matches(".md").replace('-', "_");
+        let expected = match page {
+            "not-promised.md" => "crate#what-is-not-promised".to_owned(),
+            page if pages.iter().any(|it| it == page) => format!("crate::guide::{module}"),
+            page => format!("https://github.com/relatch/relatch/blob/main/docs/{page}"),
+        };
+        let expected = match anchor {
+            "" => expected,
+            anchor => format!("{expected}#{anchor}"),
+        };
+        assert_eq!(*target, expected, "src/guide.md, {label}");
+    }
+    let known: BTreeSet<_> = known
+        .into_iter()
+        .map(|(label, _)| label.to_owned())
+        .collect();
+    assert_eq!(
+        known, used,
+        "what src/guide.md defines, and what the pages use"
+    );
+}
+
+/// The text of the tests in `tests/it` and `tests/history`, and of the scenes of the simulation.
+fn tests() -> String {
+    ["tests/it", "tests/history", "src/simulation"]
+        .into_iter()
+        .flat_map(rust_files)
+        .map(|(_, text)| text)
+        .collect()
+}
+
+#[test]
+fn every_fault_of_the_guarantees_has_a_test() {
+    let (guarantees, evidence, tests) = (
+        text("docs/guarantees.md"),
+        text("docs/evidence.md"),
+        tests(),
+    );
+    for number in 1..=37 {
+        let row = format!("\n| {number} | ");
+        assert_eq!(
+            guarantees.matches(&row).count(),
+            1,
+            "row {number} of the guarantees"
+        );
+        assert_eq!(
+            evidence.matches(&row).count(),
+            1,
+            "row {number} of the evidence"
+        );
+        let (_, rest) = evidence.split_once(&row).expect("the row");
+        let line = rest.lines().next().expect("a line");
+        let name = format!("row_{number:02}_");
+        assert!(
+            line.contains(&name),
+            "the evidence names no test of row {number}"
+        );
+        assert!(
+            tests.contains(&format!("fn {name}")),
+            "row {number} is not tested"
+        );
+    }
+}
+
+#[test]
+fn the_tests_that_the_evidence_names_exist() {
+    let tests = tests();
+    let evidence = text("docs/evidence.md");
+    let words = evidence.split('`').skip(1).step_by(2);
+    let named: Vec<_> = words
+        .filter(|word| word.matches('_').count() > 3 || word.starts_with("row_"))
+        .collect();
+    assert!(named.len() > 300, "{}", named.len());
+    for name in named.iter().filter(|name| **name != "row_NN_...") {
+        let start = name
+            .strip_suffix('*')
+            .map_or_else(|| format!("fn {name}()"), |some| format!("fn {some}"));
+        assert!(tests.contains(&start), "no test is called {name}");
+    }
+}
+
+#[test]
+fn every_invariant_of_the_architecture_names_its_tests() {
+    let unit_tests: String = all_sources().into_iter().map(|(_, text)| text).collect();
+    let tests = [tests(), unit_tests, text("tests/model/lib.rs")].concat();
+    let page = text("docs/architecture.md");
+    let (_, part) = page.split_once("\n## Invariants\n").expect("the part");
+    let part = part.split("\n## ").next().expect("a first part");
+    let invariants: Vec<_> = part.split("\n- ").skip(1).collect();
+    assert!(invariants.len() > 10, "{invariants:?}");
+    for invariant in invariants {
+        let (_, names) = invariant
+            .split_once("Tests: ")
+            .unwrap_or_else(|| panic!("no test holds: {invariant}"));
+        let names: Vec<_> = names.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "no test holds: {invariant}");
+        for name in names {
+            assert!(
+                tests.contains(&format!("fn {name}()")),
+                "no test is called {name}: {invariant}"
+            );
+        }
+    }
+}
+
+/// In the tables of the architecture, a row names files, and functions that are in one of them.
+#[test]
+fn what_the_architecture_names_is_in_the_files_that_it_names() {
+    let page = text("docs/architecture.md");
+    let mut looked_at = 0;
+    let mut missing = Vec::new();
+    for row in page.lines().filter(|line| line.starts_with("| ")) {
+        let words = row.split('`').skip(1).step_by(2);
+        let paths = words.filter_map(|word| word.strip_suffix(".rs").filter(|it| it.contains('/')));
+        let files: String = paths.map(|path| text(&format!("src/{path}.rs"))).collect();
+        if files.is_empty() {
+            continue;
+        }
+        looked_at += 1;
+        let cell = row.split(" | ").nth(1).expect("a second cell");
+        for word in cell.split('`').skip(1).step_by(2) {
+            let name = word.rsplit("::").next().expect("a name");
+            let is_part = |it: char| it.is_lowercase() || it == '_';
+            let is_function = name.chars().all(is_part) && word != "build";
+            if is_function && !files.contains(&format!("fn {name}")) {
+                missing.push(format!("{word}: {row}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(looked_at > 25, "{looked_at}");
+}
+
+/// Whoever moves a file has the map written anew, by a run of this test with
+/// `RELATCH_WRITE_MAP=1`.
+#[test]
+fn the_code_map_is_that_of_the_code() {
+    const PAGE: &str = "docs/architecture.md";
+    let page = text(PAGE);
+    let start = page.find("\n### `").expect("the first room");
+    let end = page.find("\n## The path of a key").expect("the next part");
+    let map = map::written();
+    if env::var("RELATCH_WRITE_MAP").is_ok() {
+        let page = [&page[..start], &map, &page[end..]].concat();
+        fs::write(root().join(PAGE), page).expect("the page can be written");
+    } else if page[start..end] != map {
+        panic!("{PAGE}: RELATCH_WRITE_MAP=1 cargo test --test it code_map");
+    }
+}
+
+/// The words in backticks that begin a line of a table, and with one of these.
+fn rows<'a>(page: &'a str, begin: &str) -> BTreeSet<&'a str> {
+    let lines = page
+        .lines()
+        .filter_map(|line| line.trim_start_matches("//! ").strip_prefix("| `"));
+    let words = lines.filter_map(|line| line.split('`').next());
+    words.filter(|word| word.starts_with(begin)).collect()
+}
+
+/// What the code names: what follows after one of these, up to a quote.
+fn in_the_code(begins: &[&str]) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (_, text) in sources() {
+        let text = code(without_tests(&text)).collect::<Vec<_>>().join("\n");
+        for begin in begins {
+            let names = text
+                .split(begin)
+                .skip(1)
+                .filter_map(|rest| rest.split('"').next());
+            found.extend(names.map(str::to_owned));
+        }
+    }
+    found
+}
+
+#[test]
+fn the_tables_of_threads_are_those_of_the_code() {
+    let names = in_the_code(&["\"relatch-"]);
+    let of_pool = |name: &str| name.replace("{}", "0");
+    let names: BTreeSet<_> = names
+        .iter()
+        .map(|it| format!("relatch-{}", of_pool(it)))
+        .collect();
+    let names: BTreeSet<_> = names.iter().map(String::as_str).collect();
+    assert!(names.len() > 5, "{names:?}");
+    assert_eq!(rows(&text("src/lib.rs"), "relatch-"), names, "src/lib.rs");
+    assert_eq!(
+        rows(&text("docs/architecture.md"), "relatch-"),
+        names,
+        "docs/architecture.md"
+    );
+}
+
+#[test]
+fn the_table_of_log_targets_is_that_of_the_code() {
+    let targets = in_the_code(&["target: \"", "TARGET: &str = \""]);
+    let targets: BTreeSet<_> = targets.iter().map(String::as_str).collect();
+    assert!(targets.len() > 5, "{targets:?}");
+    assert_eq!(
+        rows(&text("src/lib.rs"), "relatch::"),
+        targets,
+        "src/lib.rs"
+    );
+}
+
+/// A page says where a file is by a link.
+#[test]
+fn no_page_speaks_of_the_repository_without_a_link() {
+    let in_code = sources()
+        .into_iter()
+        .map(|(path, text)| (path, without_tests(&text).to_owned()));
+    let in_pages = pages()
+        .into_iter()
+        .map(|path| (path.clone(), text(inside(&path))));
+    for (path, text) in in_code.chain(in_pages) {
+        assert!(!text.contains("of the repository"), "{}", inside(&path));
+    }
+}
+
+#[test]
+fn the_servers_that_are_claimed_are_those_that_the_tests_run_with() {
+    assert!(text("README.md").contains("Redis 6.2, 7.0, 8.2 and 8.10, and Valkey 8.1 and 9.1:"));
+    assert!(
+        text("docs/guarantees.md")
+            .contains("Redis 6.2.14, 7.0.15, 8.2.3 and 8.10.2 and with Valkey 8.1.8 and\n9.1.2")
+    );
+    let script = text("tests/servers.sh");
+    for server in [
+        "redis-6.2",
+        "system",
+        "redis-8.2",
+        "redis-8.10",
+        "valkey-8.1",
+        "valkey-9.1",
+    ] {
+        assert!(script.contains(server), "{server}");
+    }
+}
