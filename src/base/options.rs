@@ -45,14 +45,8 @@ pub(crate) struct InvalidOption {
 }
 
 impl From<InvalidOption> for Error {
-    fn from(
-        InvalidOption {
-            name,
-            value,
-            reason,
-        }: InvalidOption,
-    ) -> Error {
-        invalid_option(name, value, reason)
+    fn from(option: InvalidOption) -> Error {
+        invalid_option(option.name, option.value, option.reason)
     }
 }
 

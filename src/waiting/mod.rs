@@ -12,12 +12,12 @@
 pub(crate) mod core;
 pub(crate) mod queues;
 pub(crate) mod place;
+mod table;
 pub(crate) mod queue;
 mod past;
 pub(crate) mod waiter;
 pub(crate) mod handoff;
 mod contention;
-mod table;
 pub(crate) mod wait;
 pub(crate) mod deadlocks;
 pub(crate) mod waits;

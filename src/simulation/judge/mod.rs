@@ -145,7 +145,6 @@ pub(crate) fn taken(
             .position(|hold| hold.ended.is_none() && hold.token == token);
         let number = found.unwrap_or_else(|| {
             let (token, watch) = (token.clone(), watch.clone());
-            let (ended, depth) = (None, 0);
             judge.holds.push(Hold {
                 who,
                 key,
@@ -154,8 +153,8 @@ pub(crate) fn taken(
                 fence,
                 watch,
                 began,
-                ended,
-                depth,
+                ended: None,
+                depth: 0,
             });
             judge.holds.len() - 1
         });

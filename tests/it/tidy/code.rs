@@ -1,6 +1,6 @@
 //! What the code may not do, and how long it may be.
 
-use crate::tidy::{all_sources, code, sources, without_tests};
+use crate::tidy::{all_sources, code, inside, sources, without_tests};
 
 /// The macros of the crate `log` would let a panic of the program's logger out.
 #[test]
@@ -44,21 +44,24 @@ fn random_numbers_come_from_the_system() {
 
 #[test]
 fn files_stay_small_and_do_not_unwrap() {
+    let mut wrong = Vec::new();
     for (path, text) in sources() {
         let own = without_tests(&text);
-        assert!(
-            own.lines().count() <= 400,
-            "{} is over 400 lines without its tests",
-            path.display()
-        );
-        let unwraps = code(own).filter(|line| line.contains(".unwrap()"));
-        assert_eq!(unwraps.count(), 0, "{} unwraps", path.display());
+        let length = own.lines().count();
+        if length > 400 {
+            wrong.push(format!("{}: {length} lines", inside(&path)));
+        }
+        if code(own).any(|line| line.contains(".unwrap()")) {
+            wrong.push(format!("{} unwraps", inside(&path)));
+        }
     }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 /// A function goes from the line with its `fn` to the closing brace with the same indentation.
 #[test]
 fn functions_can_be_seen_whole() {
+    let mut long = Vec::new();
     for (path, text) in all_sources() {
         let lines: Vec<_> = without_tests(&text).lines().collect();
         for (start, line) in lines.iter().enumerate() {
@@ -69,17 +72,12 @@ fn functions_can_be_seen_whole() {
                 continue;
             }
             let end = format!("{}}}", &line[..line.len() - code.len()]);
-            let length = lines[start..]
-                .iter()
-                .position(|line| **line == end)
-                .expect("the function ends")
-                + 1;
-            assert!(
-                length <= 60,
-                "{}, line {}: {length} lines",
-                path.display(),
-                start + 1
-            );
+            let end = lines[start..].iter().position(|line| **line == end);
+            let length = end.expect("the function ends") + 1;
+            if length > 60 {
+                long.push(format!("{}:{}: {length} lines", inside(&path), start + 1));
+            }
         }
     }
+    assert!(long.is_empty(), "{long:#?}");
 }

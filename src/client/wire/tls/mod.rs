@@ -7,11 +7,11 @@
 #[cfg(not(feature = "tls-no-provider"))]
 mod absent;
 #[cfg(feature = "tls-no-provider")]
+mod options;
+#[cfg(feature = "tls-no-provider")]
 mod channel;
 #[cfg(feature = "tls-no-provider")]
 mod cause;
-#[cfg(feature = "tls-no-provider")]
-mod options;
 
 #[cfg(not(feature = "tls-no-provider"))]
 pub(crate) use self::absent::{Channel, Client, Tls};
