@@ -9,7 +9,7 @@ use std::process;
 use std::thread::sleep;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use relatch::LockManager;
+use relatch::Builder;
 
 mod support;
 
@@ -70,7 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// that is more than the clocks of the machines may differ. Then the process exits, and nothing of
 /// it is needed any more.
 fn one_shot(name: &str, tick: &str) -> Result<(), Box<dyn Error>> {
-    let locks = LockManager::from_env()?;
+    let locks = Builder::from_env().build()?;
     let me = format!("{name} (pid {})", process::id());
     let lock = locks
         .named(format!("nightly:{tick}"))

@@ -104,7 +104,7 @@ fn rival(locks: &LockManager) -> Result<(), Box<dyn Error>> {
     println!(
         "rival {} has the lock now, and charges the card: {}",
         process::id(),
-        guard.owner()
+        relatch::Owner::current()
     );
     io::stdin().read_line(&mut String::new())?;
     guard.unlock()?;

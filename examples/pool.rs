@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use relatch::{DetachedHold, LockGuard, LockManager, LockParcel};
+use relatch::{Builder, DetachedHold, LockGuard, LockManager, LockParcel};
 use relatch_rig::{Process, role};
 
 mod support;
@@ -109,10 +109,13 @@ fn step(locks: &LockManager, order: Order) -> Outcome {
 
 /// The other program.
 fn ship() -> Result<(), Box<dyn Error>> {
-    let locks = LockManager::from_env()?;
+    let locks = Builder::from_env().build()?;
     let parcel: LockParcel = role::next_line().ok_or("no parcel came")?.parse()?;
     let guard = locks.adopt(&parcel)?;
-    println!("ship:\n  process {} ships the order", guard.owner().pid);
+    println!(
+        "ship:\n  process {} ships the order",
+        relatch::Owner::current().pid
+    );
     guard.unlock()?;
     Ok(())
 }

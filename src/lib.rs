@@ -101,7 +101,7 @@
 //!
 //! A hold belongs to its thread, and so do its guards. If a thread ends without releasing a lock,
 //! the keeper stops renewing the lease, and the lease runs out. After a `fork`, the child holds
-//! nothing: through a manager of its parent, [`current`](LockManager::current) and
+//! nothing: through a manager of its parent, [`current`](Lock::current) and
 //! [`held`](LockManager::held) find nothing, guards are not valid, and each operation that can fail
 //! returns [`Error::Forked`].
 //!

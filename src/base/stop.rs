@@ -73,8 +73,7 @@ impl StopHandle {
     }
 
     /// Whether [`stop`](StopHandle::stop) was called.
-    #[must_use]
-    pub fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.shared.stopped.load(Ordering::Acquire)
     }
 

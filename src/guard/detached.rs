@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use crate::base::emit::debug;
 use crate::base::error::Error;
-use crate::base::owner::Owner;
 use crate::guard::{LockGuard, LockWatch};
 use crate::hold::{Hold, Unlocked};
 use crate::session::Session;
@@ -100,36 +99,6 @@ impl DetachedHold {
         self.release()
     }
 
-    /// The lock's key, as it was given.
-    #[must_use]
-    pub fn key(&self) -> &str {
-        self.hold.key.name()
-    }
-
-    /// The host, process and thread that took the lock.
-    #[must_use]
-    pub fn owner(&self) -> &Owner {
-        &self.hold.owner
-    }
-
-    /// As [`LockGuard::token`], and the same.
-    #[must_use]
-    pub fn token(&self) -> &str {
-        &self.hold.token
-    }
-
-    /// As [`LockGuard::fence`], and the same.
-    #[must_use]
-    pub fn fence(&self) -> Option<u64> {
-        self.hold.fence
-    }
-
-    /// As [`LockGuard::is_valid`].
-    #[must_use]
-    pub fn is_valid(&self) -> bool {
-        self.session.trusts(&self.hold)
-    }
-
     /// As [`LockGuard::watch`].
     #[must_use]
     pub fn watch(&self) -> LockWatch {
@@ -149,7 +118,7 @@ impl DetachedHold {
 impl Drop for DetachedHold {
     fn drop(&mut self) {
         if let Err(error) = self.release() {
-            debug!(target: "relatch::release", "dropping the detached hold of lock {:?}: {error}", self.key());
+            debug!(target: "relatch::release", "dropping the detached hold of lock {:?}: {error}", self.hold.key.name());
         }
     }
 }
@@ -161,9 +130,9 @@ impl RefUnwindSafe for DetachedHold {}
 impl fmt::Debug for DetachedHold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DetachedHold")
-            .field("key", &self.key())
-            .field("owner", &self.owner())
-            .field("is_valid", &self.is_valid())
+            .field("key", &self.hold.key.name())
+            .field("owner", &self.hold.owner)
+            .field("is_valid", &self.session.trusts(&self.hold))
             .finish_non_exhaustive()
     }
 }

@@ -12,24 +12,21 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// With an error, the guard is dropped. [`try_detach`](LockGuard::try_detach) gives it back.
+    /// With an error, the guard is dropped.
     ///
-    /// - [`Error::OtherGuards`]: this thread has more guards of the lock. Functions that it called,
-    ///   or that called this one, rely on them.
+    /// - [`Error::OtherGuards`]: this thread has more guards of the lock, and keeps them. Functions
+    ///   that it called, or that called this one, rely on them. [`current`](crate::Lock::current)
+    ///   makes another one.
     /// - [`Error::Lost`]: the hold can no longer be trusted.
     /// - [`Error::NotHeld`]: the thread is ending, and its map of holds is gone.
     /// - [`Error::Forked`].
     pub fn detach(self) -> Result<DetachedHold, Error> {
-        self.try_detach().map_err(|(_, error)| error)
+        self.detach_or_keep().map_err(|(_, error)| error)
     }
 
-    /// [`detach`](LockGuard::detach), with the same errors. If the hold stays, so does the guard.
-    #[expect(
-        clippy::missing_errors_doc,
-        reason = "they are those of `detach`, which lists them"
-    )]
+    /// [`detach`](LockGuard::detach), which gives the guard back with an error.
     #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
-    pub fn try_detach(mut self) -> Result<DetachedHold, (LockGuard, Error)> {
+    pub(crate) fn detach_or_keep(mut self) -> Result<DetachedHold, (LockGuard, Error)> {
         match self.session.detach(&self.held) {
             Ok(turn) => {
                 self.left = true;

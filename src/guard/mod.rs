@@ -19,7 +19,6 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::error::Error;
-use crate::base::owner::Owner;
 use crate::hold::{Hold, Unlocked};
 use crate::session::Session;
 use crate::session::thread_map::Held;
@@ -91,13 +90,6 @@ impl LockGuard {
     #[must_use]
     pub fn key(&self) -> &str {
         self.hold().key.name()
-    }
-
-    /// The host, process and thread that took the lock: this thread, unless it has
-    /// [attached](DetachedHold::attach) the hold of another one.
-    #[must_use]
-    pub fn owner(&self) -> &Owner {
-        &self.hold().owner
     }
 
     /// The value of the Redis key while this hold lasts: the owner and a nonce.
@@ -328,7 +320,7 @@ impl fmt::Debug for LockGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockGuard")
             .field("key", &self.key())
-            .field("owner", &self.owner())
+            .field("owner", &self.hold().owner)
             .field("depth", &self.depth())
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()

@@ -54,8 +54,7 @@ impl MultiLockGuard {
 
     /// Whether this process may still trust all of the holds: see
     /// [`LockGuard::is_valid`](crate::LockGuard::is_valid). Sends nothing.
-    #[must_use]
-    pub fn is_valid(&self) -> bool {
+    fn is_valid(&self) -> bool {
         self.held.iter().all(|held| self.session.trusts(&held.hold))
     }
 

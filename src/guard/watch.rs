@@ -24,12 +24,6 @@ impl LockWatch {
         LockWatch { hold, pid }
     }
 
-    /// The lock's key.
-    #[must_use]
-    pub fn key(&self) -> &str {
-        self.hold.key.name()
-    }
-
     /// As [`LockGuard::is_valid`](crate::LockGuard::is_valid), and `false` once the release begins.
     #[must_use]
     pub fn is_valid(&self) -> bool {

@@ -35,8 +35,8 @@ pub struct LockParcel {
     pub(crate) token: String,
     /// The fencing token of the hold, if it has one. The text has a zero if it has none.
     pub(crate) fence: Option<u64>,
-    /// How much of the lease was left, in milliseconds.
-    left: u64,
+    /// How much of the lease was left, in milliseconds: for logs. Redis alone knows when it ends.
+    pub(crate) left: u64,
 }
 
 impl LockParcel {
@@ -55,14 +55,6 @@ impl LockParcel {
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
-    }
-
-    /// How long the lock could be adopted, counted from when it was handed over.
-    ///
-    /// For logs. Nothing is decided by it: Redis alone knows when the lease ends.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        Duration::from_millis(self.left)
     }
 }
 
@@ -149,7 +141,7 @@ impl fmt::Debug for LockParcel {
         f.debug_struct("LockParcel")
             .field("key", &self.key)
             .field("fence", &self.fence)
-            .field("remaining", &self.remaining())
+            .field("remaining", &Duration::from_millis(self.left))
             .finish_non_exhaustive()
     }
 }
@@ -225,6 +217,6 @@ mod tests {
         let parcel = parcel("orders:42");
         assert!(parcel.to_string().contains(TOKEN));
         assert!(!format!("{parcel:?} {parcel:#?}").contains(TOKEN));
-        assert_eq!(parcel.remaining(), Duration::from_secs(30));
+        assert_eq!(Duration::from_millis(parcel.left), Duration::from_secs(30));
     }
 }

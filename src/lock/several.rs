@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::base::error::Error;
 use crate::base::options::invalid_option;
-use crate::base::stop::StopHandle;
 use crate::guard::MultiLockGuard;
 use crate::lock::Lock;
 use crate::lock::request::run;
@@ -27,7 +26,7 @@ const MOST_AT_ONCE: usize = 64;
 ///
 /// What this thread holds already is entered again, first. If the thread holds a lock whose key
 /// comes *behind* one that is still to be taken, the order is broken: then only a limited
-/// [`wait`](MultiLock::wait), or [`Error::WouldDeadlock`] within a process, ends a deadlock.
+/// [`wait`](Lock::wait), or [`Error::WouldDeadlock`] within a process, ends a deadlock.
 ///
 /// Each lock is taken as by [`Lock::lock`], and released as by
 /// [`LockGuard::unlock`](crate::LockGuard::unlock): n free locks cost 2n commands, one after the
@@ -38,7 +37,7 @@ const MOST_AT_ONCE: usize = 64;
 /// # fn transfer() {}
 /// # fn main() -> Result<(), relatch::Error> {
 /// let locks = relatch::LockManager::in_memory();
-/// let accounts = locks.several(["account:7", "account:3"]).wait(Duration::from_secs(5));
+/// let accounts = locks.several(["account:7", "account:3"]);
 /// let both = accounts.lock()?;
 /// both.confirm(Duration::from_secs(5))?;
 /// transfer();
@@ -63,57 +62,30 @@ impl MultiLock {
     }
 
     /// Sets options of the locks, by the setters of a [`Lock`]. The closure gets a lock and returns
-    /// it: what it sets counts for each of them.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// # let locks = relatch::LockManager::in_memory();
-    /// let both = locks.several(["a", "b"]).each(|lock| lock.fenced(true).renew(false));
-    /// assert!(both.lock()?.fence("a").is_some());
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn each(mut self, set: impl FnOnce(Lock) -> Lock) -> MultiLock {
-        self.each = set(self.each);
-        self
-    }
-
-    /// How long to wait for all of the locks together: see [`Lock::wait`].
+    /// it: what it sets counts for each of them, but for the [`wait`](Lock::wait) and
+    /// [`stopped_by`](Lock::stopped_by), which count for the wait for all of them together. What was
+    /// taken when such a wait ends is given back.
     ///
     /// ```
     /// # use std::time::Duration;
     /// # fn main() -> Result<(), relatch::Error> {
     /// # let locks = relatch::LockManager::in_memory();
     /// # let taken = locks.lock("b")?.detach()?;
-    /// let hasty = locks.several(["a", "b"]).wait(Duration::from_millis(5));
-    /// assert!(hasty.lock().is_err_and(|error| error.is_timeout()), "`b` is busy");
+    /// let stop = relatch::StopHandle::new();
+    /// let both = locks
+    ///     .several(["a", "b"])
+    ///     .options(|lock| lock.fenced(true).wait(Duration::from_millis(5)).stopped_by(&stop));
+    /// assert!(both.lock().is_err_and(|error| error.is_timeout()), "`b` is busy");
     /// assert!(locks.try_lock("a")?.is_some(), "all, or none");
     /// # Ok(())
     /// # }
     /// ```
-    pub fn wait(self, limit: impl Into<Option<Duration>>) -> MultiLock {
-        self.each(|lock| lock.wait(limit))
+    pub fn options(mut self, set: impl FnOnce(Lock) -> Lock) -> MultiLock {
+        self.each = set(self.each);
+        self
     }
 
-    /// Ends waits for these locks when `stop` says so: see [`Lock::stopped_by`]. What was taken by
-    /// then is given back.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// # let locks = relatch::LockManager::in_memory();
-    /// let stop = relatch::StopHandle::new();
-    /// let both = locks.several(["a", "b"]).stopped_by(&stop);
-    /// stop.stop();
-    /// assert!(matches!(both.lock(), Err(relatch::Error::Stopped { .. })));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn stopped_by(self, stop: &StopHandle) -> MultiLock {
-        self.each(|lock| lock.stopped_by(stop))
-    }
-
-    /// Takes the locks, and blocks while one of them is busy, for [`wait`](MultiLock::wait) at
+    /// Takes the locks, and blocks while one of them is busy, for their [`wait`](Lock::wait) at
     /// most.
     ///
     /// If locks have to be given back and the time is over, the call takes longer by that, at most

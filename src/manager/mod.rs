@@ -90,27 +90,6 @@ impl LockManager {
         self.request(key.as_ref()).try_lock_for(Duration::ZERO)
     }
 
-    /// [`Lock::try_lock_for`] on the lock named `key`, with the same errors. Keep the guard in a
-    /// variable with a name.
-    pub fn try_lock_for(
-        &self,
-        key: impl AsRef<str>,
-        limit: Duration,
-    ) -> Result<Option<LockGuard>, Error> {
-        self.request(key.as_ref()).try_lock_for(limit)
-    }
-
-    /// [`Lock::current`] on the lock named `key`.
-    #[must_use]
-    pub fn current(&self, key: impl AsRef<str>) -> Option<LockGuard> {
-        self.request(key.as_ref()).current()
-    }
-
-    /// [`Lock::assert_held`] on the lock named `key`, with the same errors.
-    pub fn assert_held(&self, key: impl AsRef<str>) -> Result<(), Error> {
-        self.request(key.as_ref()).assert_held()
-    }
-
     /// [`Lock::with_lock`] on the lock named `key`, with the same errors.
     pub fn with_lock<T>(&self, key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
         self.request(key.as_ref()).with_lock(body)
@@ -132,11 +111,6 @@ impl LockManager {
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
         self.request(key.as_ref()).with_lock_result(body)
-    }
-
-    /// [`Lock::force_unlock_if`] on the lock named `key`, with the same errors.
-    pub fn force_unlock_if(&self, key: impl AsRef<str>, token: &str) -> Result<bool, Error> {
-        self.session.force_unlock_if(key.as_ref().into(), token)
     }
 
     /// [`Lock::adopt`] on the lock that the parcel names, with the same errors.

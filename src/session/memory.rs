@@ -53,28 +53,18 @@ impl MemoryControls {
         })
     }
 
-    /// The lease of a lock runs out now: its key is gone, and the hold is lost with
-    /// [`LostCause::Expired`]. False if nobody has the lock. Does not wait.
+    /// A lock is lost for this cause, and its key is gone. False if nobody has the lock. Does not
+    /// wait.
     ///
-    /// This is what happens to a process that was stopped for longer than the lease.
+    /// [`LostCause::Expired`] is what happens to a process that was stopped for longer than the
+    /// lease, and [`LostCause::Deleted`] what a `DEL` or `FLUSHALL` does, or a failover that loses the
+    /// lock.
     #[allow(
         clippy::must_use_candidate,
         reason = "a test calls it for what it does"
     )]
-    pub fn expire(&self, key: impl AsRef<str>) -> bool {
-        self.end(key.as_ref(), LostCause::Expired)
-    }
-
-    /// Somebody deletes the key of a lock: the hold is lost with [`LostCause::Deleted`]. False if
-    /// nobody has the lock. Does not wait.
-    ///
-    /// This is what happens by a `DEL` or `FLUSHALL`, or by a failover that loses the lock.
-    #[allow(
-        clippy::must_use_candidate,
-        reason = "a test calls it for what it does"
-    )]
-    pub fn lose(&self, key: impl AsRef<str>) -> bool {
-        self.end(key.as_ref(), LostCause::Deleted)
+    pub fn lose(&self, key: impl AsRef<str>, cause: LostCause) -> bool {
+        self.end(key.as_ref(), cause)
     }
 
     /// Makes each lease older by `span`, as if that time had passed at once. Does not wait for it.

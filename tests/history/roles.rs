@@ -130,7 +130,7 @@ fn worker() {
                 .connect_timeout(4 * ANSWER);
             // (The sentinels of the rig speak no TLS.)
             if role::arg("url").contains("+sentinel") {
-                builder.sentinel_plaintext()
+                builder.sentinel_tls(None)
             } else {
                 builder
             }

@@ -48,26 +48,20 @@ impl Builder {
     }
 
     /// How connections to the sentinels use TLS, if their certificates need other settings than that
-    /// of the master. By default, connections to the sentinels use TLS if those to the master do,
-    /// with the same settings.
-    #[cfg(feature = "tls-no-provider")]
-    pub fn sentinel_tls(mut self, tls: Tls) -> Builder {
-        (self.sentinel_tls, self.sentinel_plaintext) = (Some(tls), false);
-        self
-    }
-
-    /// Connections to the sentinels use no TLS, although those to the master do.
+    /// of the master; `None`: they use no TLS, although those to the master do. By default,
+    /// connections to the sentinels use TLS if those to the master do, with the same settings.
     ///
-    /// Only for sentinels that nobody else can stand in for: the manager believes which server a
-    /// sentinel names, and trusts that server if its certificate is valid for the name. Who answers
-    /// in the place of a sentinel names a server of its own, with a certificate of its own, and gets
-    /// the password of the URL. It then decides who has the locks. (If
+    /// `None` is only for sentinels that nobody else can stand in for: the manager believes which
+    /// server a sentinel names, and trusts that server if its certificate is valid for the name. Who
+    /// answers in the place of a sentinel names a server of its own, with a certificate of its own,
+    /// and gets the password of the URL. It then decides who has the locks. (If
     /// [`Tls::roots`](crate::Tls::roots) trusts an authority that issues certificates to your
     /// servers only, or with [`Tls::server_name`](crate::Tls::server_name), there is no such
     /// certificate.)
     #[cfg(feature = "tls-no-provider")]
-    pub fn sentinel_plaintext(mut self) -> Builder {
-        (self.sentinel_tls, self.sentinel_plaintext) = (None, true);
+    pub fn sentinel_tls(mut self, tls: impl Into<Option<Tls>>) -> Builder {
+        self.sentinel_tls = tls.into();
+        self.sentinel_plaintext = self.sentinel_tls.is_none();
         self
     }
 

@@ -107,8 +107,10 @@ impl Builder {
             ("credentials", self.credentials.is_some()),
             ("sentinel_login", self.sentinel_login.is_some()),
             ("tls", self.tls.is_some()),
-            ("sentinel_tls", self.sentinel_tls.is_some()),
-            ("sentinel_plaintext", self.sentinel_plaintext),
+            (
+                "sentinel_tls",
+                self.sentinel_tls.is_some() || self.sentinel_plaintext,
+            ),
             ("replicas", self.settings.replicas.is_some()),
         ];
         match refused.into_iter().find(|(_, is_set)| *is_set) {

@@ -58,18 +58,6 @@ impl LockManager {
         LockManager::builder(url).build()
     }
 
-    /// As [`connect`](LockManager::connect), with the URL that the environment variable
-    /// `RELATCH_URL` or, if that is not set, `REDIS_URL` names. An empty variable counts as not
-    /// set.
-    ///
-    /// # Errors
-    ///
-    /// [`SetupCause::NoAddress`](crate::SetupCause::NoAddress) if neither is set, and otherwise as for [`Builder::build`]. A variable
-    /// that is not UTF-8 is an [`Error::InvalidOption`].
-    pub fn from_env() -> Result<LockManager, Error> {
-        Builder::from_env().build()
-    }
-
     /// A builder for a manager with options of its own. Sends nothing.
     pub fn builder(url: &str) -> Builder {
         Builder::at(Address::parse(url).map(Some))
@@ -78,9 +66,8 @@ impl LockManager {
 
 impl Builder {
     /// A builder with the URL that the environment variable `RELATCH_URL` or, if that is not set,
-    /// `REDIS_URL` names: for options beside those of
-    /// [`LockManager::from_env`](LockManager::from_env). Sends nothing. What is wrong with the
-    /// variables is an error of [`build`](Builder::build).
+    /// `REDIS_URL` names. An empty variable counts as not set. Sends nothing. What is wrong with the
+    /// variables is an error of [`build`](Builder::build): [`SetupCause::NoAddress`](crate::SetupCause::NoAddress) if neither is set.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), relatch::Error> {

@@ -107,7 +107,7 @@ impl Call {
         let left = if it.is_copied {
             Duration::ZERO
         } else {
-            it.parcel.remaining()
+            Duration::from_millis(it.parcel.left)
         };
         let left = left.saturating_sub(left / 100 + LATE);
         Call {

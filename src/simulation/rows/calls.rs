@@ -71,7 +71,7 @@ fn a_single_try_for_what_this_thread_holds_by_another_manager_is_busy() {
         let guard = one.lock("a").expect("locks");
         let taken = other.try_lock("a");
         assert!(matches!(taken, Ok(None)), "{taken:?}");
-        let taken = other.try_lock_for("a", SECOND);
+        let taken = other.named("a").try_lock_for(SECOND);
         assert!(
             matches!(taken, Err(Error::WouldDeadlock { .. })),
             "{taken:?}"
@@ -179,7 +179,9 @@ fn a_wake_up_that_is_on_its_way_ends_no_connection() {
             thread::spawn(move || {
                 while !*is_over.lock() {
                     let limit = if is_holder { 10 * SECOND } else { SECOND };
-                    if let Some(guard) = locks.try_lock_for(&name, limit).expect("Redis works") {
+                    if let Some(guard) =
+                        locks.named(&name).try_lock_for(limit).expect("Redis works")
+                    {
                         thread::sleep(some(if is_holder { SECOND } else { QUICK }));
                         drop(guard);
                     }
@@ -241,10 +243,10 @@ fn force_unlock_if_deletes_what_was_seen_and_nothing_else() {
         let (one, other) = (locks(|builder| builder), locks(|builder| builder));
         let seen = one.lock("a").expect("locks").token().to_owned();
         let guard = other.lock("a").expect("locks");
-        assert!(!one.force_unlock_if("a", &seen).expect("Redis works"));
+        assert!(!one.named("a").force_unlock_if(&seen).expect("Redis works"));
         assert!(world.exists("a"));
         let token = guard.token().to_owned();
-        assert!(one.force_unlock_if("a", &token).expect("Redis works"));
+        assert!(one.named("a").force_unlock_if(&token).expect("Redis works"));
         assert!(!world.exists("a"));
     });
 }
@@ -293,15 +295,15 @@ fn a_thread_has_locks_of_one_name_by_managers_with_different_prefixes() {
         );
         let (last, manager) = if one_in(2) {
             drop(first);
-            assert!(!world.exists("a") && one.assert_held("a").is_err());
+            assert!(!world.exists("a") && one.named("a").assert_held().is_err());
             (second, &other)
         } else {
             drop(second);
-            assert!(world.exists("a") && other.assert_held("a").is_err());
+            assert!(world.exists("a") && other.named("a").assert_held().is_err());
             (first, &one)
         };
-        manager.assert_held("a").expect("it is held");
+        manager.named("a").assert_held().expect("it is held");
         last.unlock().expect("unlocks");
-        assert!(!world.exists("a") && manager.assert_held("a").is_err());
+        assert!(!world.exists("a") && manager.named("a").assert_held().is_err());
     });
 }

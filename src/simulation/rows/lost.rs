@@ -42,7 +42,7 @@ fn a_key_that_may_exist_is_deleted_when_redis_is_back() {
         } else {
             let guard = locks.lock("a").expect("locks");
             let waiter = locks.clone();
-            let waits = thread::spawn(move || drop(waiter.try_lock_for("a", 2 * SECOND)));
+            let waits = thread::spawn(move || drop(waiter.named("a").try_lock_for(2 * SECOND)));
             thread::sleep(5 * QUICK);
             ends_after(world, some(QUICK / 4), 3 * SECOND);
             drop(guard);

@@ -186,7 +186,7 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
         }
         world.silence(60 * SECOND);
         let limit = some(4 * SECOND);
-        let (began, taken) = (now(), locks.try_lock_for("a", limit));
+        let (began, taken) = (now(), locks.named("a").try_lock_for(limit));
         // A limit in which no answer could come gets none, and the shorter of both ends the wait.
         let most = limit.min(4 * answer) + 3 * answer + QUICK;
         assert!(

@@ -200,7 +200,8 @@ fn a_cluster_may_be_far_away() {
         let locks = locks(CLUSTER, |builder| builder);
         assert!(
             locks
-                .try_lock_for("a", 10 * SECOND)
+                .named("a")
+                .try_lock_for(10 * SECOND)
                 .expect("the cluster is well")
                 .is_some()
         );
@@ -287,7 +288,7 @@ fn a_sentinel_that_knows_less_leads_nobody_back() {
         (1..3).for_each(|it| world.sentinel_names(it, world.servers.address(0), 1));
         silence(known, 5 * SECOND);
         reset_all(world.servers.address(1));
-        let taken = locks.try_lock_for("b", some(2 * SECOND));
+        let taken = locks.named("b").try_lock_for(some(2 * SECOND));
         assert!(!world.node_has(0, "b"), "taken at the old master");
         drop(taken);
         thread::sleep(6 * SECOND);

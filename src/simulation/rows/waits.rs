@@ -48,8 +48,14 @@ fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
         let wait = SECOND + some(SECOND);
         let asked = now();
         let first = waiters.clone();
-        let first =
-            thread::spawn(move || drop(first.try_lock_for("a", wait).expect("there are answers")));
+        let first = thread::spawn(move || {
+            drop(
+                first
+                    .named("a")
+                    .try_lock_for(wait)
+                    .expect("there are answers"),
+            );
+        });
         thread::sleep(SECOND / 2);
         let second = thread::spawn(move || {
             drop(waiters.lock("a").expect("locks"));
@@ -83,11 +89,12 @@ fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
         let locks = locks(|builder| builder.response_timeout(answer).local_handoff(60 * SECOND));
         let first = locks.lock("a").expect("locks");
         let (asked, gives_up, waits) = (now(), locks.clone(), locks.clone());
-        let second = thread::spawn(move || drop(gives_up.try_lock_for("a", wait)));
+        let second = thread::spawn(move || drop(gives_up.named("a").try_lock_for(wait)));
         thread::sleep(SECOND / 10);
         let third = thread::spawn(move || {
             let guard = waits
-                .try_lock_for("a", 60 * SECOND)
+                .named("a")
+                .try_lock_for(60 * SECOND)
                 .expect("answers")
                 .expect("its turn comes");
             let unlocked = guard.unlock();

@@ -65,7 +65,7 @@ impl Player {
         let _ = (manager.waiting(), manager.stats());
         for key in 0..self.plan.keys {
             let is_held = judge::has(who.process, Some(who.thread), key, now());
-            match manager.assert_held(name(key)) {
+            match manager.named(name(key)).assert_held() {
                 Err(Error::NotHeld { .. }) => {}
                 Err(Error::Lost { .. }) | Ok(()) if is_held => {}
                 other => fail(format!("assert_held of {key}: {other:?}")),

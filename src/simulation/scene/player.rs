@@ -256,7 +256,7 @@ impl Player {
                 call.ends(response);
                 call.dropped(number);
             }
-            End::Detach | End::Leave => match guard.try_detach() {
+            End::Detach | End::Leave => match guard.detach_or_keep() {
                 Err((guard, error)) => {
                     call.keeps(number, &error);
                     self.give_back(guard, number, key, who, End::Unlock);

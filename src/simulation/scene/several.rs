@@ -115,7 +115,7 @@ impl Player {
 
     /// Tells the judge of one of several locks.
     fn one_of(&self, call: &Call, manager: &LockManager, key: usize) -> Option<usize> {
-        let guard = manager.current(name(key))?;
+        let guard = manager.named(name(key)).current()?;
         Some(judge::taken(
             call.who,
             key,

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use relatch::{Builder, Error, LockManager, LostCause, Unlocked};
 use relatch_rig::{LONG, Server, eventually, within};
 
-use crate::support::{ANSWER, LEASE, MINUTE, PERIOD, assert_lost, delete, trusted, until_queued};
+use crate::support::{
+    ANSWER, LEASE, MINUTE, PERIOD, assert_lost, delete, lease_left, trusted, until_queued,
+};
 
 /// A manager, and its Redis if it has one.
 pub(crate) struct Place {
@@ -44,9 +46,11 @@ impl Place {
 
     /// Somebody deletes the key of a lock.
     fn lose(&self, name: &str) {
-        match &self.server {
-            Some(server) => delete(server, name),
-            None => assert!(self.locks.memory().expect("in memory").lose(name)),
+        if let Some(server) = &self.server {
+            delete(server, name);
+        } else {
+            let memory = self.locks.memory().expect("in memory");
+            assert!(memory.lose(name, LostCause::Deleted));
         }
     }
 
@@ -177,7 +181,7 @@ fn a_lock_is_free_once_its_last_guard_is_gone(place: &Place) {
     assert!(place.is_free("a"));
     assert!(place.locks.named("a").holder().expect("answers").is_none());
     assert!(matches!(
-        place.locks.assert_held("a"),
+        place.locks.named("a").assert_held(),
         Err(Error::NotHeld { .. })
     ));
 }
@@ -216,7 +220,7 @@ fn a_lock_that_is_not_reentrant_is_held_already(place: &Place) {
         place.locks.lock("a"),
         Err(Error::AlreadyHeld { .. })
     ));
-    assert!(place.locks.current("a").is_some() && guard.is_valid());
+    assert!(place.locks.named("a").current().is_some() && guard.is_valid());
 }
 
 fn two_threads_that_wait_for_each_other_are_told(place: &Place) {
@@ -423,7 +427,7 @@ fn what_is_held_is_listed_and_counted(place: &Place) {
 fn a_parcel_is_adopted_once(place: &Place) {
     let guard = place.locks.named("a").fenced(true).lock().expect("locks");
     let (fence, parcel) = (guard.fence(), guard.hand_over().expect("hands over"));
-    let left = parcel.remaining();
+    let left = lease_left(&parcel);
     assert!(
         left <= Duration::from_secs(30) && left > Duration::from_secs(15),
         "{left:?}"
@@ -453,7 +457,8 @@ fn a_parcel_that_nobody_adopts_ends(place: &Place) {
         .expect("hands over");
     let next = place
         .locks
-        .try_lock_for("a", LONG)
+        .named("a")
+        .try_lock_for(LONG)
         .expect("answers")
         .expect("its lease ends");
     next.unlock().expect("unlocks");

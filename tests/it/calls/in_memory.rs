@@ -95,7 +95,13 @@ fn no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled() {
         guard.set_lease(MINUTE).expect("extends");
         guard.confirm(SECOND).expect("it is there");
         guard.ensure(SECOND).expect("it is there");
-        assert!(locks.try_lock_for("a", ANSWER).expect("answers").is_some());
+        assert!(
+            locks
+                .named("a")
+                .try_lock_for(ANSWER)
+                .expect("answers")
+                .is_some()
+        );
         leave(locks, "c");
         if locks.memory().is_none() {
             assert_eq!(locks.shutdown_and_release(Duration::ZERO).len(), 2);
@@ -107,7 +113,7 @@ fn no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled() {
     assert_unavailable(&locks.try_lock("b"));
     memory.advance(LEASE);
     let guard = locks.lock("d").expect("locks");
-    memory.lose("d");
+    memory.lose("d", LostCause::Deleted);
     assert_lost(&guard.unlock(), LostCause::Deleted);
     assert_eq!(threads().len(), 1);
     let open = fs::read_dir("/proc/self/fd").expect("Linux");
@@ -242,7 +248,7 @@ fn a_waiter_gets_the_lock_when_an_advanced_lease_ends() {
         eventually(LONG, "the waiter has asked the store", || {
             locks.stats().waited > 2
         });
-        assert!(memory.lose("d"));
+        assert!(memory.lose("d", LostCause::Deleted));
     })
     .expect("locks");
     let kept = locks
@@ -289,9 +295,19 @@ fn max_hold_and_keep_at_least_go_by_the_advanced_clock() {
 fn expire_and_lose_end_one_lock_with_their_cause() {
     let (locks, memory) = in_memory();
     let [a, b, c] = ["a", "b", "c"].map(|name| locks.lock(name).expect("locks"));
-    behind(&locks, "a", || assert!(memory.expire("a"))).expect("locks");
-    behind(&locks, "b", || assert!(memory.lose("b"))).expect("locks");
-    assert!(!memory.expire("a") && !memory.lose("nobody has it") && !memory.lose(""));
+    behind(&locks, "a", || {
+        assert!(memory.lose("a", LostCause::Expired));
+    })
+    .expect("locks");
+    behind(&locks, "b", || {
+        assert!(memory.lose("b", LostCause::Deleted));
+    })
+    .expect("locks");
+    assert!(
+        !memory.lose("a", LostCause::Expired)
+            && !memory.lose("nobody has it", LostCause::Deleted)
+            && !memory.lose("", LostCause::Deleted)
+    );
     assert!(is_lost(&a) && is_lost(&b) && c.is_valid());
     assert_lost(&a.unlock(), LostCause::Expired);
     assert_lost(&b.unlock(), LostCause::Deleted);
@@ -422,7 +438,8 @@ fn a_lock_that_was_released_during_an_outage_is_free_after_it() {
     memory.advance(SECOND);
     assert!(
         locks
-            .try_lock_for("short", LONG)
+            .named("short")
+            .try_lock_for(LONG)
             .expect("answers")
             .is_some(),
         "deleted after the outage"
@@ -453,7 +470,13 @@ fn a_lock_that_was_released_during_an_outage_is_free_after_it() {
     memory.advance(MINUTE / 2);
     assert!(locks.try_lock("kept").expect("answers").is_none());
     memory.advance(MINUTE / 2);
-    assert!(locks.try_lock_for("kept", LONG).expect("answers").is_some());
+    assert!(
+        locks
+            .named("kept")
+            .try_lock_for(LONG)
+            .expect("answers")
+            .is_some()
+    );
 }
 
 #[test]
@@ -522,7 +545,13 @@ fn on_lost_is_called_for_a_guard_that_was_forgotten() {
         LostCause::Expired
     );
     // The hold ends a little before its key.
-    assert!(locks.try_lock_for("a", LONG).expect("answers").is_some());
+    assert!(
+        locks
+            .named("a")
+            .try_lock_for(LONG)
+            .expect("answers")
+            .is_some()
+    );
     assert_eq!(locks.stats().lost, 1);
 }
 
@@ -833,7 +862,10 @@ fn a_manager_for_a_test_is_there_until_it_is_dropped() {
         "and for those to which it is given"
     );
     assert_eq!(current(), Some(2));
-    relatch::with_lock("a", || second.assert_held("a").expect("this one has it")).expect("locks");
+    relatch::with_lock("a", || {
+        second.named("a").assert_held().expect("this one has it");
+    })
+    .expect("locks");
     drop(restore_second);
     assert_eq!(current(), Some(1));
     install(program.clone()).expect("it is the first of the program");

@@ -163,7 +163,8 @@ fn row_35_the_longest_wait_is_a_wait() {
         let waiters = [
             scope.spawn(|| ours.named("a").wait(Duration::MAX).lock().map(drop)),
             scope.spawn(|| {
-                ours.try_lock_for("a", Duration::MAX)
+                ours.named("a")
+                    .try_lock_for(Duration::MAX)
                     .map(|it| drop(it.expect("not busy for ever")))
             }),
         ];
@@ -200,7 +201,7 @@ fn row_35_a_wait_of_zero_is_one_attempt() {
     );
     assert_eq!(server.calls("set"), 1);
     let tried = within(SLACK, "one attempt", || {
-        ours.try_lock_for("a", Duration::ZERO)
+        ours.named("a").try_lock_for(Duration::ZERO)
     });
     assert!(tried.expect("answers").is_none());
     assert_eq!(server.calls("set"), 2);
@@ -215,7 +216,12 @@ fn row_35_a_wait_does_not_spin() {
     });
     server.reset_stats();
     let start = Instant::now();
-    assert!(ours.try_lock_for("a", WAIT).expect("answers").is_none());
+    assert!(
+        ours.named("a")
+            .try_lock_for(WAIT)
+            .expect("answers")
+            .is_none()
+    );
     assert!(start.elapsed() >= WAIT);
     let tries = server.calls("set");
     assert!((3..=25).contains(&tries), "{tries} attempts in {WAIT:?}");
@@ -271,7 +277,7 @@ fn row_36_keys_are_sent_byte_for_byte() {
                 .expect("somebody")
                 .owner()
                 .as_ref(),
-            Some(guard.owner())
+            Some(&relatch::Owner::current())
         );
         assert_eq!(server.query::<i64>(&["DBSIZE"]), 1);
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -290,7 +296,10 @@ fn row_36_impossible_keys_are_refused_and_nothing_is_sent() {
         let errors = [
             locks.lock(key).expect_err("lock"),
             locks.try_lock(key).expect_err("try_lock"),
-            locks.try_lock_for(key, WAIT).expect_err("try_lock_for"),
+            locks
+                .named(key)
+                .try_lock_for(WAIT)
+                .expect_err("try_lock_for"),
             locks
                 .with_lock(key, || unreachable!())
                 .expect_err("with_lock"),
@@ -522,7 +531,7 @@ fn connected_by(relatch_url: Option<&str>, redis_url: Option<&str>) -> String {
 
 /// The process of [`connected_by`].
 pub(crate) fn connect_as_told() {
-    let locked = LockManager::from_env().and_then(|locks| {
+    let locked = Builder::from_env().build().and_then(|locks| {
         let _held = locks.lock("a")?;
         // With another prefix, it is another lock.
         Builder::from_env()

@@ -175,7 +175,10 @@ pub(crate) fn waiter() {
         } else {
             role::report(format!(
                 "{:?}",
-                locks.try_lock_for("a", LONG).map(|taken| taken.is_some())
+                locks
+                    .named("a")
+                    .try_lock_for(LONG)
+                    .map(|taken| taken.is_some())
             ));
         }
     }
@@ -279,7 +282,8 @@ fn a_logger_that_panics_changes_nothing() {
     });
     let guard = rig
         .locks
-        .try_lock_for("a", LONG)
+        .named("a")
+        .try_lock_for(LONG)
         .expect("answers")
         .expect("it is free");
     let renewed = rig.locks.stats().renewed;
@@ -306,7 +310,8 @@ impl Log for Uses {
                 .0
                 .get()
                 .expect("it was made before")
-                .try_lock_for("of the logger", ANSWER);
+                .named("of the logger")
+                .try_lock_for(ANSWER);
             self.1.fetch_add(1, Ordering::SeqCst);
         }
     }

@@ -24,7 +24,8 @@ fn threads_that_wait_are_listed_with_the_holder_and_what_is_left() {
     thread::scope(|scope| {
         let far = scope.spawn(|| {
             rig.locks
-                .try_lock_for("far", 2 * MINUTE)
+                .named("far")
+                .try_lock_for(2 * MINUTE)
                 .map(|it| it.is_some())
         });
         eventually(LONG, "one waits, and knows for whom", || {
@@ -107,8 +108,12 @@ fn a_thread_that_gives_up_is_not_listed_any_more() {
     let locks = &rig.locks;
     thread::scope(|scope| {
         for name in ["a", "b"] {
-            let timed =
-                scope.spawn(move || locks.try_lock_for(name, ANSWER).map(|it| it.is_some()));
+            let timed = scope.spawn(move || {
+                locks
+                    .named(name)
+                    .try_lock_for(ANSWER)
+                    .map(|it| it.is_some())
+            });
             eventually(LONG, "it waits", || rig.locks.stats().waiting == 1);
             assert!(!timed.join().expect("no panic").expect("answers"));
             assert!(rig.locks.waiting().is_empty(), "{name}");
@@ -200,7 +205,8 @@ fn the_log_says_when_a_wait_begins_and_ends() {
     drop(rig.locks.lock("free").expect("locks"));
     assert_eq!(
         rig.locks
-            .try_lock_for("free", LONG)
+            .named("free")
+            .try_lock_for(LONG)
             .expect("answers")
             .map(drop),
         Some(())
@@ -220,7 +226,8 @@ fn the_log_says_when_a_wait_begins_and_ends() {
     );
     assert!(
         rig.locks
-            .try_lock_for("far", ANSWER)
+            .named("far")
+            .try_lock_for(ANSWER)
             .expect("answers")
             .is_none()
     );
@@ -284,7 +291,8 @@ fn a_wait_of_five_seconds_says_so_and_whose_lease_it_waits_for() {
     let wait = |rig: &Rig, lock: &str| {
         let guard = rig
             .locks
-            .try_lock_for(lock, 2 * LONG)
+            .named(lock)
+            .try_lock_for(2 * LONG)
             .expect("answers at last");
         drop(guard.expect("free at last"));
     };
@@ -374,7 +382,12 @@ fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
     // A wait, while this manager holds nothing.
     let began = Instant::now();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| locks.try_lock_for("silent", LONG).map(|it| it.is_some()));
+        let waits = scope.spawn(|| {
+            locks
+                .named("silent")
+                .try_lock_for(LONG)
+                .map(|it| it.is_some())
+        });
         eventually(LONG, "three warnings", || of("waits for long").len() >= 3);
         silent.unlock().expect("unlocks");
         assert!(waits.join().expect("no panic").expect("answers"));
@@ -439,7 +452,7 @@ fn a_wait_that_is_listed_after_its_limit_is_warned_of_at_once() {
             .warn_after(limit, PERIOD / 2)
     });
     rig.proxy.black_hole(true);
-    let waits = rig.locks.try_lock_for("a", 15 * PERIOD);
+    let waits = rig.locks.named("a").try_lock_for(15 * PERIOD);
     assert!(waits.expect_err("nothing answers").is_redis_failure());
     let lines = lines_of("relatch::slow");
     assert!(

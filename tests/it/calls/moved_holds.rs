@@ -11,8 +11,8 @@ use relatch::{DetachedHold, Error, LockGuard, LockManager, LockParcel, LostCause
 use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role, throughout, within};
 
 use crate::support::{
-    ANSWER, LEASE, MINUTE, PERIOD, Rig, SOON, assert_lost, builder, connect, delete, renewals,
-    returns_by, trusted, until_tracked,
+    ANSWER, LEASE, MINUTE, PERIOD, Rig, SOON, assert_lost, builder, connect, delete, lease_left,
+    renewals, returns_by, trusted, until_tracked,
 };
 
 /// The script of an adoption.
@@ -70,13 +70,12 @@ fn a_hold_goes_on_in_another_thread() {
     let (token, fence, watch) = (guard.token().to_owned(), guard.fence(), guard.watch());
     let sent = rig.proxy.log().len();
     let hold = guard.detach().expect("detaches");
-    assert_eq!(
-        (hold.key(), hold.token(), hold.fence()),
-        ("a", &*token, fence)
-    );
-    assert!(hold.is_valid() && hold.watch().is_valid() && watch.is_valid());
-    assert_eq!(rig.locks.held().len(), 1);
-    assert!(rig.locks.current("a").is_none(), "no thread has it");
+    assert!(hold.watch().is_valid() && watch.is_valid());
+    let held = rig.locks.held();
+    assert_eq!(held.len(), 1);
+    assert_eq!((held[0].key.as_str(), held[0].fence), ("a", fence));
+    assert_eq!(rig.value_of("a").as_deref(), Some(&*token));
+    assert!(rig.locks.named("a").current().is_none(), "no thread has it");
     in_another_thread(|| {
         let guard = hold.attach().expect("attaches");
         assert_eq!(
@@ -97,9 +96,10 @@ fn a_hold_goes_on_in_another_thread() {
 fn a_detached_hold_is_renewed_though_its_thread_has_ended() {
     let rig = Rig::renewing();
     let hold = detached_elsewhere(&rig.locks, "a");
+    let token = rig.value_of("a");
     eventually(LONG, "it is renewed", || renewals(&rig.locks, "a") > 3);
-    throughout(2 * LEASE, || assert!(hold.is_valid()));
-    assert_eq!(rig.value_of("a").as_deref(), Some(hold.token()));
+    throughout(2 * LEASE, || assert!(hold.watch().is_valid()));
+    assert_eq!(rig.value_of("a"), token);
     assert!(
         rig.locks.try_lock("a").expect("answers").is_none(),
         "it is held"
@@ -158,8 +158,9 @@ fn only_the_last_guard_leaves_its_thread() {
     let rig = Rig::new();
     let outer = rig.locks.lock("a").expect("locks");
     let inner = rig.locks.lock("a").expect("re-enters");
-    let (inner, error) = inner.try_detach().expect_err("there is another guard");
+    let error = inner.detach().expect_err("there is another guard");
     assert!(is_other_guards(&error, 2), "{error:?}");
+    let inner = rig.locks.named("a").current().expect("it is still held");
     assert_eq!(
         error.to_string(),
         "this thread has 2 guards of lock \"a\", and only the last one can be handed over"
@@ -186,18 +187,7 @@ fn a_lost_hold_neither_leaves_its_thread_nor_comes_to_another() {
     for name in ["a", "b", "c"] {
         rig.locks.named(name).force_unlock().expect("answers");
     }
-    let (a, error) = a.try_detach().expect_err("lost");
-    assert!(
-        matches!(
-            error,
-            Error::Lost {
-                cause: LostCause::Deleted,
-                ..
-            }
-        ),
-        "{error:?}"
-    );
-    assert_lost(&a.unlock(), LostCause::Deleted);
+    assert_lost(&a.detach(), LostCause::Deleted);
     let (b, error) = b.try_attach().expect_err("lost");
     assert!(
         matches!(
@@ -219,17 +209,10 @@ fn a_lost_hold_neither_leaves_its_thread_nor_comes_to_another() {
 #[test]
 fn a_hold_is_not_attached_where_the_lock_is_held_already() {
     let rig = Rig::new();
-    let hold = rig
-        .locks
-        .named("a")
-        .lease(MINUTE)
-        .lock()
-        .expect("locks")
-        .detach()
-        .expect("detaches");
-    let token = hold
-        .token()
-        .replace(&hold.token()[hold.token().len() - 8..], "00000000");
+    let guard = rig.locks.named("a").lease(MINUTE).lock().expect("locks");
+    let own = guard.token().to_owned();
+    let hold = guard.detach().expect("detaches");
+    let token = own.replace(&own[own.len() - 8..], "00000000");
     rig.server
         .query::<()>(&["SET", "lock:a", &token, "PX", "60000"]);
     let parcel: LockParcel = format!("relatch1:0:0:{token}:a").parse().expect("a parcel");
@@ -239,7 +222,7 @@ fn a_hold_is_not_attached_where_the_lock_is_held_already() {
         matches!(&error, Error::AlreadyHeld { key, .. } if key == "a"),
         "{error:?}"
     );
-    assert_eq!((guard.depth(), hold.token() == guard.token()), (1, false));
+    assert_eq!((guard.depth(), own == guard.token()), (1, false));
     assert!(
         in_another_thread(|| hold.attach().map(drop)).is_ok(),
         "another thread may have it"
@@ -332,7 +315,11 @@ fn a_lock_goes_on_in_another_process() {
     eventually(LONG, "it is renewed", || renewals(&rig.locks, "a") > 2);
     let (old, watch) = (guard.token().to_owned(), guard.watch());
     let parcel = guard.hand_over().expect("hands over");
-    assert!(!watch.is_valid() && rig.locks.held().is_empty() && rig.locks.current("a").is_none());
+    assert!(
+        !watch.is_valid()
+            && rig.locks.held().is_empty()
+            && rig.locks.named("a").current().is_none()
+    );
     assert_eq!(parcel.key(), "a");
     assert_eq!(rig.value_of("a"), Some(old.clone()), "the lock stays taken");
     assert!(
@@ -408,7 +395,7 @@ fn a_lock_is_handed_over_with_nearly_a_lease() {
         "{}",
         rig.server.pttl("lock:a")
     );
-    let left = parcel.remaining();
+    let left = lease_left(&parcel);
     assert!(left <= trusted(4 * LEASE) && left > 3 * LEASE, "{left:?}");
 }
 
@@ -761,7 +748,7 @@ fn an_adoption_without_an_answer_leaves_no_key_and_no_hold() {
             matches!(error, Error::Unavailable { .. }),
             "{fault:?}: {error:?}"
         );
-        assert!(rig.locks.held().is_empty() && rig.locks.current("a").is_none());
+        assert!(rig.locks.held().is_empty() && rig.locks.named("a").current().is_none());
         eventually(LONG, "no key without a holder is left", || {
             rig.value_of("a").is_none()
         });

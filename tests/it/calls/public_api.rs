@@ -249,12 +249,16 @@ fn a_guard_describes_its_hold() {
         Duration::from_secs(8) < guard.remaining()
             && guard.remaining() <= Duration::from_millis(9898)
     );
-    assert_eq!(guard.owner().pid, process::id());
+    assert_eq!(relatch::Owner::current().pid, process::id());
     assert_eq!(
-        *guard.owner().host,
+        *relatch::Owner::current().host,
         hostname::get().expect("a name").to_string_lossy()
     );
-    assert!(guard.token().starts_with(&format!("{}-", guard.owner())));
+    assert!(
+        guard
+            .token()
+            .starts_with(&format!("{}-", relatch::Owner::current()))
+    );
     let inner = locks.lock("a").expect("locks again");
     assert_eq!(inner.token(), guard.token());
     drop((guard, inner));
@@ -274,7 +278,12 @@ fn try_lock_for_takes_a_lock_that_becomes_free_in_time() {
     let (ours, theirs) = (connect(&server), connect(&server));
     let held = theirs.lock("a").expect("locks");
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| ours.try_lock_for("a", LONG).expect("answers").is_some());
+        let waiter = scope.spawn(|| {
+            ours.named("a")
+                .try_lock_for(LONG)
+                .expect("answers")
+                .is_some()
+        });
         server.reset_stats();
         eventually(LONG, "the waiter waits", || server.calls("set") > 2);
         drop(held);
@@ -298,7 +307,12 @@ fn try_lock_for_keeps_to_its_limit_and_zero_is_a_single_try() {
                 "it is busy"
             );
             let rest = WAIT.saturating_sub(start.elapsed());
-            assert!(ours.try_lock_for("a", rest).expect("answers").is_none());
+            assert!(
+                ours.named("a")
+                    .try_lock_for(rest)
+                    .expect("answers")
+                    .is_none()
+            );
             assert!(
                 start.elapsed() >= WAIT && start.elapsed() < WAIT + SLACK,
                 "{:?}",
@@ -308,7 +322,8 @@ fn try_lock_for_keeps_to_its_limit_and_zero_is_a_single_try() {
     });
     drop(guard);
     assert!(
-        ours.try_lock_for("a", Duration::ZERO)
+        ours.named("a")
+            .try_lock_for(Duration::ZERO)
             .expect("answers")
             .is_some(),
         "it is free"
@@ -359,7 +374,7 @@ fn what_a_hold_and_a_release_look_like_in_a_log() {
         panic!("one lock")
     };
     let text = held.to_string();
-    let start = format!("lock \"a\", held by {} for ", outer.owner());
+    let start = format!("lock \"a\", held by {} for ", relatch::Owner::current());
     assert!(
         text.starts_with(&start) && text.contains(" (3 deep), valid for "),
         "{text}"
@@ -433,7 +448,7 @@ fn an_error_names_its_key_and_says_whether_to_try_again() {
     server.kill();
     let unconfirmed = twice.unlock().expect_err("away");
     let away = locks.lock("a").expect_err("away");
-    let by_hand = locks.assert_held("b").expect_err("not held");
+    let by_hand = locks.named("b").assert_held().expect_err("not held");
     for (error, key, again) in [
         (&busy, Some("a"), true),
         (&lost, Some("a"), false),
@@ -480,7 +495,7 @@ fn holder_names_the_owner_and_the_time_left() {
         .holder()
         .expect("answers")
         .expect("somebody");
-    assert_eq!(holder.owner().as_ref(), Some(guard.owner()));
+    assert_eq!(holder.owner().as_ref(), Some(&relatch::Owner::current()));
     assert_eq!(holder.raw, guard.token());
     let left = holder.remaining.expect("a lease");
     assert!(
@@ -489,7 +504,7 @@ fn holder_names_the_owner_and_the_time_left() {
     );
     assert_eq!(
         holder.to_string(),
-        format!("{} ({left:.1?} left)", guard.owner())
+        format!("{} ({left:.1?} left)", relatch::Owner::current())
     );
     assert_eq!(
         locks
@@ -530,7 +545,7 @@ fn force_unlock_returns_the_holder_and_the_holder_learns_of_it() {
         .force_unlock()
         .expect("answers")
         .expect("somebody");
-    assert_eq!(deleted.owner().as_ref(), Some(guard.owner()));
+    assert_eq!(deleted.owner().as_ref(), Some(&relatch::Owner::current()));
     assert!(
         deleted
             .remaining
@@ -649,7 +664,7 @@ fn nothing_shows_the_password() {
     assert_no_canary(&locks);
     assert_no_canary(&lock);
     assert_no_canary(&guard);
-    assert_no_canary(&guard.owner());
+    assert_no_canary(&relatch::Owner::current());
     assert_no_canary(&locks.named("a").holder());
     assert!(format!("{guard:?}").contains("\"a\"") && format!("{lock:?}").contains("\"a\""));
     thread::scope(|scope| {
@@ -704,7 +719,7 @@ pub(crate) fn install_as_told() {
     let guard = free.lock().expect("locks");
     let again = relatch::try_with_lock("free", || guard.depth());
     assert_eq!(again.expect("answers"), Some(2), "re-enters");
-    assert_eq!(locks.current("free").expect("held").depth(), 2);
+    assert_eq!(locks.named("free").current().expect("held").depth(), 2);
     let inner = relatch::with_lock_result("free", |inner| Ok::<_, Error>(inner.depth()));
     assert_eq!(inner.expect("re-enters"), 2);
     drop(guard);

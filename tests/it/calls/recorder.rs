@@ -147,7 +147,8 @@ fn the_recorder_gets_what_the_statistics_count() {
     occupy(&rig.server, "b", MINUTE);
     assert!(
         rig.locks
-            .try_lock_for("b", ANSWER)
+            .named("b")
+            .try_lock_for(ANSWER)
             .expect("answers")
             .is_none()
     );

@@ -401,7 +401,7 @@ fn show_values(url: &str) {
     show(&locks);
     show(&lock);
     show(&guard);
-    show(guard.owner());
+    show(&relatch::Owner::current());
     show(&guard.watch());
     show(&locks.held().pop().expect("held"));
     let other = LockManager::connect(url).expect("connects");
@@ -413,7 +413,7 @@ fn show_values(url: &str) {
     show(&locks.named("a").holder().expect("answers").expect("held"));
     println!(
         "{} {}",
-        guard.owner(),
+        relatch::Owner::current(),
         locks.named("a").holder().expect("answers").expect("held")
     );
     show(&locks.stats());

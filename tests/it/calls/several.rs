@@ -42,9 +42,13 @@ fn several_locks_are_taken_and_released() {
         NAMES,
         "sorted, and each once"
     );
-    assert!(guard.is_valid() && guard.remaining() > Duration::from_secs(20));
+    assert!(guard.remaining() > Duration::from_secs(20));
     for name in NAMES {
-        let one = rig.locks.current(name).expect("this thread holds it");
+        let one = rig
+            .locks
+            .named(name)
+            .current()
+            .expect("this thread holds it");
         assert_eq!(rig.value_of(name).as_deref(), Some(one.token()));
         assert_eq!(one.depth(), 2, "it counts as one guard");
     }
@@ -144,7 +148,7 @@ fn a_stop_ends_the_wait_for_several_and_leaves_none() {
     let locks = connect(&server);
     let stop = StopHandle::new();
     occupy(&server, "b", MINUTE);
-    let wanted = locks.several(NAMES).stopped_by(&stop);
+    let wanted = locks.several(NAMES).options(|lock| lock.stopped_by(&stop));
     thread::scope(|scope| {
         let waiter = scope.spawn(|| wanted.lock().map(drop));
         eventually(LONG, "it waits for `b`", || server.tracked_keys() == 1);
@@ -173,7 +177,7 @@ fn the_options_of_a_set_are_those_of_each_of_its_locks() {
     let set = rig
         .locks
         .several(NAMES)
-        .each(|lock| lock.fenced(true).lease(4 * MINUTE).reentrant(false));
+        .options(|lock| lock.fenced(true).lease(4 * MINUTE).reentrant(false));
     let guard = set.lock().expect("locks");
     for name in NAMES {
         assert!(guard.fence(name).is_some(), "{name}");
@@ -189,7 +193,7 @@ fn the_options_of_a_set_are_those_of_each_of_its_locks() {
     assert_eq!(busy, None);
     assert_eq!(set.try_with_lock(|| 7).expect("answers"), Some(7));
     assert_free(&rig.server);
-    let cannot = set.each(|lock| lock.lease(Duration::ZERO)).lock();
+    let cannot = set.options(|lock| lock.lease(Duration::ZERO)).lock();
     assert!(
         matches!(cannot, Err(Error::InvalidOption { .. })),
         "{cannot:?}"
@@ -276,7 +280,14 @@ fn lost_answers_leave_no_key() {
             .expect("takes them");
         let held: Vec<_> = NAMES
             .iter()
-            .map(|name| rig.locks.current(name).expect("held").token().to_owned())
+            .map(|name| {
+                rig.locks
+                    .named(name)
+                    .current()
+                    .expect("held")
+                    .token()
+                    .to_owned()
+            })
             .collect();
         let stored: Vec<_> = NAMES.iter().filter_map(|name| rig.value_of(name)).collect();
         assert_eq!(held, stored, "{fault:?}");
@@ -437,7 +448,7 @@ fn if_one_is_lost_the_set_is_lost_and_the_others_are_released() {
         matches!(&confirmed, Err(Error::Lost { key, .. }) if key == "b"),
         "{confirmed:?}"
     );
-    assert!(!all.is_valid() && all.remaining().is_zero());
+    assert!(all.remaining().is_zero());
     assert!(
         all.ensure(Duration::ZERO)
             .is_err_and(|error| error.is_lost())
@@ -945,7 +956,7 @@ fn a_limit_holds_though_an_outer_lock_is_lost() {
             let taken = if several {
                 rig.locks.several(["a", "b"]).try_lock_for(limit).map(drop)
             } else {
-                rig.locks.try_lock_for("a", limit).map(drop)
+                rig.locks.named("a").try_lock_for(limit).map(drop)
             };
             assert!(asked.elapsed() < LONG / 2, "{:?}", asked.elapsed());
             assert!(

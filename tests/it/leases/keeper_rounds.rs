@@ -162,7 +162,7 @@ fn make_orphan(rig: &Rig, name: &str) {
     let attempt = format!("SET lock:{name}");
     rig.proxy.always(&attempt, Fault::SwallowCommand);
     eventually(LONG, "an attempt has no answer", || {
-        let given_up = rig.locks.try_lock_for(name, WAIT);
+        let given_up = rig.locks.named(name).try_lock_for(WAIT);
         assert!(!matches!(given_up, Ok(Some(_))), "there was no answer");
         rig.proxy.commands(&attempt) > 0
     });

@@ -434,7 +434,7 @@ fn a_node_without_an_address_in_the_map_is_unavailable_and_no_other() {
     for error in [
         within(2 * ANSWER + SOON, "try_lock", || locks.try_lock(&nameless)),
         within(ANSWER + SOON, "try_lock_for", || {
-            locks.try_lock_for(&nameless, ANSWER)
+            locks.named(&nameless).try_lock_for(ANSWER)
         }),
     ] {
         assert_unavailable(&error);
@@ -794,7 +794,8 @@ fn row_23_the_right_to_read_the_map_is_needed_and_named() {
             scope.spawn(move || {
                 assert!(
                     others
-                        .try_lock_for(name, ANSWER)
+                        .named(name)
+                        .try_lock_for(ANSWER)
                         .expect("answers")
                         .is_none()
                 );

@@ -106,7 +106,7 @@ pub(crate) fn while_counting(
     let hurried = Mutex::new(Duration::ZERO);
     // (A busy machine may wake a thread late.)
     let take = |locks: &LockManager, name: &str, limit: Duration, longest: &Mutex<Duration>| {
-        let (took, taken) = time(|| locks.try_lock_for(name, limit));
+        let (took, taken) = time(|| locks.named(name).try_lock_for(limit));
         let mut longest = longest.lock();
         *longest = took.max(*longest);
         assert!(

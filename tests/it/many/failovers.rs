@@ -288,11 +288,11 @@ fn an_old_master_grants_no_acknowledged_lock() -> bool {
     let url = sentinels.url_with(&[port_of(&stale)]);
     let build = |builder: Builder| builder.build_lazily().expect("an address");
     let (locks, careless) = (build(acknowledged(&url)), build(plain(&url)));
-    let refused = locks.try_lock_for("a", 2 * ANSWER);
+    let refused = locks.named("a").try_lock_for(2 * ANSWER);
     eventually(SOON, "the key is removed", || {
         !sentinels.server(0).exists("lock:a")
     });
-    let granted = careless.try_lock_for("a", 2 * ANSWER);
+    let granted = careless.named("a").try_lock_for(2 * ANSWER);
     if !sentinels.is_master(0) {
         return false;
     }
@@ -413,7 +413,7 @@ impl Side {
 
     fn count(&self, counter: &AtomicU64, ended: &AtomicBool) {
         while !ended.load(Ordering::SeqCst) {
-            match self.locks.try_lock_for("a", ANSWER) {
+            match self.locks.named("a").try_lock_for(ANSWER) {
                 Ok(Some(guard)) => {
                     increment(counter);
                     self.counted.fetch_add(1, Ordering::SeqCst);

@@ -275,7 +275,13 @@ fn a_limit_too_short_for_replicas_is_reported_as_busy() {
     // As a server does that looks at its timeouts in time. (Redis does so ten times a second.)
     group.proxy.always("WAIT", Fault::Answer(b":0\r\n".into()));
     let limit = Duration::from_millis(10);
-    assert!(locks.try_lock_for("a", limit).expect("no outage").is_none());
+    assert!(
+        locks
+            .named("a")
+            .try_lock_for(limit)
+            .expect("no outage")
+            .is_none()
+    );
     // Unless the machine is so busy that there is no answer at all.
     eventually(LONG, "too few replicas", || {
         let timeout = locks
@@ -286,7 +292,7 @@ fn a_limit_too_short_for_replicas_is_reported_as_busy() {
         assert!(timeout.is_timeout(), "{timeout:?}");
         chain(&timeout).contains("0 of 1 replicas acknowledged the lock")
     });
-    assert_unavailable(&locks.try_lock_for("a", 4 * WAIT));
+    assert_unavailable(&locks.named("a").try_lock_for(4 * WAIT));
     eventually(SOON, "no key is left", || group.value_of("a").is_none());
 }
 
@@ -308,7 +314,8 @@ fn a_hold_whose_renewals_no_replica_has_ends_before_the_replica_gives_its_lock_a
     thread::scope(|scope| {
         scope.spawn(|| {
             let theirs = others
-                .try_lock_for("a", LONG)
+                .named("a")
+                .try_lock_for(LONG)
                 .expect("answers")
                 .expect("the old lease ends there");
             assert!(
@@ -544,7 +551,7 @@ fn a_key_that_too_few_replicas_have_is_deleted_later_if_its_removal_fails() {
         proxy.always("EVAL", fault.clone());
         if fault == Fault::SwallowCommand {
             // The wait ends with the first attempt: a second one would find the key.
-            let taken = locks.try_lock_for(&key, ANSWER / 2);
+            let taken = locks.named(&key).try_lock_for(ANSWER / 2);
             assert!(!matches!(taken, Ok(Some(_))), "{taken:?}");
         } else {
             assert_unavailable(&locks.try_lock(&key));
@@ -607,7 +614,13 @@ fn only_what_takes_or_renews_a_lock_waits_for_replicas() {
     thread::scope(|scope| {
         scope.spawn(|| {
             assert!(others.try_lock("a").expect("answers").is_none());
-            assert!(others.try_lock_for("a", WAIT).expect("answers").is_none());
+            assert!(
+                others
+                    .named("a")
+                    .try_lock_for(WAIT)
+                    .expect("answers")
+                    .is_none()
+            );
         });
     });
     assert_eq!(waited(), 0, "tries that find the lock busy");

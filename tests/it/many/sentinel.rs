@@ -232,7 +232,7 @@ fn a_wait_ends_by_its_deadline_while_there_is_no_master() {
     drop(locks.lock("a").expect("locks"));
     sentinels.server(0).kill();
     returns_by(4 * ANSWER, "a wait without a master", || {
-        let (took, taken) = time(|| locks.try_lock_for("a", 4 * ANSWER));
+        let (took, taken) = time(|| locks.named("a").try_lock_for(4 * ANSWER));
         assert_unavailable(&taken);
         took
     });
@@ -352,7 +352,8 @@ fn a_master_that_accepts_and_is_silent_leads_back_to_the_sentinels() {
     sentinels.until_in_sync();
     sentinels.server(0).pause();
     let guard = locks
-        .try_lock_for("a", LONG)
+        .named("a")
+        .try_lock_for(LONG)
         .expect("a master answers")
         .expect("a free lock");
     let master = sentinels.master();
@@ -433,7 +434,7 @@ fn a_sentinel_that_names_a_replica_a_dead_server_or_a_sentinel_is_not_asked_alon
         let alone = builder(&sentinels.url_with(&[port_of(&liar)]))
             .build_lazily()
             .expect("an address");
-        let refused = alone.try_lock_for("a", 2 * ANSWER);
+        let refused = alone.named("a").try_lock_for(2 * ANSWER);
         let refuses =
             wrong == port_of(&other_users) || wrong == itself && !rights::login().is_empty();
         assert!(
@@ -451,7 +452,8 @@ fn a_sentinel_that_names_a_replica_a_dead_server_or_a_sentinel_is_not_asked_alon
             .build_lazily()
             .expect("an address");
         let guard = locks
-            .try_lock_for("a", LONG)
+            .named("a")
+            .try_lock_for(LONG)
             .expect("the other sentinel knows")
             .expect("a free lock");
         assert_eq!(
@@ -471,7 +473,8 @@ fn without_hello_a_sentinel_that_names_a_replica_is_not_asked_alone() {
     let url = format!("redis+sentinel://{}{hosts}/{MASTER}", rights::login());
     let locks = builder(&url).build_lazily().expect("an address");
     let guard = locks
-        .try_lock_for("a", LONG)
+        .named("a")
+        .try_lock_for(LONG)
         .expect("the other sentinel knows")
         .expect("a free lock");
     assert_eq!(master.get("lock:a").as_deref(), Some(guard.token()));
@@ -524,7 +527,7 @@ fn a_sentinel_that_has_not_heard_of_a_switch_does_not_lead_back_to_the_old_maste
     // Only the sentinel that has not heard answers. Soon the others may do so, too.
     state.store(BOTH_ARE_GONE, Ordering::SeqCst);
     cut();
-    assert_unavailable(&locks.try_lock_for("b", ANSWER));
+    assert_unavailable(&locks.named("b").try_lock_for(ANSWER));
     assert!(guard.is_valid());
     assert_eq!(calls(), 0);
     state.store(ANEW, Ordering::SeqCst);
@@ -666,7 +669,8 @@ fn without_the_channels_a_switch_is_noticed_when_the_old_master_is_demoted_or_fa
     });
     let is_used = |name: &str, master: usize| {
         let other = locks
-            .try_lock_for(name, LONG)
+            .named(name)
+            .try_lock_for(LONG)
             .expect("a master answers")
             .expect("a free lock");
         assert_eq!(
@@ -856,7 +860,7 @@ fn dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent() {
         }
         let connecting = before.then(|| {
             let locks = connect().build_lazily().expect("an address");
-            assert_unavailable(&locks.try_lock_for("a", ANSWER));
+            assert_unavailable(&locks.named("a").try_lock_for(ANSWER));
             locks
         });
         assert!(

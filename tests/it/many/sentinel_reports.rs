@@ -557,7 +557,8 @@ fn loss_without_report(replace: Replace, may_subscribe: bool, tracks: bool) -> D
     let told = ended.elapsed();
     drop(guard);
     let other = locks
-        .try_lock_for("b", LONG)
+        .named("b")
+        .try_lock_for(LONG)
         .expect("the new master answers")
         .expect("a free lock");
     assert_eq!(new.get("lock:b").as_deref(), Some(other.token()));
@@ -633,7 +634,7 @@ fn sentinels_that_are_silent_do_not_delay_the_end_of_a_wait() {
     let alone = patient().build_lazily().expect("an address");
     let wait = |locks: &LockManager| {
         returns_by(ANSWER, "a wait", || {
-            let (took, taken) = time(|| locks.try_lock_for("a", ANSWER));
+            let (took, taken) = time(|| locks.named("a").try_lock_for(ANSWER));
             assert_unavailable(&taken);
             took
         });

@@ -45,7 +45,7 @@ fn a_master_that_sentinels_name_is_reached_over_tls_and_in_no_other_way() {
     let trusting = || Tls::new().roots(authority.pem()).server_name("localhost");
     let url = |port: u16| format!("rediss+sentinel://:canary@127.0.0.1:{port}/{MASTER}");
     let sentinel = sentinel_that_names(server.tls_port());
-    let plain = |port: u16| patient(&url(port)).sentinel_plaintext();
+    let plain = |port: u16| patient(&url(port)).sentinel_tls(None);
     assert_works(plain(port_of(&sentinel)).tls(trusting()), &server);
     let nameless = Tls::new().roots(authority.pem());
     assert_refused(plain(port_of(&sentinel)).tls(nameless), TlsCause::WrongName);
@@ -89,14 +89,14 @@ fn with_tls_to_the_master_a_sentinel_in_plain_text_is_not_believed() {
     assert_works(
         builder(port_of(&sentinel))
             .tls(trusting())
-            .sentinel_plaintext(),
+            .sentinel_tls(None),
         &server,
     );
     // The last call counts.
     assert_works(
         builder(port)
             .tls(trusting())
-            .sentinel_plaintext()
+            .sentinel_tls(None)
             .sentinel_tls(own()),
         &server,
     );
@@ -171,7 +171,7 @@ fn over_tls_a_hold_and_a_wait_survive_the_death_of_the_master() {
     let trusting = |roots: &str| {
         patient(&sentinels.url())
             .tls(Tls::new().roots(roots))
-            .sentinel_plaintext()
+            .sentinel_tls(None)
     };
     assert_refused(trusting(Authority::new().pem()), TlsCause::UnknownIssuer);
     survive_the_death_of_the_master(&sentinels, || {

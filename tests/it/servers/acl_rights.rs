@@ -96,7 +96,13 @@ fn refused_to_a_user_with(rights: &[&str]) -> Vec<String> {
         let others = LockManager::connect(&url).expect("connects");
         scope.spawn(move || {
             assert!(others.try_lock("a").expect("answers").is_none());
-            assert!(others.try_lock_for("a", WAIT).expect("answers").is_none());
+            assert!(
+                others
+                    .named("a")
+                    .try_lock_for(WAIT)
+                    .expect("answers")
+                    .is_none()
+            );
             assert!(
                 others
                     .named("a")

@@ -39,7 +39,7 @@ const CALLS: [(&str, &str, Call); 16] = [
     }),
     ("try_lock_for", "SET", |rig, locks, begin| {
         begin();
-        locks.try_lock_for("a", rig.answer).map(shown)
+        locks.named("a").try_lock_for(rig.answer).map(shown)
     }),
     ("with_lock", "SET", |_, locks, begin| {
         begin();
@@ -405,7 +405,7 @@ fn row_37_a_lock_that_is_busy_without_a_holder_is_tried_with_backoff() {
     rig.lie("SET", Reply::Bytes(b"*2\r\n$-1\r\n:-2\r\n".to_vec()));
     let wait = Duration::from_secs(3);
     let taken = within(wait + SLACK, "a wait", || {
-        rig.locks().try_lock_for("a", wait)
+        rig.locks().named("a").try_lock_for(wait)
     });
     assert!(!matches!(taken, Ok(Some(_))));
     // After each such answer, the manager closes the connection, and pauses for up to half a
@@ -467,8 +467,9 @@ fn row_37_garbage_for_the_listener_disturbs_no_lock() {
                     let (locks, before) = (rig.locks(), rig.lies());
                     rig.lie(to, say.clone());
                     eventually(LONG, &what, || {
-                        let taken =
-                            within(ANSWER + SLACK, &what, || locks.try_lock_for("a", ANSWER));
+                        let taken = within(ANSWER + SLACK, &what, || {
+                            locks.named("a").try_lock_for(ANSWER)
+                        });
                         assert!(!matches!(taken, Ok(Some(_))), "{what}");
                         rig.lies() > before
                     });

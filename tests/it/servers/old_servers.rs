@@ -47,7 +47,8 @@ fn row_20_an_attempt_that_a_replica_refuses_is_retried() {
     rig.proxy.on(LOOK, failed(READ_ONLY));
     drop(
         rig.locks
-            .try_lock_for("a", LONG)
+            .named("a")
+            .try_lock_for(LONG)
             .expect("another connection leads to the primary")
             .expect("free"),
     );
@@ -130,7 +131,8 @@ fn scripts_work_on_a_server_that_replicates_scripts_verbatim() {
         occupy(&server, "b", ANSWER);
         drop(
             locks
-                .try_lock_for("b", LONG)
+                .named("b")
+                .try_lock_for(LONG)
                 .expect("answers")
                 .expect("the lease ends"),
         );

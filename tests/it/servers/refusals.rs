@@ -145,7 +145,8 @@ fn waits(locks: &LockManager, key: &'static str) -> [Error; 2] {
     let (one, other) = (locks.clone(), locks.clone());
     [
         in_time(move || one.lock(key).map(drop)).expect_err("lock"),
-        in_time(move || other.try_lock_for(key, 2 * LONG).map(drop)).expect_err("try_lock_for"),
+        in_time(move || other.named(key).try_lock_for(2 * LONG).map(drop))
+            .expect_err("try_lock_for"),
     ]
 }
 
@@ -175,7 +176,11 @@ fn row_19_a_foreign_key_without_a_ttl_is_reported_and_not_waited_for() {
     let error = locks.try_lock("a").expect_err("the lock can never be free");
     assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
     assert!(
-        locks.try_lock_for("a", WAIT).expect("answers").is_none(),
+        locks
+            .named("a")
+            .try_lock_for(WAIT)
+            .expect("answers")
+            .is_none(),
         "too soon to know"
     );
     let holder = locks
@@ -279,7 +284,8 @@ fn row_19_a_renewed_lock_whose_key_lost_its_ttl_is_waited_for() {
             let tries = scope.spawn(|| {
                 while !done.load(Ordering::SeqCst) {
                     assert!(
-                        ours.try_lock_for(key, WAIT / 10)
+                        ours.named(key)
+                            .try_lock_for(WAIT / 10)
                             .expect("the key is a lock")
                             .is_none()
                     );

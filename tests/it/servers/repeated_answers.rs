@@ -33,7 +33,8 @@ fn row_37_an_ok_that_comes_twice_in_one_batch_is_taken_for_no_lock() {
         }
         let other_token = held.token().to_owned();
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| drop(rig.locks.try_lock_for("a", LONG).expect("answers")));
+            let waiter =
+                scope.spawn(|| drop(rig.locks.named("a").try_lock_for(LONG).expect("answers")));
             eventually(LONG, "two batches begin with an `OK`", || {
                 assert!(!waiter.is_finished(), "two holders");
                 rig.proxy.commands(first) > 1
@@ -97,7 +98,10 @@ fn row_37_an_ok_to_asking_that_comes_twice_hands_no_lock_off() {
         .always(&format!("SET {}", key(&name)), late());
     thread::scope(|scope| {
         let next = behind(scope, || {
-            locks.try_lock_for(&name, SOON).map(|taken| taken.is_some())
+            locks
+                .named(&name)
+                .try_lock_for(SOON)
+                .map(|taken| taken.is_some())
         });
         let _ = guard.unlock(); // Its answer makes no sense, and it is sent again.
         assert!(cluster.proxy(1).fired() > 0, "nobody asks the new owner");

@@ -18,7 +18,7 @@ use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use redis::{Client, Connection};
-use relatch::{Builder, Error, LockGuard, LockManager, LostCause, Unlocked};
+use relatch::{Builder, Error, LockGuard, LockManager, LockParcel, LostCause, Unlocked};
 use relatch_rig::rights::{self, least_rights};
 use relatch_rig::{
     CLAIM, Fault, LONG, Proxy, Server, Terminator, eventually, server_version, within,
@@ -189,7 +189,7 @@ pub(crate) const WAYS: [(&str, Take); 3] = [
     ("lock", |locks, name| locks.lock(name).map(Some)),
     ("try_lock", |locks, name| locks.try_lock(name)),
     ("try_lock_for", |locks, name| {
-        locks.try_lock_for(name, 4 * ANSWER)
+        locks.named(name).try_lock_for(4 * ANSWER)
     }),
 ];
 
@@ -289,7 +289,8 @@ pub(crate) fn until_tracked(server: &Server, keys: u64) {
 /// Waits for a lock, releases it, and returns when it was taken.
 pub(crate) fn take(locks: &LockManager, name: &str) -> Instant {
     let guard = locks
-        .try_lock_for(name, LONG)
+        .named(name)
+        .try_lock_for(LONG)
         .expect("answers")
         .expect("the lock becomes free");
     let at = Instant::now();
@@ -448,4 +449,11 @@ pub(crate) fn name_of_command(command: &str) -> &str {
     } else {
         whole
     }
+}
+
+/// How much of the lease was left when a lock was handed over: the first number of the parcel.
+pub(crate) fn lease_left(parcel: &LockParcel) -> Duration {
+    let text = parcel.to_string();
+    let millis = text.split(':').nth(1).and_then(|it| it.parse().ok());
+    Duration::from_millis(millis.expect("a number"))
 }

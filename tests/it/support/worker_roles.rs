@@ -248,8 +248,6 @@ fn stay_in_their_process(
         let (outer, inner) = guards?;
         let (inner, error) = inner.try_hand_over().expect_err("forked");
         is_forked(Some(error));
-        let (outer, error) = outer.try_detach().expect_err("forked");
-        is_forked(Some(error));
         Some((outer, inner))
     })
 }
@@ -282,7 +280,7 @@ fn forked(
         is_forked(inner.set_lease(second).err());
     }
     if let Some(set) = &set {
-        assert!(!set.is_valid() && set.remaining().is_zero());
+        assert!(set.remaining().is_zero());
         is_forked(set.ensure(second).err());
         is_forked(set.confirm(second).err());
         is_forked(locks.several(["x", "z"]).lock().err());
@@ -291,10 +289,10 @@ fn forked(
     for key in ["a", "b"] {
         is_forked(locks.lock(key).err());
         is_forked(locks.try_lock(key).err());
-        is_forked(locks.try_lock_for(key, second).err());
+        is_forked(locks.named(key).try_lock_for(second).err());
         is_forked(locks.with_lock(key, || unreachable!("not held")).err());
-        assert!(locks.current(key).is_none());
-        is_forked(locks.assert_held(key).err());
+        assert!(locks.named(key).current().is_none());
+        is_forked(locks.named(key).assert_held().err());
         is_forked(locks.named(key).holder().err());
         is_forked(locks.named(key).force_unlock().err());
     }
@@ -308,7 +306,7 @@ fn forked(
         }
         if let Some((outer, inner)) = guards {
             is_forked(outer.unlock().err());
-            drop(inner);
+            is_forked(inner.detach().err());
         }
         if let Some(hold) = detached {
             let (hold, error) = hold.try_attach().expect_err("forked");

@@ -35,7 +35,7 @@ fn a_limit_that_ends_in_this_process_is_reported_as_busy() {
                 for call in 0..CALLS {
                     let limit = Duration::from_millis(u64::from((thread + call) % 9 + 1));
                     let key = if call % 4 == 0 { "shared" } else { &own };
-                    match locks.try_lock_for(key, limit) {
+                    match locks.named(key).try_lock_for(limit) {
                         Ok(Some(_)) => taken.fetch_add(1, Ordering::Relaxed),
                         Ok(None) => over.fetch_add(1, Ordering::Relaxed),
                         Err(error) => panic!("{limit:?}, {key}: {error:?}"),
@@ -59,7 +59,7 @@ fn a_wait_that_ends_while_a_connection_is_opened_is_reported_as_busy() {
     let locks = builder(&url).build_lazily().expect("nothing is sent");
     proxy.always("SELECT", Fault::DelayReply(ANSWER));
     for limit in [5, 10, 15].map(Duration::from_millis) {
-        let taken = locks.try_lock_for("a", limit);
+        let taken = locks.named("a").try_lock_for(limit);
         assert!(matches!(taken, Ok(None)), "{limit:?}: {taken:?}");
     }
     proxy.clear();
@@ -124,7 +124,7 @@ fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
             sets() > before + u64::from(THREADS)
         });
         // Tried up to ten times: the machine may delay the other threads for the whole wait.
-        let mut tries = (0..10).map(|_| rig.locks.try_lock_for("a", ANSWER / 3));
+        let mut tries = (0..10).map(|_| rig.locks.named("a").try_lock_for(ANSWER / 3));
         assert!(
             tries.any(|taken| matches!(taken, Ok(None))),
             "the attempt waited behind threads that got answers"
@@ -180,11 +180,11 @@ fn a_pool_whose_connections_are_stuck_is_reported_as_an_outage() {
     let rig = Rig::with(|builder| builder.pool_size(1).response_timeout(5 * ANSWER));
     rig.proxy.black_hole(true);
     thread::scope(|scope| {
-        let first = scope.spawn(|| rig.locks.try_lock_for("a", 4 * ANSWER).map(drop));
+        let first = scope.spawn(|| rig.locks.named("a").try_lock_for(4 * ANSWER).map(drop));
         eventually(LONG, "the only connection is in use", || {
             rig.proxy.commands("SET lock:a") > 0
         });
-        assert_unavailable(&rig.locks.try_lock_for("b", ANSWER));
+        assert_unavailable(&rig.locks.named("b").try_lock_for(ANSWER));
         assert_unavailable(&first.join().expect("no panic").map(|()| None));
     });
 }
@@ -198,7 +198,7 @@ fn a_wait_behind_a_thread_in_a_black_hole_is_reported_as_an_outage() {
         eventually(LONG, "the first asks", || {
             rig.proxy.commands("SET lock:a") > 0
         });
-        let (took, second) = time(|| rig.locks.try_lock_for("a", ANSWER / 3));
+        let (took, second) = time(|| rig.locks.named("a").try_lock_for(ANSWER / 3));
         assert_unavailable(&second);
         assert!(took < SOON, "{took:?}");
         assert_unavailable(&first.join().expect("no panic").map(|()| None));
@@ -221,7 +221,8 @@ fn a_turn_that_comes_too_late_is_reported_as_busy() {
             let start = Instant::now();
             let second = behind(scope, || {
                 rig.locks
-                    .try_lock_for(&key, before + rest)
+                    .named(&key)
+                    .try_lock_for(before + rest)
                     .map(|taken| taken.is_some())
             });
             eventually(LONG, "the wait is almost over", || {
@@ -287,7 +288,7 @@ fn an_outage_that_begins_while_the_first_waiter_sleeps_is_reported_to_all() {
             let second = behind(scope, || {
                 match limit {
                     None => rig.locks.lock("a").map(Some),
-                    Some(limit) => rig.locks.try_lock_for("a", limit),
+                    Some(limit) => rig.locks.named("a").try_lock_for(limit),
                 }
                 .map(drop)
             });
@@ -318,7 +319,8 @@ fn a_waiters_deadline_is_kept_when_its_turn_comes() {
         let (locks, start) = (&locks, Instant::now());
         let second = behind(scope, move || {
             let taken = locks
-                .try_lock_for("a", 2 * part)
+                .named("a")
+                .try_lock_for(2 * part)
                 .expect("answers")
                 .is_some();
             (taken, start.elapsed())
@@ -379,7 +381,8 @@ fn a_wait_behind_a_hand_off_into_a_black_hole_is_reported_as_an_outage() {
         let wait = |limit| {
             move || {
                 rig.locks
-                    .try_lock_for("a", limit)
+                    .named("a")
+                    .try_lock_for(limit)
                     .map(|guard| guard.is_some())
             }
         };

@@ -388,7 +388,7 @@ fn row_33_a_deadlock_of_two_processes_ends_by_the_deadline() {
 pub(crate) fn embrace_as_told() {
     let locks = LockManager::connect(&role::arg("url")).expect("connects");
     let outer = locks.lock("b").expect("locks");
-    role::report(outer.owner());
+    role::report(relatch::Owner::current());
     role::next_line();
     role::report("takes a");
     let inner = locks

@@ -151,7 +151,10 @@ fn force_unlock_if_ends_the_hold_that_was_seen_and_no_other() {
     let lock = operator.named("a");
     let see = || lock.holder().expect("answers").expect("it is held").raw;
     assert!(
-        !operator.force_unlock_if("a", "nobody's").expect("answers"),
+        !operator
+            .named("a")
+            .force_unlock_if("nobody's")
+            .expect("answers"),
         "the key is not there"
     );
 
@@ -174,7 +177,8 @@ fn force_unlock_if_ends_the_hold_that_was_seen_and_no_other() {
         eventually(LONG, "a thread waits", || !rig.locks.waiting().is_empty());
         assert!(
             rig.locks
-                .force_unlock_if("a", third.token())
+                .named("a")
+                .force_unlock_if(third.token())
                 .expect("answers")
         );
         assert!(!third.is_valid());
@@ -230,7 +234,8 @@ fn force_unlock_if_is_one_try() {
     rig.proxy.on("EVALSHA * 1 lock:a", Fault::DropReply);
     let error = rig
         .locks
-        .force_unlock_if("a", guard.token())
+        .named("a")
+        .force_unlock_if(guard.token())
         .expect_err("no answer");
     assert!(error.is_redis_failure(), "{error:?}");
     assert_eq!(rig.value_of("a"), None, "it was executed");

@@ -261,7 +261,7 @@ fn a_wake_up_that_is_on_its_way_disconnects_no_listener() {
                     while Instant::now() < end {
                         waits.fetch_add(1, Ordering::SeqCst);
                         // Sometimes the time is too short for an answer.
-                        let _ = locks.try_lock_for(&name, limit);
+                        let _ = locks.named(&name).try_lock_for(limit);
                     }
                 });
             }
@@ -296,7 +296,8 @@ fn no_waiter_hangs_while_listeners_are_killed() {
                 while !done.load(Ordering::Relaxed) {
                     turns += 1;
                     let locks = &managers[(number + turns) % 2];
-                    let (took, guard) = time(|| locks.try_lock_for(format!("{}", turns % 2), LONG));
+                    let (took, guard) =
+                        time(|| locks.named(format!("{}", turns % 2)).try_lock_for(LONG));
                     longest = longest.max(took);
                     let guard = guard.expect("answers").expect("the waiter's turn comes");
                     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -572,8 +573,12 @@ fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
         );
         occupy(&rig.server, "a", MINUTE);
         thread::scope(|scope| {
-            let waiter =
-                scope.spawn(|| rig.locks.try_lock_for("a", 4 * SOON).map(|it| it.is_some()));
+            let waiter = scope.spawn(|| {
+                rig.locks
+                    .named("a")
+                    .try_lock_for(4 * SOON)
+                    .map(|it| it.is_some())
+            });
             eventually(LONG, "the waiter looks, and relies on the listener", || {
                 let mut log = rig.proxy.log_in_full().into_iter();
                 log.by_ref()
@@ -643,10 +648,11 @@ fn a_wait_that_is_too_short_proves_nothing_against_the_listener() {
     occupy(&rig.server, "a", MINUTE);
     let wait = || {
         rig.locks
-            .try_lock_for("a", Duration::from_millis(200))
+            .named("a")
+            .try_lock_for(Duration::from_millis(200))
             .map(|it| it.is_some())
     };
-    let _ = rig.locks.try_lock_for("a", SOON);
+    let _ = rig.locks.named("a").try_lock_for(SOON);
     let was = listener(&rig.server, None);
     for _ in 0..10 {
         let looks = rig.proxy.commands("SET lock:a");
@@ -954,8 +960,9 @@ fn a_waiter_that_polls_rarely_tries_once_more_before_its_deadline() {
         for name in names {
             occupy(&server, name, MINUTE);
         }
-        let waiters = names
-            .map(|name| scope.spawn(move || locks.try_lock_for(name, wait).map(|it| it.is_some())));
+        let waiters = names.map(|name| {
+            scope.spawn(move || locks.named(name).try_lock_for(wait).map(|it| it.is_some()))
+        });
         // Most waiters are in a pause that would not end before the deadline.
         thread::sleep(
             wait.saturating_sub(Duration::from_millis(700))

@@ -62,7 +62,7 @@ fn assert_kept(server: &Server, key: &str, token: &str) {
         "{token:?} was taken over"
     );
     assert!(
-        ours.try_lock_for(key, WAIT).expect("asks").is_none(),
+        ours.named(key).try_lock_for(WAIT).expect("asks").is_none(),
         "{token:?} was taken over"
     );
     assert_eq!(server.get(&format!("lock:{key}")).as_deref(), Some(token));
@@ -116,7 +116,12 @@ fn reclaim_dead_does_not_look_more_often() {
     let server = Server::start();
     put(&server, "a", "somebody");
     let ours = locks(&server, true);
-    assert!(ours.try_lock_for("a", 4 * WAIT).expect("asks").is_none());
+    assert!(
+        ours.named("a")
+            .try_lock_for(4 * WAIT)
+            .expect("asks")
+            .is_none()
+    );
     assert!(
         server.calls("pttl") < 10,
         "asked {} times in {:?}",
@@ -145,7 +150,7 @@ fn nothing_is_taken_over_without_the_option() {
     let token = dead_token(&server);
     let ours = locks(&server, false);
     assert!(ours.try_lock("a").expect("asks").is_none());
-    assert!(ours.try_lock_for("a", WAIT).expect("asks").is_none());
+    assert!(ours.named("a").try_lock_for(WAIT).expect("asks").is_none());
     assert!(
         ours.named("a")
             .wait(WAIT)
@@ -256,7 +261,8 @@ fn a_lock_with_a_doubtful_token_is_not_taken_over() {
     );
     assert!(
         locks(&server, true)
-            .try_lock_for("a", WAIT)
+            .named("a")
+            .try_lock_for(WAIT)
             .expect("asks")
             .is_some()
     );
@@ -283,9 +289,11 @@ fn a_dead_token_that_cannot_be_deleted_is_waited_for() {
             .is_none()
     );
     assert!(
-        within(2 * WAIT, "try_lock_for", || ours.try_lock_for("a", WAIT))
-            .expect("asks")
-            .is_none()
+        within(2 * WAIT, "try_lock_for", || ours
+            .named("a")
+            .try_lock_for(WAIT))
+        .expect("asks")
+        .is_none()
     );
     assert_eq!(server.get("lock:a").as_deref(), Some(&*token));
     let tries = ours.stats().reclaimed;
@@ -304,7 +312,8 @@ fn only_the_dead_token_is_deleted() {
     proxy.on("EVALSHA", Fault::DelayCommand(WAIT));
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            ours.try_lock_for("a", 3 * WAIT)
+            ours.named("a")
+                .try_lock_for(3 * WAIT)
                 .map(|guard| guard.is_some())
         });
         eventually(LONG, "the token is about to be deleted", || {

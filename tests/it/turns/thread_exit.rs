@@ -122,7 +122,7 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
         "lock others" => Box::new(move || {
             drop(locks.lock("b").expect("locks"));
             drop(locks.try_lock("c").expect("asks"));
-            drop(locks.try_lock_for("d", LONG).expect("asks"));
+            drop(locks.named("d").try_lock_for(LONG).expect("asks"));
             assert_eq!(locks.with_lock("e", || 5).expect("locks"), 5);
             let long = locks.lock("f").expect("locks");
             assert!(long.is_valid() && long.remaining() > Duration::ZERO);

@@ -337,7 +337,7 @@ fn row_34_a_second_manager_of_the_same_thread_fails_at_once() {
         second.named("a").wait(LONG).lock().map(Some)
     }));
     assert_would_deadlock(within(SLACK, "try_lock_for", || {
-        second.try_lock_for("a", LONG)
+        second.named("a").try_lock_for(LONG)
     }));
     let tried = within(SLACK, "try_lock", || second.try_lock("a"));
     assert!(tried.expect("nothing waits").is_none(), "it is busy");

@@ -222,18 +222,33 @@ fn no_listener_starts_while_nothing_waits_for_another_process() {
     let guard = locks.lock("a").expect("locks");
     thread::scope(|scope| {
         // This thread waits behind a thread of its own process.
-        scope.spawn(|| assert!(locks.try_lock_for("a", LATE).expect("answers").is_none()));
+        scope.spawn(|| {
+            assert!(
+                locks
+                    .named("a")
+                    .try_lock_for(LATE)
+                    .expect("answers")
+                    .is_none()
+            );
+        });
     });
     drop(guard);
     assert_eq!((listening(), server.total_calls(&LISTENING)), (0, 0));
 
-    assert!(locks.try_lock_for("busy", LATE).expect("answers").is_none());
+    assert!(
+        locks
+            .named("busy")
+            .try_lock_for(LATE)
+            .expect("answers")
+            .is_none()
+    );
     eventually(LONG, "the listener is connected", || {
         server.listeners().len() == 1
     });
     assert!(
         others
-            .try_lock_for("busy", LATE)
+            .named("busy")
+            .try_lock_for(LATE)
             .expect("answers")
             .is_none()
     );
@@ -358,7 +373,13 @@ fn a_manager_dropped_after_waiting_ends_by_its_deadline_without_redis() {
             .build()
             .expect("connects");
         occupy(&server, "a", MINUTE);
-        assert!(locks.try_lock_for("a", ANSWER).expect("answers").is_none());
+        assert!(
+            locks
+                .named("a")
+                .try_lock_for(ANSWER)
+                .expect("answers")
+                .is_none()
+        );
         assert_eq!(server.listeners().len(), 1);
         if what == "paused" {
             server.pause();

@@ -49,7 +49,8 @@ fn row_03_a_key_set_too_late_is_removed_and_taken_anew() {
     let start = Instant::now();
     let guard = rig
         .locks
-        .try_lock_for("a", LONG)
+        .named("a")
+        .try_lock_for(LONG)
         .expect("answers")
         .expect("locks within the wait");
     assert!(
@@ -89,7 +90,7 @@ fn row_03_a_set_that_is_executed_after_its_caller_gave_up_leaves_no_key() {
     rig.proxy
         .on_times("SET lock:a", 2, Fault::DelayCommand(2 * LEASE));
     let taken = within(2 * LEASE, "the caller's wait", || {
-        rig.locks.try_lock_for("a", LEASE)
+        rig.locks.named("a").try_lock_for(LEASE)
     });
     let error = taken.expect_err("no answer in time");
     assert!(error.is_redis_failure(), "{error:?}");

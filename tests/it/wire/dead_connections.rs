@@ -74,7 +74,8 @@ fn all_connections_that_a_firewall_dropped_cost_one_timeout() {
         ("lock", |locks| locks.lock("a").expect("locks")),
         ("try_lock_for", |locks| {
             locks
-                .try_lock_for("a", 4 * SOON)
+                .named("a")
+                .try_lock_for(4 * SOON)
                 .expect("answers")
                 .expect("free")
         }),
@@ -170,7 +171,7 @@ fn a_wait_too_short_for_an_answer_closes_no_other_connection() {
         let opened = rig.proxy.connections_accepted();
         rig.proxy
             .always("SET lock:slow", Fault::DelayReply(SOON / 4));
-        drop(rig.locks.try_lock_for("slow", ANSWER / 6)); // Its result does not matter here.
+        drop(rig.locks.named("slow").try_lock_for(ANSWER / 6)); // Its result does not matter here.
         rig.proxy.clear();
         open_all(&rig);
         rig.proxy.connections_accepted() - opened
@@ -319,7 +320,8 @@ fn dropping_the_manager_does_not_wait_for_a_listener_that_connects() {
     occupy(&server, "a", MINUTE);
     assert!(
         locks
-            .try_lock_for("a", 2 * ANSWER)
+            .named("a")
+            .try_lock_for(2 * ANSWER)
             .expect("answers")
             .is_none()
     );

@@ -33,7 +33,7 @@ fn a_half_open_connection_costs_a_timeout_and_the_lock_is_taken() {
     let takes: [(&str, Take<'_>); 3] = [
         ("try_lock", &|key| locks.try_lock(key)),
         ("try_lock_for", &|key| {
-            locks.try_lock_for(key, Duration::from_millis(500))
+            locks.named(key).try_lock_for(Duration::from_millis(500))
         }),
         ("lock", &|key| locks.lock(key).map(Some)),
     ];
@@ -60,7 +60,9 @@ fn an_answer_of_a_slow_redis_is_waited_for() {
     let takes: [(&str, Take<'_>); 3] = [
         ("try_lock", &|key| locks.try_lock(key)),
         ("lock", &|key| locks.lock(key).map(Some)),
-        ("try_lock_for", &|key| locks.try_lock_for(key, 3 * SOON)),
+        ("try_lock_for", &|key| {
+            locks.named(key).try_lock_for(3 * SOON)
+        }),
     ];
     for (what, take) in takes {
         let key = unique_key("a");

@@ -131,7 +131,8 @@ fn row_14_a_hand_off_whose_answer_drips_leaves_no_key() {
     thread::scope(|scope| {
         let waiter = behind(scope, || {
             rig.locks
-                .try_lock_for(&key, LONG)
+                .named(&key)
+                .try_lock_for(LONG)
                 .expect("answers")
                 .map(drop)
         });
@@ -192,7 +193,9 @@ fn a_wait_whose_last_attempt_is_cut_short_is_reported_as_busy() {
             &format!("{wait} ms: Redis is slow, and not away"),
             || {
                 matches!(
-                    rig.locks.try_lock_for("a", Duration::from_millis(wait)),
+                    rig.locks
+                        .named("a")
+                        .try_lock_for(Duration::from_millis(wait)),
                     Ok(None)
                 )
             },

@@ -207,7 +207,7 @@ fn a_provider_that_panics_is_an_outage() {
     let server = Server::start();
     let builder = builder(&server.bare_url()).credentials(|| panic!("expected here: no token"));
     let locks = builder.build_lazily().expect("sends nothing");
-    let taken = locks.try_lock_for("a", ANSWER);
+    let taken = locks.named("a").try_lock_for(ANSWER);
     assert_unavailable(&taken);
     let error = chain(&taken.expect_err("just looked"));
     assert!(

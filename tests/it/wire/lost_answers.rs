@@ -152,7 +152,7 @@ pub(crate) fn an_attempt_that_gives_up_leaves_no_key(over: Over) {
     rig.proxy.always("SET", Fault::DropReply);
     for limit in [ANSWER / 2, 2 * ANSWER] {
         let sets = rig.server.calls("set");
-        assert_unavailable(&rig.locks.try_lock_for("a", limit));
+        assert_unavailable(&rig.locks.named("a").try_lock_for(limit));
         rig.assert_removed("a", sets + 1);
     }
 }
@@ -177,7 +177,7 @@ fn row_11_an_attempt_that_gives_up_on_a_stopped_server_leaves_no_key() {
             .holder()
             .expect("a connection that is open already");
         server.pause();
-        assert_unavailable(&locks.try_lock_for(&key, limit));
+        assert_unavailable(&locks.named(&key).try_lock_for(limit));
         server.resume();
         eventually(LONG, "the SET is executed", || server.calls("set") >= round);
         let stands = || server.exists(&format!("lock:{key}"));
@@ -210,7 +210,7 @@ fn row_11_a_clean_up_does_not_overtake_its_set() {
             eventually(LONG, "one of them is in use", || {
                 rig.proxy.commands(LOOK) > asked
             });
-            assert_unavailable(&rig.locks.try_lock_for(&key, ANSWER));
+            assert_unavailable(&rig.locks.named(&key).try_lock_for(ANSWER));
         });
         rig.server.resume();
         rig.assert_removed(&key, round);

@@ -22,10 +22,10 @@ pub(crate) fn taking_a_lock_in_a_black_hole_ends_by_its_deadline(over: Over) {
     let takes: [(&str, Duration, &dyn Fn() -> Taken); 5] = [
         ("try_lock", 2 * ANSWER, &|| rig.locks.try_lock("a")),
         ("try_lock_for, shorter than an answer", ANSWER / 2, &|| {
-            rig.locks.try_lock_for("a", ANSWER / 2)
+            rig.locks.named("a").try_lock_for(ANSWER / 2)
         }),
         ("try_lock_for", 4 * ANSWER, &|| {
-            rig.locks.try_lock_for("a", 4 * ANSWER)
+            rig.locks.named("a").try_lock_for(4 * ANSWER)
         }),
         ("lock with a wait", ANSWER * 3 / 2, &|| {
             waiting.lock().map(Some)
@@ -53,7 +53,7 @@ pub(crate) fn taking_a_lock_in_a_black_hole_ends_by_its_deadline(over: Over) {
         });
         returns_by(limit, &format!("{what}, connecting into the hole"), || {
             // This attempt closes the connection that was open when the black hole began.
-            in_a_hole(&|| rig.locks.try_lock_for("a", ANSWER / 2));
+            in_a_hole(&|| rig.locks.named("a").try_lock_for(ANSWER / 2));
             let connections = rig.proxy.connections_accepted();
             let took = in_a_hole(take);
             assert!(
@@ -199,7 +199,8 @@ fn row_13_waiting_for_the_only_connection_in_a_black_hole_ends_by_the_deadline()
         let too_long = thread::scope(|scope| {
             let tries = [ANSWER / 2, ANSWER, 2 * ANSWER, 4 * ANSWER, Duration::ZERO].map(|limit| {
                 scope.spawn(move || {
-                    let (took, taken) = time(|| rig.locks.try_lock_for(unique_key("a"), limit));
+                    let (took, taken) =
+                        time(|| rig.locks.named(unique_key("a")).try_lock_for(limit));
                     assert_unavailable(&taken);
                     took.saturating_sub(if limit.is_zero() { 2 * ANSWER } else { limit })
                 })
@@ -292,7 +293,8 @@ fn row_14_a_reply_in_small_pieces_is_accepted() {
         .query::<()>(&["SET", "lock:busy", "somebody", "PX", "60000"]);
     assert!(
         rig.locks
-            .try_lock_for("busy", SOON)
+            .named("busy")
+            .try_lock_for(SOON)
             .expect("answers")
             .is_none()
     );
@@ -309,7 +311,8 @@ fn row_14_a_reply_in_small_pieces_is_accepted() {
         rig.assert_works("a");
         assert!(
             rig.locks
-                .try_lock_for("busy", SOON)
+                .named("busy")
+                .try_lock_for(SOON)
                 .expect("answers")
                 .is_none()
         );
@@ -328,7 +331,7 @@ fn row_14_a_reply_that_drips_ends_by_the_deadline() {
     let takes: [(&str, Duration, &dyn Fn() -> Taken); 2] = [
         ("try_lock", 2 * ANSWER, &|| rig.locks.try_lock("a")),
         ("try_lock_for", ANSWER * 3 / 2, &|| {
-            rig.locks.try_lock_for("a", ANSWER * 3 / 2)
+            rig.locks.named("a").try_lock_for(ANSWER * 3 / 2)
         }),
     ];
     for (what, limit, take) in takes {

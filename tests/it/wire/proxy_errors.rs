@@ -21,7 +21,8 @@ fn faults() -> impl Iterator<Item = Fault> {
 fn a_set_that_a_proxy_answers_with_an_error_leaves_a_lock_or_no_key() {
     // The timeout is so long that every answer comes in time, however busy the machine is.
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
-    let patiently: fn(&LockManager, &str) -> Taken = |locks, name| locks.try_lock_for(name, LONG);
+    let patiently: fn(&LockManager, &str) -> Taken =
+        |locks, name| locks.named(name).try_lock_for(LONG);
     for fault in faults() {
         for (what, take) in [WAYS[0], WAYS[1], ("try_lock_for", patiently)] {
             let key = unique_key("a");

@@ -60,7 +60,7 @@ fn row_11_a_late_answer_is_not_read_as_the_answer_to_the_next_command() {
     // The reply to the second `SET` comes late, and so do the replies behind it on that connection.
     rig.proxy
         .on_nth("SET lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
-    let taken = rig.locks.try_lock_for("a", 5 * ANSWER);
+    let taken = rig.locks.named("a").try_lock_for(5 * ANSWER);
     assert!(
         taken.expect("Redis is there").is_none(),
         "another holder has the lock"
@@ -100,7 +100,8 @@ fn a_refused_listener_retries_with_backoff() {
         .query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
     assert!(
         rig.locks
-            .try_lock_for("a", 5 * ANSWER)
+            .named("a")
+            .try_lock_for(5 * ANSWER)
             .expect("answers")
             .is_none()
     );
