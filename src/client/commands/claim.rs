@@ -7,7 +7,7 @@ use crate::client::commands::replicas::{ReplicaWait, left_behind};
 use crate::client::commands::reply::{AdoptReply, ClaimReply, Tracking, read_adoption, read_set};
 use crate::client::commands::runs::Runs;
 use crate::client::commands::wanted::{Wanted, set};
-use crate::client::wire::failure::{Failure, check_change};
+use crate::client::wire::failure::{Failure, accept_change};
 use crate::client::wire::resp::{Batch, Reply};
 
 impl ServerConnection {
@@ -25,7 +25,7 @@ impl ServerConnection {
                 reply = Reply::Ok;
             }
             if !self.follow(&reply, deadline)? {
-                let claim = check_change(reply).and_then(|reply| read_set(&reply));
+                let claim = accept_change(reply).and_then(|reply| read_set(&reply));
                 return self.settled(wanted, claim, deadline);
             }
         }
@@ -49,7 +49,7 @@ impl ServerConnection {
             ..Runs::of(script, &calls)
         };
         let (replies, tracking) = self.run_all(&runs, deadline)?;
-        let claim = wanted.read_script(check_change(next(&mut replies.into_iter())));
+        let claim = wanted.read_script(accept_change(next(&mut replies.into_iter())));
         let claim = claim.map_err(|failure| script.explain(failure));
         Ok((self.settled(wanted, claim, deadline)?, tracking))
     }

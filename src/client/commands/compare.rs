@@ -14,7 +14,7 @@ use crate::client::commands::reply::{
 use crate::client::commands::runs::Runs;
 use crate::client::commands::script::{DELETE, KEEP, RELEASE, RENEW, Script};
 use crate::client::commands::wanted::Wanted;
-use crate::client::wire::failure::{Failure, check_change, nonsense};
+use crate::client::wire::failure::{Failure, accept_change, nonsense};
 use crate::client::wire::resp::{Batch, Reply};
 
 /// A lease that is to be extended, if the key still holds the token.
@@ -77,7 +77,7 @@ impl ServerConnection {
         let (replies, _) = self.run_all(&Runs::of(&RELEASE, &calls), deadline)?;
         let answers = replies
             .into_iter()
-            .map(|reply| self.conclude(&RELEASE, read_compared(check_change(reply))));
+            .map(|reply| self.conclude(&RELEASE, read_compared(accept_change(reply))));
         Ok(answers.collect())
     }
 
@@ -98,7 +98,7 @@ impl ServerConnection {
             }
         }
         let (removed, claim) = done;
-        let mut removed = self.retire_if_nonsense(read_compared(check_change(removed)));
+        let mut removed = self.retire_if_nonsense(read_compared(accept_change(removed)));
         if is_taken(&claim) && matches!(removed, Err(Failure::Refused(_))) {
             // The script did not run, but the claim found no key, so the key was gone already.
             removed = Ok(Compared::Absent);
@@ -122,7 +122,7 @@ impl ServerConnection {
             // two keys is elsewhere. If the claim was executed, or may have been, it is not sent
             // again.
             let claim_did_nothing =
-                matches!(check_change(replies[1].clone()), Err(Failure::Refused(_)));
+                matches!(accept_change(replies[1].clone()), Err(Failure::Refused(_)));
             if !(claim_did_nothing && self.follow(&replies[0], deadline)?) {
                 break replies;
             }
@@ -167,10 +167,9 @@ impl ServerConnection {
             let reply = replies.pop().unwrap_or(Reply::Nil);
             self.retire_if_nonsense(wait.judge(reply, "renewal"))
         });
-        let answers = replies
-            .into_iter()
-            .zip(extensions)
-            .map(|(reply, it)| self.conclude(&RENEW, read_extended(check_change(reply), it.token)));
+        let answers = replies.into_iter().zip(extensions).map(|(reply, it)| {
+            self.conclude(&RENEW, read_extended(accept_change(reply), it.token))
+        });
         let mut answers: Vec<_> = answers.collect();
         if let Err(failure) = acknowledged {
             let extended = answers

@@ -11,7 +11,7 @@ use crate::client::commands::wanted::set;
 use crate::client::servers::node::Node;
 use crate::client::servers::router::Router;
 use crate::client::servers::tracking::TrackingConnection;
-use crate::client::wire::failure::{Failure, check, check_change};
+use crate::client::wire::failure::{Failure, accept, accept_change};
 use crate::client::wire::resp::{Batch, Reply};
 
 /// Opens a connection for invalidations of this node's keys. `probe` is a key that nobody else
@@ -81,7 +81,7 @@ impl ServerConnection {
                 break reply;
             }
         };
-        let deleted = check_change(reply).and_then(read_deleted);
+        let deleted = accept_change(reply).and_then(read_deleted);
         self.conclude(&FORCE, deleted)
     }
 
@@ -104,7 +104,7 @@ impl ServerConnection {
             return Err(Failure::Refused(refusal));
         }
         replies
-            .try_for_each(|reply| check(reply).map(drop))
+            .try_for_each(|reply| accept(reply).map(drop))
             .map_err(Failure::of_a_trial)
     }
 }

@@ -94,7 +94,7 @@ pub(crate) fn read_claim(
 ) -> Result<ClaimReply, Failure> {
     let fence_of = |said: &[u8]| match (said.strip_prefix(token.as_bytes())?, is_fenced) {
         ([], false) => Some(None),
-        ([b' ', digits @ ..], true) => fence(digits).map(Some),
+        ([b' ', digits @ ..], true) => read_fence(digits).map(Some),
         _ => None,
     };
     match reply {
@@ -103,7 +103,7 @@ pub(crate) fn read_claim(
             None => Err(nonsense(&Reply::Bytes(said))),
         },
         Ok(Reply::Array(parts)) if is_fenced || parts.len() == 2 => {
-            holder(parts).map(|holder| ClaimReply::Busy(Some(holder)))
+            read_holder(parts).map(|holder| ClaimReply::Busy(Some(holder)))
         }
         Ok(other) => Err(nonsense(&other)),
         Err(Failure::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(ClaimReply::NotAString),
@@ -127,7 +127,7 @@ pub(crate) fn read_adoption(
 }
 
 /// Reads the number in a counter. `None` if it is no number, or zero: the counter is gone.
-pub(crate) fn fence(digits: &[u8]) -> Option<u64> {
+fn read_fence(digits: &[u8]) -> Option<u64> {
     str::from_utf8(digits)
         .ok()?
         .parse()
@@ -139,7 +139,7 @@ pub(crate) fn fence(digits: &[u8]) -> Option<u64> {
 pub(crate) fn read_seen(reply: Result<Reply, Failure>) -> Result<Seen, Failure> {
     match reply {
         Ok(Reply::Nil) => Ok(Seen::Nothing),
-        Ok(Reply::Array(parts)) => holder(parts).map(Seen::Somebody),
+        Ok(Reply::Array(parts)) => read_holder(parts).map(Seen::Somebody),
         Ok(other) => Err(nonsense(&other)),
         Err(Failure::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(Seen::NotAString),
         Err(failure) => Err(failure),
@@ -147,11 +147,11 @@ pub(crate) fn read_seen(reply: Result<Reply, Failure>) -> Result<Seen, Failure> 
 }
 
 /// Reads value, TTL and, if it was asked for, the number in the counter.
-fn holder(parts: Vec<Reply>) -> Result<Holder, Failure> {
+fn read_holder(parts: Vec<Reply>) -> Result<Holder, Failure> {
     match parts.as_slice() {
-        [Reply::Bytes(value), left] => Ok(Holder::new(value, time_left(left)?)),
+        [Reply::Bytes(value), left] => Ok(Holder::new(value, read_time_left(left)?)),
         [Reply::Bytes(value), left, Reply::Bytes(digits)] => {
-            Ok(Holder::new(value, time_left(left)?).with_fence(fence(digits)))
+            Ok(Holder::new(value, read_time_left(left)?).with_fence(read_fence(digits)))
         }
         _ => Err(nonsense(&Reply::Array(parts))),
     }
@@ -165,8 +165,8 @@ pub(crate) fn read_deleted(reply: Reply) -> Result<Option<Holder>, Failure> {
         other => return Err(nonsense(&other)),
     };
     match parts.as_slice() {
-        [Reply::Bytes(value), left] => Ok(Some(Holder::new(value, time_left(left)?))),
-        [Reply::Nil, left] => Ok(Some(Holder::new(b"(not a string)", time_left(left)?))),
+        [Reply::Bytes(value), left] => Ok(Some(Holder::new(value, read_time_left(left)?))),
+        [Reply::Nil, left] => Ok(Some(Holder::new(b"(not a string)", read_time_left(left)?))),
         _ => Err(nonsense(&Reply::Array(parts))),
     }
 }
@@ -192,7 +192,7 @@ pub(crate) fn read_tracking(reply: Reply, link: u64) -> Tracking {
 }
 
 /// Reads the reply of `PTTL`: milliseconds, or -1 for a key that never expires.
-fn time_left(reply: &Reply) -> Result<Option<Duration>, Failure> {
+fn read_time_left(reply: &Reply) -> Result<Option<Duration>, Failure> {
     match reply {
         Reply::Int(-1) => Ok(None),
         Reply::Int(millis @ 0..) => Ok(Some(Duration::from_millis(millis.unsigned_abs()))),
@@ -206,7 +206,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::client::wire::failure::{check, check_change, expect_ok, expect_pong};
+    use crate::client::wire::failure::{accept, accept_change, expect_ok, expect_pong};
 
     fn error(said: &str) -> Reply {
         Reply::Error(said.to_owned())
@@ -256,18 +256,18 @@ mod tests {
         #[test]
         fn any_reply_is_read_or_makes_no_sense(value in any_value(), left in any_value()) {
             let is_error = matches!(value, Reply::Error(_));
-            let is_refusal = |value: &Reply| matches!(check_change(value.clone()), Err(Failure::Refused(_)));
-            let read = read_compared(check_change(value.clone()));
+            let is_refusal = |value: &Reply| matches!(accept_change(value.clone()), Err(Failure::Refused(_)));
+            let read = read_compared(accept_change(value.clone()));
             let sensible = matches!(value, Reply::Int(-1..=1)) || is_refusal(&value);
             prop_assert_eq!(makes_no_sense(&read), !sensible);
 
             let parts = Reply::Array(vec![value.clone(), left.clone()]);
             let sensible = matches!((&value, &left), (Reply::Bytes(_), Reply::Int(-1..)));
-            prop_assert_eq!(makes_no_sense(&read_claim(check_change(parts.clone()), &token(), false)), !sensible);
-            prop_assert_eq!(makes_no_sense(&read_seen(check_change(parts))), !sensible);
+            prop_assert_eq!(makes_no_sense(&read_claim(accept_change(parts.clone()), &token(), false)), !sensible);
+            prop_assert_eq!(makes_no_sense(&read_seen(accept_change(parts))), !sensible);
             let sensible = matches!(value, Reply::Nil) || is_refusal(&value);
             let is_list = matches!(value, Reply::Array(_));
-            prop_assert!(is_list || makes_no_sense(&read_seen(check_change(value.clone()))) != sensible);
+            prop_assert!(is_list || makes_no_sense(&read_seen(accept_change(value.clone()))) != sensible);
 
             let set = read_set(&value);
             prop_assert_eq!(makes_no_sense(&set), !matches!(value, Reply::Ok | Reply::Nil));
@@ -301,7 +301,7 @@ mod tests {
 
         #[test]
         fn the_text_of_an_error_is_one_line_of_bounded_length(line in "[^\r]{0,2000}") {
-            let Err(Failure::Refused(refusal)) = check(error(&line)) else {
+            let Err(Failure::Refused(refusal)) = accept(error(&line)) else {
                 return Err(TestCaseError::fail("an error is a refusal"));
             };
             prop_assert!(is_legible(&refusal), "{:?}", refusal);
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn an_attempt_by_script_is_read() {
-        let read = |reply| read_claim(check_change(reply), &token(), false);
+        let read = |reply| read_claim(accept_change(reply), &token(), false);
         let bytes = |text: String| Reply::Bytes(text.into_bytes());
         let busy = |value: &str, left| {
             read(Reply::Array(vec![
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_fenced_attempt_is_read() {
-        let read = |reply| read_claim(check_change(reply), &token(), true);
+        let read = |reply| read_claim(accept_change(reply), &token(), true);
         let array = |more: &[Reply]| {
             Reply::Array([&[Reply::Bytes(token().into_bytes()), Reply::Int(5)], more].concat())
         };
@@ -395,7 +395,7 @@ mod tests {
             array(&[digits("7")]),
         ] {
             assert!(makes_no_sense(&read_claim(
-                check_change(of_a_fence),
+                accept_change(of_a_fence),
                 &token(),
                 false
             )));
@@ -404,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_renewal_is_read() {
-        let read = |reply| read_extended(check_change(reply), &token());
+        let read = |reply| read_extended(accept_change(reply), &token());
         assert!(matches!(
             read(Reply::Bytes(token().into_bytes())),
             Ok(Compared::Done)
@@ -424,7 +424,7 @@ mod tests {
     fn the_answers_of_redis_are_read() {
         let token = || Reply::Bytes(token().into_bytes());
         assert!(expect_pong(Reply::Line("PONG".to_owned())).is_ok());
-        let look = |reply| read_seen(check_change(reply));
+        let look = |reply| read_seen(accept_change(reply));
         assert!(matches!(look(Reply::Nil), Ok(Seen::Nothing)));
         assert!(matches!(look(error("WRONGTYPE no")), Ok(Seen::NotAString)));
         let Ok(Seen::Somebody(holder)) = look(Reply::Array(vec![token(), Reply::Int(i64::MAX)]))
@@ -457,7 +457,7 @@ mod tests {
             let Err(Failure::Unanswered {
                 link_stands: false,
                 cause,
-            }) = check_change(error(line))
+            }) = accept_change(error(line))
             else {
                 panic!("{line:?} does not say what became of the command")
             };

@@ -5,7 +5,7 @@ use crate::client::commands::connection::{ServerConnection, next};
 use crate::client::commands::replicas::ReplicaWait;
 use crate::client::commands::reply::{Tracking, read_tracking};
 use crate::client::commands::script::Script;
-use crate::client::wire::failure::{Failure, check_change, nonsense};
+use crate::client::wire::failure::{Failure, accept_change, nonsense};
 use crate::client::wire::resp::{Batch, Reply};
 
 /// Runs of one script, which go out in one batch.
@@ -45,7 +45,7 @@ impl ServerConnection {
         deadline: Moment,
     ) -> Result<Reply, Failure> {
         let (replies, _) = self.run_all(&Runs::of(script, &[(key, args)]), deadline)?;
-        check_change(next(&mut replies.into_iter()))
+        accept_change(next(&mut replies.into_iter()))
     }
 
     /// Runs a script for each key, by its hash. What Redis refuses because it does not know the

@@ -2,7 +2,7 @@
 
 use crate::client::commands::reply::{ClaimReply, read_claim, read_set};
 use crate::client::commands::script::{ADOPT, ADOPT_FENCED, CLAIM, CLAIM_FENCED, Script};
-use crate::client::wire::failure::{Failure, check_change};
+use crate::client::wire::failure::{Failure, accept_change};
 use crate::client::wire::resp::Reply;
 
 /// How long a counter stays after the last acquisition, unless the lease is longer than half of it.
@@ -70,7 +70,7 @@ impl<'a> Wanted<'a> {
 
     /// Reads the reply of that command.
     pub(crate) fn read_claim(&self, asking: bool, reply: Reply) -> Result<ClaimReply, Failure> {
-        let reply = check_change(reply);
+        let reply = accept_change(reply);
         if self.counter.is_none() && !asking {
             read_set(&reply?)
         } else {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::client::wire::failure::Failure;
-use crate::client::wire::failure::check;
+use crate::client::wire::failure::accept;
 use crate::client::wire::link::Link;
 use crate::client::wire::resp::{Batch, Reply};
 use crate::client::wire::socket::Ender;
@@ -39,7 +39,7 @@ impl TrackingConnection {
     /// Asks for the connection's number, and subscribes.
     pub(crate) fn open(mut link: Link, deadline: Moment) -> Result<TrackingConnection, Failure> {
         let replies = link.exchange(&Batch::of(&["CLIENT", "ID"]), deadline)?;
-        let Some(Reply::Int(id @ 1..)) = replies.into_iter().next().map(check).transpose()? else {
+        let Some(Reply::Int(id @ 1..)) = replies.into_iter().next().map(accept).transpose()? else {
             return Err(Failure::not_sent("the reply to CLIENT ID made no sense"));
         };
         let subscription = Subscription::open(link, CHANNEL, &[], deadline)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::base::emit::debug;
 use crate::client::servers::slots::{Range, ranges};
 use crate::client::wire::endpoint::Place;
-use crate::client::wire::failure::{Failure, check};
+use crate::client::wire::failure::{Failure, accept};
 use crate::client::wire::resp::Reply;
 
 /// What a node is asked.
@@ -29,7 +29,7 @@ pub(crate) struct View {
 impl View {
     /// Reads the replies of the server at `asked` to [`QUESTIONS`].
     pub(crate) fn new([slots, info]: [Reply; 2], asked: &Place) -> Result<View, Failure> {
-        let (ranges, replicas) = ranges(&check(slots)?, asked)?;
+        let (ranges, replicas) = ranges(&accept(slots)?, asked)?;
         // Without the right to ask, nothing is known about the node.
         let info = info.text().unwrap_or_default();
         let of = |name| {

@@ -177,8 +177,8 @@ impl Failure {
 /// proxy may answer with an error of its own after it has forwarded the command. Such an error
 /// counts as no answer. The connection is then not used again: behind a proxy, the order of
 /// commands on a connection proves nothing.
-pub(crate) fn check_change(reply: Reply) -> Result<Reply, Failure> {
-    match check(reply) {
+pub(crate) fn accept_change(reply: Reply) -> Result<Reply, Failure> {
+    match accept(reply) {
         Err(Failure::Refused(refusal)) if !refusal.did_nothing() => Err(Failure::Unanswered {
             link_stands: false,
             cause: refusal.into(),
@@ -189,7 +189,7 @@ pub(crate) fn check_change(reply: Reply) -> Result<Reply, Failure> {
 
 /// Accepts the reply to a command that changes no lock, unless it is an error. Each error is a
 /// refusal.
-pub(crate) fn check(reply: Reply) -> Result<Reply, Failure> {
+pub(crate) fn accept(reply: Reply) -> Result<Reply, Failure> {
     match reply {
         Reply::Error(error) => Err(Failure::Refused(Refusal::new(&error))),
         other => Ok(other),
@@ -198,7 +198,7 @@ pub(crate) fn check(reply: Reply) -> Result<Reply, Failure> {
 
 /// Reads the reply of `AUTH` and `SELECT`.
 pub(crate) fn expect_ok(reply: Reply) -> Result<(), Failure> {
-    match check(reply)? {
+    match accept(reply)? {
         Reply::Ok => Ok(()),
         other => Err(nonsense(&other)),
     }
@@ -206,7 +206,7 @@ pub(crate) fn expect_ok(reply: Reply) -> Result<(), Failure> {
 
 /// Reads the reply of `PING`.
 pub(crate) fn expect_pong(reply: Reply) -> Result<(), Failure> {
-    match check(reply)? {
+    match accept(reply)? {
         Reply::Line(pong) if pong == "PONG" => Ok(()),
         other => Err(nonsense(&other)),
     }

@@ -13,7 +13,7 @@ use crate::base::emit::debug;
 use crate::base::owner::host_name;
 use crate::base::sync::process;
 use crate::client::wire::endpoint::{Endpoint, Login, Way};
-use crate::client::wire::failure::{Failure, check, expect_ok, nonsense};
+use crate::client::wire::failure::{Failure, accept, expect_ok, nonsense};
 use crate::client::wire::link::Link;
 use crate::client::wire::refusal::{Refusal, legible};
 use crate::client::wire::resp::{Batch, Reply};
@@ -283,7 +283,7 @@ fn check_greeting(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
 fn knows_slots(link: &mut Link, deadline: Moment) -> Result<(), Failure> {
     link.stream.expect_map();
     let slots = link.exchange(&Batch::of(&["CLUSTER", "SLOTS"]), deadline)?;
-    slots.into_iter().try_for_each(|reply| match check(reply) {
+    slots.into_iter().try_for_each(|reply| match accept(reply) {
         Err(Failure::Refused(refusal)) if refusal.code == "ERR" => {
             let message =
                 "this server is not part of a cluster: its URL is redis://host:port".to_owned();
@@ -311,7 +311,7 @@ fn told_by(greeting: &Reply) -> String {
 /// Redis sends such a refusal as soon as it accepts the connection, so it comes in the place of the
 /// first reply.
 fn optional(reply: Reply) -> Result<Option<Reply>, Failure> {
-    match check(reply) {
+    match accept(reply) {
         Err(Failure::Refused(refusal)) if !is_about_the_client(&refusal) => Ok(None),
         other => other.map(Some),
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::client::wire::failure::Failure;
-use crate::client::wire::failure::check;
+use crate::client::wire::failure::accept;
 use crate::client::wire::io_error;
 use crate::client::wire::link::Link;
 use crate::client::wire::resp::{Batch, Reply};
@@ -36,7 +36,7 @@ impl Subscription {
         // The first message may come with the reply, so this is no `exchange`.
         link.send(&batch, deadline)?;
         let mut replies = link.collect(deadline)?.into_iter();
-        let Some(Reply::Array(_)) = replies.next().map(check).transpose()? else {
+        let Some(Reply::Array(_)) = replies.next().map(accept).transpose()? else {
             return Err(Failure::not_sent("the reply to SUBSCRIBE made no sense"));
         };
         Ok(Subscription {

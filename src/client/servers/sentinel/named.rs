@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::client::wire::endpoint::{Endpoint, Place};
-use crate::client::wire::failure::{Failure, check};
+use crate::client::wire::failure::{Failure, accept};
 use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::Reply;
 
@@ -20,7 +20,7 @@ pub(crate) struct NamedMaster {
 /// Reads the reply to `SENTINEL get-master-addr-by-name`. `None` if the sentinel does not know the
 /// name.
 pub(super) fn read_master(reply: Reply) -> Result<Option<Place>, Failure> {
-    let parts = match check(reply)? {
+    let parts = match accept(reply)? {
         Reply::Nil => return Ok(None),
         Reply::Array(parts) => parts,
         _ => Vec::new(),
@@ -51,7 +51,7 @@ pub(super) fn read_epoch(master: &Reply) -> Option<u64> {
 
 /// Reads the number of replicas in the reply to `SENTINEL master`.
 pub(super) fn read_replicas(master: Reply) -> Result<u32, Failure> {
-    let master = check(master)?;
+    let master = accept(master)?;
     let count = master.field("num-slaves").and_then(|it| it.parse().ok());
     count.ok_or_else(|| Failure::not_sent("the sentinel's reply made no sense"))
 }

@@ -220,6 +220,16 @@ impl Sentinels {
         to_front(&mut self.known.lock(), sentinel);
     }
 
+    /// Prefers this sentinel, unless another one than `first` has come to the front. That one may have
+    /// reported a switch that this one has not heard of. Preferring this one would lead back to the
+    /// old master where the sentinels do not show their epoch.
+    fn prefer_if_first_is(&self, first: &Arc<Endpoint>, sentinel: &Arc<Endpoint>) {
+        let mut known = self.known.lock();
+        if Arc::ptr_eq(&known[0].endpoint, first) {
+            to_front(&mut known, sentinel);
+        }
+    }
+
     /// Asks this sentinel last from now on: the server that it named could not be used.
     pub(crate) fn doubt(&self, sentinel: &Arc<Endpoint>) {
         self.epochs.lock().may_return();
@@ -256,7 +266,7 @@ impl Sentinels {
                 let limit = (deadline.since(now) / 2).min(longest);
                 if limit.is_zero() {
                     let cause = "no time was left to ask more sentinels".into();
-                    outage = outage.or(Some((sentinel, Failure::OutOfTime(cause))));
+                    outage.get_or_insert((sentinel, Failure::OutOfTime(cause)));
                     break;
                 }
                 let until = now.after(limit);
@@ -264,25 +274,18 @@ impl Sentinels {
                 all_silent &= until <= Moment::now();
                 match answer {
                     Ok(Some(answer)) => {
-                        // If another sentinel has come to the front since the first was asked, it
-                        // may have reported a switch that this one has not heard of. Preferring
-                        // this one would lead back to the old master where the sentinels do not
-                        // show their epoch.
-                        let mut now = self.known.lock();
-                        if Arc::ptr_eq(&now[0].endpoint, &known[0]) {
-                            to_front(&mut now, sentinel);
-                        }
+                        self.prefer_if_first_is(&known[0], sentinel);
                         return Ok(answer);
                     }
                     Ok(None) => {}
                     // With more time, the sentinel might have answered.
                     Err(Failure::NotSent(cause)) if limit < FAIR_TRY => {
-                        outage = outage.or(Some((sentinel, Failure::OutOfTime(cause))));
+                        outage.get_or_insert((sentinel, Failure::OutOfTime(cause)));
                     }
                     Err(failure) if failure.can_pass() => {
-                        outage = outage.or(Some((sentinel, failure)));
+                        outage.get_or_insert((sentinel, failure));
                     }
-                    Err(failure) => refusal = refusal.or(Some((sentinel, failure))),
+                    Err(failure) => _ = refusal.get_or_insert((sentinel, failure)),
                 }
             }
             if !all_silent {

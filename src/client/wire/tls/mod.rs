@@ -2,7 +2,7 @@
 //!
 //! rustls does the cryptography and never touches a socket. So the handshake and each read and
 //! write end by the same deadlines as without TLS. Without the feature `tls-no-provider`, nothing
-//! of this is compiled: the types have no values.
+//! of this is compiled: a type without values stands for it.
 
 #[cfg(not(feature = "tls-no-provider"))]
 mod absent;
