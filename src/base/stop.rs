@@ -42,6 +42,13 @@ pub(crate) type Wake = dyn Fn() + Send + Sync;
 
 impl StopHandle {
     /// A handle that has not stopped anything yet.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let stop = relatch::StopHandle::new();
+    /// locks.named("orders:42").stopped_by(&stop).with_lock(|| println!("nobody has stopped it"))?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn new() -> StopHandle {
         StopHandle::default()
@@ -60,6 +67,20 @@ impl StopHandle {
     /// for signals, as
     /// [`examples/shutdown.rs`](https://github.com/relatch/relatch/blob/main/examples/shutdown.rs)
     /// does.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let stop = relatch::StopHandle::new();
+    /// let lock = locks.named("orders:42").stopped_by(&stop);
+    /// # let busy = locks.lock("orders:42")?.detach()?;
+    /// std::thread::scope(|scope| {
+    ///     let waiter = scope.spawn(|| lock.lock().map(drop));
+    ///     stop.stop();
+    ///     let stopped = waiter.join().expect("no panic");
+    ///     assert!(matches!(stopped, Err(relatch::Error::Stopped { .. })));
+    /// });
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn stop(&self) {
         // The flag comes first. A waiter looks at the flag under the mutex that its sleep gives
         // free, and each call below takes that mutex. So a waiter that saw no flag sleeps by then,

@@ -62,6 +62,18 @@ impl DetachedHold {
 
     /// Gives the hold to this thread. Sends nothing and does not block.
     ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let hold = locks.lock("orders:42")?.detach()?;
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| {
+    ///         let guard = hold.attach().expect("nobody took it away");
+    ///         println!("thread {:?} goes on with {}", std::thread::current().id(), guard.key());
+    ///     });
+    /// });
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// With an error, the hold is dropped, which releases the lock.
@@ -77,6 +89,17 @@ impl DetachedHold {
 
     /// [`attach`](DetachedHold::attach), with the same errors. If the thread does not get the hold,
     /// the caller keeps it.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// use relatch::LostCause;
+    ///
+    /// let hold = locks.lock("orders:42")?.detach()?;
+    /// locks.memory().expect("it is in memory").lose("orders:42", LostCause::Expired);
+    /// let (hold, error) = hold.try_attach().expect_err("it was lost");
+    /// assert!(error.is_lost() && !hold.watch().is_valid());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[expect(
         clippy::missing_errors_doc,
         reason = "they are those of `attach`, which lists them"
@@ -92,6 +115,13 @@ impl DetachedHold {
 
     /// Releases the lock, and returns the result, as [`LockGuard::unlock`] does.
     ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let hold = locks.lock("orders:42")?.detach()?;
+    /// assert_eq!(hold.unlock()?, relatch::Unlocked::Released);
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::Lost`], [`Error::Unconfirmed`], [`Error::Forked`]: as for [`LockGuard::unlock`].
@@ -100,6 +130,13 @@ impl DetachedHold {
     }
 
     /// As [`LockGuard::watch`].
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let hold = locks.lock("orders:42")?.detach()?;
+    /// assert!(hold.watch().is_valid(), "it is renewed on its way");
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn watch(&self) -> LockWatch {
         LockWatch::new(Arc::clone(&self.hold), self.session.pid())

@@ -10,6 +10,14 @@ impl LockGuard {
     /// Takes the hold out of this thread, so that another thread of the process can go on with it.
     /// The lock stays taken, and its lease is renewed all along. Sends nothing and does not block.
     ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let hold = locks.lock("orders:42")?.detach()?;
+    /// let job = std::thread::spawn(move || hold.attach()?.unlock()); // It was never free in between.
+    /// assert!(job.join().expect("no panic").is_ok());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// With an error, the guard is dropped.
@@ -54,18 +62,15 @@ impl LockGuard {
     /// [`keep_at_least`](crate::Lock::keep_at_least) does not follow the lock: the adopter's
     /// counts.
     ///
-    /// ```no_run
-    /// # use std::io::Write;
-    /// # use std::process::{Command, Stdio};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
-    /// let guard = locks.lock("orders:42")?;
-    /// let mut child = Command::new("ship-order").stdin(Stdio::piped()).spawn()?;
-    /// let parcel = guard.hand_over()?;
-    /// writeln!(child.stdin.take().expect("a pipe"), "{parcel}")?;
-    /// // In `ship-order`: let guard = locks.adopt(&line.parse()?)?;
-    /// # Ok(())
-    /// # }
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let parcel = locks.lock("orders:42")?.hand_over()?;
+    /// let line = parcel.to_string(); // Send it to the other process, for example over a pipe.
+    ///
+    /// // There:
+    /// let guard = locks.adopt(&line.parse()?)?;
+    /// assert_eq!(guard.key(), "orders:42");
+    /// # Ok::<(), relatch::Error>(())
     /// ```
     ///
     /// # Errors
@@ -86,6 +91,16 @@ impl LockGuard {
 
     /// [`hand_over`](LockGuard::hand_over), with the same errors. If the hold stays, so does the
     /// guard.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// locks.memory().expect("it is in memory").go_away(Duration::from_secs(5));
+    /// let (guard, error) = guard.try_hand_over().expect_err("nothing answers");
+    /// assert!(guard.is_valid(), "this thread goes on: {error}");
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[expect(
         clippy::missing_errors_doc,
         reason = "they are those of `hand_over`, which lists them"

@@ -1,11 +1,12 @@
 //! A hold in the caller's hands.
 //!
-//! The guard, by which a thread holds a lock, is here. `several` is the one of several locks, and
-//! `watch` the watch, by which other threads observe the hold. `detached` is a hold that belongs to
-//! no thread, and `handing_over` has the ways out of a thread.
+//! The guard, by which a thread holds a lock, is here, and `asking` has what it is asked. `several`
+//! is the one of several locks, and `watch` the watch, by which other threads observe the hold.
+//! `detached` is a hold that belongs to no thread, and `handing_over` has the ways out of a thread.
 //! This room may use `session`, `waiting`, `hold` and `base`.
 
 mod handing_over;
+mod asking;
 mod detached;
 mod several;
 mod watch;
@@ -14,9 +15,7 @@ use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::hold::{Hold, Unlocked};
@@ -87,6 +86,13 @@ impl LockGuard {
     }
 
     /// The lock's key, as it was given.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// assert_eq!(guard.key(), "orders:42");
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn key(&self) -> &str {
         self.hold().key.name()
@@ -96,6 +102,14 @@ impl LockGuard {
     ///
     /// All guards of a hold have the same token, and no other hold ever has it. It is not a fencing
     /// token: nothing in two tokens says which is the later one. [`fence`](LockGuard::fence) does.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// let holder = locks.named("orders:42").holder()?.expect("this thread");
+    /// assert_eq!(holder.raw, guard.token());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn token(&self) -> &str {
         &self.hold().token
@@ -111,134 +125,33 @@ impl LockGuard {
     /// All guards of a hold have the same fence. The next hold's fence is larger, but hardly ever
     /// by one: it is the server's time in microseconds, or one more than the last fence if that is
     /// larger. So it also grows after Redis has lost the counter. It always fits into 53 bits.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.named("orders:42").fenced(true).lock()?;
+    /// let fence = guard.fence().expect("it is fenced");
+    /// println!("UPDATE orders SET fence = {fence} WHERE id = 42 AND fence <= {fence}");
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         self.hold().fence
     }
 
     /// How many guards of this hold are alive in this thread.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let outer = locks.lock("orders:42")?;
+    /// let inner = locks.lock("orders:42")?;
+    /// assert_eq!(outer.depth(), 2);
+    /// drop(inner);
+    /// assert_eq!(outer.depth(), 1);
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.hold().depth()
-    }
-
-    /// Whether this process may still trust the hold. `true` means that no other process can have
-    /// the lock, as far as this one knows.
-    ///
-    /// Compares the clock with the end of the lease. Sends nothing and does not block. The answer
-    /// is also right in a process that was stopped and then continues. It turns `false` before
-    /// another process can take the lock, unless Redis forgot the key early ([what is not
-    /// promised](crate#what-is-not-promised)). `true` may be out of date when the program acts upon
-    /// it.
-    #[must_use]
-    pub fn is_valid(&self) -> bool {
-        self.session.trusts(self.hold())
-    }
-
-    /// For how long the hold may still be trusted; zero if it is lost. Sends nothing.
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        if self.is_valid() {
-            self.hold().remaining(Moment::now())
-        } else {
-            Duration::ZERO
-        }
-    }
-
-    /// Returns `Ok` only if Redis has just said that the lock is this hold's, and at least `span`
-    /// of the lease is left by this machine's clock. Call it before a step that cannot be undone.
-    ///
-    /// Renews the lease, whatever is left of it, and waits for the answer, at most for the response
-    /// timeout. So it notices that Redis has forgotten the key (by a flush, a failover), or that
-    /// somebody has replaced it. Redis may still forget the key within `span`: what no lease can
-    /// prevent, a [fence](LockGuard::fence) can.
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that
-    ///   was found.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not renew the lease, or answered so
-    ///   late that less than `span` is left. The hold is as valid as before.
-    /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
-    /// - [`Error::InvalidOption`] for `max_hold`: the hold has lasted for nearly as long as
-    ///   [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it. Nothing was sent.
-    /// - [`Error::System`], [`Error::Forked`].
-    pub fn confirm(&self, span: Duration) -> Result<(), Error> {
-        self.session.confirm(&self.held.hold, span)
-    }
-
-    /// Returns `Ok` only if at least `span` of the lease is left, by this machine's clock. For long
-    /// work, between its steps: it costs nothing as long as the lease is renewed.
-    ///
-    /// If less is left, `ensure` renews the lease now and waits for the answer, at most for the
-    /// response timeout. Otherwise it sends nothing, and cannot notice that Redis has forgotten the
-    /// key. Before a step that cannot be undone, call [`confirm`](LockGuard::confirm).
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that
-    ///   was found.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted, but not for `span`,
-    ///   and Redis did not renew it.
-    /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
-    /// - [`Error::InvalidOption`] for `max_hold`: less than `span` is left, and the hold has lasted for
-    ///   nearly as long as [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it.
-    /// - [`Error::System`], [`Error::Forked`].
-    pub fn ensure(&self, span: Duration) -> Result<(), Error> {
-        self.session.ensure(&self.held.hold, span)
-    }
-
-    /// Asks Redis whether the key still has this hold's token: with a script, in one
-    /// round trip. Extends nothing, so it also answers when [`confirm`](LockGuard::confirm) cannot:
-    /// at the end of [`max_hold`](crate::Lock::max_hold), or if too few
-    /// [replicas](crate::Builder::replicas) acknowledge a renewal.
-    ///
-    /// Finds out at once what the next renewal would find out: that the key was deleted, has
-    /// another value, or expires too early. Blocks for the answer, at most the connect timeout and
-    /// the response timeout together.
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::Lost`]: the key is gone or has another value. The error names the first cause
-    ///   that was found.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not answer the question. The hold is
-    ///   as valid as before.
-    /// - [`Error::System`], [`Error::Forked`].
-    pub fn verify(&self) -> Result<(), Error> {
-        self.session.verify(&self.held.hold)
-    }
-
-    /// The lease with which the lock was taken.
-    #[cfg(test)]
-    pub(crate) fn first_lease(&self) -> Duration {
-        self.hold().first_lease.time()
-    }
-
-    /// Sets a new lease, renews the hold with it now, and keeps renewing with it.
-    ///
-    /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis
-    /// has answered; a shorter one counts from the call. But Redis does not shorten the earlier
-    /// lease, so after a crash other processes may have to wait until the earlier lease ends.
-    /// `set_lease` never creates the key again.
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::InvalidOption`]: the lease is too short or too long. Nothing was sent.
-    /// - [`Error::InvalidOption`] for `max_hold`: the hold has lasted for nearly as long as
-    ///   [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it. Nothing was sent.
-    /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that
-    ///   was found.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for the rest of its
-    ///   lease. The next renewal, if there is one, tries again.
-    /// - [`Error::System`], [`Error::Forked`].
-    pub fn set_lease(&self, lease: Duration) -> Result<(), Error> {
-        self.session.set_lease(&self.held.hold, lease)
-    }
-
-    /// A view of the hold for another thread, for example to stop a helper when the lock is lost.
-    #[must_use]
-    pub fn watch(&self) -> LockWatch {
-        LockWatch::new(Arc::clone(&self.held.hold), self.session.pid())
     }
 
     /// Drops the guard, and returns the result.
@@ -246,6 +159,17 @@ impl LockGuard {
     /// The last guard of a hold sends the compare-and-delete and waits for its answer, at most for
     /// the [response timeout](crate::Builder::response_timeout). That time includes connecting.
     /// Other guards send nothing.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// match guard.unlock() {
+    ///     Ok(unlocked) => println!("{unlocked}"),
+    ///     Err(error) if error.is_lost() => println!("somebody else may have worked, too: {error}"),
+    ///     Err(error) => println!("it was mine until the end: {error}"),
+    /// }
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -37,12 +37,26 @@ impl MultiLockGuard {
     }
 
     /// The locks' keys, sorted, each once.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let both = locks.several(["b", "a"]).lock()?;
+    /// assert_eq!(both.keys().collect::<Vec<_>>(), ["a", "b"]);
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn keys(&self) -> impl Iterator<Item = &str> + '_ {
         self.held.iter().map(|held| &**held.hold.key.name())
     }
 
     /// The fencing token of one of these locks: see [`LockGuard::fence`](crate::LockGuard::fence).
     /// `None` if it is not fenced, or if the guard does not have this lock.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let both = locks.several(["a", "b"]).options(|lock| lock.fenced(true)).lock()?;
+    /// assert!(both.fence("a").is_some() && both.fence("c").is_none());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn fence(&self, key: impl AsRef<str>) -> Option<u64> {
         let held = self
@@ -59,6 +73,14 @@ impl MultiLockGuard {
     }
 
     /// For how long all of the holds may still be trusted; zero if one is lost. Sends nothing.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let both = locks.several(["a", "b"]).lock()?;
+    /// assert!(both.remaining() > Duration::from_secs(20));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn remaining(&self) -> Duration {
         if !self.is_valid() {
@@ -78,6 +100,16 @@ impl MultiLockGuard {
     ///
     /// Renews all leases, together, and waits for the answers, at most for the response timeout.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// # fn transfer() {}
+    /// let both = locks.several(["a", "b"]).lock()?;
+    /// both.confirm(Duration::from_secs(5))?; // Redis says: all are ours, for 5 s at least
+    /// transfer();
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`LockGuard::confirm`](crate::LockGuard::confirm); an error names the key.
@@ -87,6 +119,14 @@ impl MultiLockGuard {
 
     /// Returns `Ok` only if at least `span` of each lease is left, by this machine's clock. Renews
     /// all of them if less is left of one: see [`LockGuard::ensure`](crate::LockGuard::ensure).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let both = locks.several(["a", "b"]).lock()?;
+    /// both.ensure(Duration::from_secs(5))?; // by the clock
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -100,6 +140,14 @@ impl MultiLockGuard {
     ///
     /// Blocks for one answer for each lock; answers that do not come take the response timeout in
     /// all.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let both = locks.several(["a", "b"]).lock()?;
+    /// both.unlock()?;
+    /// assert!(locks.held().is_empty());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -25,6 +25,16 @@ impl LockWatch {
     }
 
     /// As [`LockGuard::is_valid`](crate::LockGuard::is_valid), and `false` once the release begins.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// let watch = guard.watch();
+    /// assert!(watch.is_valid());
+    /// drop(guard);
+    /// assert!(!watch.is_valid());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn is_valid(&self) -> bool {
         let now = Moment::now();
@@ -39,6 +49,14 @@ impl LockWatch {
 
     /// For how long the hold may still be trusted; zero if it is lost, and once the release begins.
     /// Each renewal makes it nearly the lease again. Sends nothing.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// assert!(guard.watch().remaining() > Duration::from_secs(20));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let now = Moment::now();
@@ -102,6 +120,18 @@ impl LockWatch {
     ///
     /// Returns the cause as soon as the lease runs out or the manager finds that the key is gone.
     /// Returns `None` when the hold was released, or was not lost within `limit`. Sends nothing.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// use relatch::LostCause;
+    ///
+    /// let guard = locks.lock("orders:42")?;
+    /// let watch = guard.watch();
+    /// locks.memory().expect("it is in memory").lose("orders:42", LostCause::Deleted);
+    /// assert_eq!(watch.wait_lost(Duration::from_secs(5)), Some(LostCause::Deleted));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use = "`None` means that it was not lost"]
     pub fn wait_lost(&self, limit: Duration) -> Option<LostCause> {
         let now = Moment::now();

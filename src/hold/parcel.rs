@@ -52,6 +52,13 @@ impl LockParcel {
     }
 
     /// The lock's key.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let parcel = locks.lock("orders:42")?.hand_over()?;
+    /// assert_eq!(parcel.key(), "orders:42");
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key

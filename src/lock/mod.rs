@@ -65,6 +65,11 @@ impl Lock {
     }
 
     /// The lock's key.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// assert_eq!(locks.named("orders:42").key(), "orders:42");
+    /// ```
     #[must_use]
     pub fn key(&self) -> &str {
         self.key.name()
@@ -94,6 +99,14 @@ impl Lock {
     /// has a limit and ends sooner, that ends the deadlock, by a `Timeout`.) Between two processes,
     /// nobody knows of both waits. They wait for ever, because both locks are renewed. A limited
     /// [`wait`](Lock::wait) or [`max_hold`](Lock::max_hold) ends such a deadlock.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.named("orders:42").lock()?;
+    /// println!("alone, as {}", guard.token());
+    /// guard.unlock()?; // or the end of the scope
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -136,6 +149,14 @@ impl Lock {
     /// renewal of the holder may set an expiry meanwhile. (If the two timeouts together are
     /// shorter than that, such a key is just busy.)
     ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// if let Some(_guard) = locks.named("orders:42").try_lock()? {
+    ///     println!("it was free, and is mine until the end of this block");
+    /// }
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`lock`](Lock::lock), except `Timeout`.
@@ -152,6 +173,16 @@ impl Lock {
     /// The limit covers every wait: for other threads of this process, for a connection, and for
     /// Redis. A limit of zero is [`try_lock`](Lock::try_lock).
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// match locks.named("orders:42").try_lock_for(Duration::from_secs(1))? {
+    ///     Some(_guard) => println!("mine until the end of this arm"),
+    ///     None => println!("busy for a second"),
+    /// }
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`lock`](Lock::lock), except `Timeout`. [`Error::WouldDeadlock`] stays an
@@ -167,15 +198,13 @@ impl Lock {
     /// For code that is called with the lock held, and needs the guard: its
     /// [`fence`](LockGuard::fence), or [`confirm`](LockGuard::confirm).
     ///
-    /// ```no_run
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
     /// let lock = locks.named("orders:42");
     /// let outer = lock.lock()?;
     /// let inner = lock.current().expect("this thread holds it");
     /// assert_eq!(inner.token(), outer.token());
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), relatch::Error>(())
     /// ```
     #[must_use]
     pub fn current(&self) -> Option<LockGuard> {
@@ -187,13 +216,18 @@ impl Lock {
     ///
     /// For the beginning of a function that has to be called with the lock held.
     ///
-    /// ```no_run
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
     /// # use relatch::{Error, LockManager};
     /// fn book(locks: &LockManager) -> Result<(), Error> {
-    ///     locks.assert_held("stock")?; // the caller has it
+    ///     locks.named("stock").assert_held()?; // the caller has it
     ///     println!("booked");
     ///     Ok(())
     /// }
+    ///
+    /// assert!(book(&locks).is_err());
+    /// locks.with_lock_result("stock", |_| book(&locks))?;
+    /// # Ok::<(), relatch::Error>(())
     /// ```
     ///
     /// # Errors
@@ -216,6 +250,16 @@ impl Lock {
     /// Does not wait for the lock, nor for other threads of this process that do: sends one script,
     /// and again if there is no answer. Blocks for the answer, at most the connect timeout and the
     /// response timeout together.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let parcel = locks.lock("orders:42")?.hand_over()?;
+    /// let lock = locks.named("orders:42").lease(Duration::from_secs(60));
+    /// let guard = lock.adopt(&parcel)?;
+    /// assert!(guard.is_valid());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -301,17 +345,16 @@ impl Lock {
     /// The closure gets the guard, so that it can [`confirm`](LockGuard::confirm) that the lock is
     /// still held before a step that cannot be undone.
     ///
-    /// ```no_run
+    /// ```
     /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
     /// # fn charge_card() {}
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
     /// locks.named("orders:42").with_lock_result(|guard| {
     ///     guard.confirm(Duration::from_secs(5))?;
     ///     charge_card();
     ///     Ok::<_, relatch::Error>(())
-    /// })
-    /// # }
+    /// })?;
+    /// # Ok::<(), relatch::Error>(())
     /// ```
     ///
     /// # Errors

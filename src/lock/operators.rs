@@ -13,6 +13,15 @@ impl Lock {
     /// [fence](Holder::fence). Blocks for the answer, at
     /// most the connect timeout and the response timeout together.
     ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let lock = locks.named("orders:42");
+    /// assert!(lock.holder()?.is_none());
+    /// let _guard = lock.lock()?;
+    /// println!("{}", lock.holder()?.expect("this thread")); // worker-7-4242-4243 (29.9s left)
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::NotALock`] if the Redis key holds a value that is not a string;
@@ -30,6 +39,15 @@ impl Lock {
     /// for the lock. Another manager notices the loss within milliseconds if it has renewed the
     /// hold before, and otherwise at the next renewal. Blocks for the answer, at most the connect
     /// timeout and the response timeout together.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// let holder = locks.named("orders:42").force_unlock()?.expect("this thread");
+    /// assert_eq!(holder.raw, guard.token());
+    /// assert!(!guard.is_valid());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -15,6 +15,14 @@ impl Lock {
     /// work. The lease decides how long other processes wait after a crash, and how long an outage
     /// of Redis a hold survives. For the holder, the lease begins when the command is sent, and
     /// ends 1 % of the lease and 2 ms early.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.named("orders:42").lease(Duration::from_secs(60)).lock()?;
+    /// assert!(guard.remaining() > Duration::from_secs(50));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn lease(self, lease: Duration) -> Lock {
         self.set(|options| options.lease = lease)
     }
@@ -22,6 +30,18 @@ impl Lock {
     /// How long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock before
     /// they return [`Error::Timeout`](crate::Error::Timeout). Zero means one attempt, and `None` no
     /// limit. Defaults to the manager's, which is no limit.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// # let busy = locks.lock("orders:42")?.detach()?;
+    /// let hasty = locks.named("orders:42").wait(Duration::from_millis(5));
+    /// assert!(hasty.lock().is_err_and(|error| error.is_timeout()));
+    /// let patient = hasty.wait(None);
+    /// # drop(busy);
+    /// patient.with_lock(|| println!("at last"))?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn wait(self, limit: impl Into<Option<Duration>>) -> Lock {
         self.set(|options| options.wait = limit.into())
     }
@@ -30,6 +50,14 @@ impl Lock {
     /// yes.
     ///
     /// Without renewal, the work under the lock must be done within the lease.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let short = locks.named("orders:42").lease(Duration::from_secs(2)).renew(false);
+    /// short.with_lock(|| println!("done within two seconds"))?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn renew(self, on: bool) -> Lock {
         self.set(|options| options.renewal.on = on)
     }
@@ -37,6 +65,14 @@ impl Lock {
     /// The time from one renewal to the next, from 1 ms to half the lease. Defaults to the
     /// manager's, which is a third of the lease. The first renewal comes after this time, too, but
     /// after a second at the latest: see [what is not promised](crate#what-is-not-promised).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let lock = locks.named("orders:42").renew_every(Duration::from_secs(5));
+    /// lock.with_lock(|| println!("alone"))?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn renew_every(self, period: Duration) -> Lock {
         self.set(|options| options.renewal.every = Some(period))
     }
@@ -53,6 +89,16 @@ impl Lock {
     /// protects from work that hangs and from guards that are forgotten. It also ends a deadlock of
     /// two processes, but by taking locks away. A limited [`wait`](Lock::wait) ends a deadlock
     /// without that.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let hour = Duration::from_secs(3600);
+    /// let guard = locks.named("orders:42").max_hold(hour).lock()?;
+    /// locks.memory().expect("it is in memory").advance(2 * hour);
+    /// assert!(!guard.is_valid(), "it was forgotten");
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn max_hold(self, limit: Duration) -> Lock {
         self.set(|options| options.renewal.max_hold = Some(limit))
     }
@@ -60,6 +106,12 @@ impl Lock {
     /// Whether a waiter takes the lock over from a dead process of the same machine. Defaults to
     /// the manager's setting, which is off by default. See
     /// [`Builder::reclaim_dead`](crate::Builder::reclaim_dead).
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// locks.named("orders:42").reclaim_dead(true).with_lock(|| println!("alone"))?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn reclaim_dead(self, on: bool) -> Lock {
         self.set(|options| options.reclaim_dead = on)
     }
@@ -75,6 +127,14 @@ impl Lock {
     /// taken: [`Error::Refused`](crate::Error::Refused) with the code `NOFENCE`.
     ///
     /// Take a lock always with a fence, or never: a resource cannot place a hold without one.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let lock = locks.named("orders:42").fenced(true);
+    /// let earlier = lock.lock()?.fence();
+    /// assert!(lock.lock()?.fence() > earlier);
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn fenced(self, on: bool) -> Lock {
         self.set(|options| options.fenced = on)
     }
@@ -113,6 +173,15 @@ impl Lock {
     ///
     /// Cannot be combined with [`reclaim_dead`](Lock::reclaim_dead), which is about the hold: while
     /// the job runs, another process could end it early.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let minutely = locks.named("report").keep_at_least(Duration::from_secs(30));
+    /// minutely.with_lock(|| println!("written"))?;
+    /// assert!(minutely.try_lock()?.is_none(), "a process whose clock is late finds it taken");
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn keep_at_least(self, least: Duration) -> Lock {
         self.set(|options| options.keep_at_least = least)
     }
@@ -125,14 +194,12 @@ impl Lock {
     /// waits for others may run another job meanwhile, in the same thread. To the lock, both jobs
     /// are the same holder.
     ///
-    /// ```no_run
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
     /// let once = locks.named("orders:42").reentrant(false);
     /// let _guard = once.lock()?;
     /// assert!(matches!(once.lock(), Err(relatch::Error::AlreadyHeld { .. })));
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn reentrant(self, on: bool) -> Lock {
         self.set(|options| options.reentrant = on)
@@ -143,6 +210,14 @@ impl Lock {
     /// [shutdown](crate::LockManager::shutdown) of the manager ends them.
     ///
     /// Once stopped, this lock cannot be taken any more. A thread that holds it still re-enters it.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let stop = relatch::StopHandle::new();
+    /// let lock = locks.named("orders:42").stopped_by(&stop);
+    /// stop.stop();
+    /// assert!(matches!(lock.lock(), Err(relatch::Error::Stopped { .. })));
+    /// ```
     pub fn stopped_by(mut self, stop: &StopHandle) -> Lock {
         self.session.heed(stop);
         self.stop = Some(stop.clone());

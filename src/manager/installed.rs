@@ -19,15 +19,12 @@ thread_local! {
 
 /// Makes `manager` the one that [`with_lock`] and [`installed`] use, for the rest of the process.
 ///
-/// ```no_run
-/// # fn charge_card() {}
-/// # fn main() -> Result<(), relatch::Error> {
-/// relatch::install(relatch::LockManager::connect("redis://127.0.0.1/")?)?;
+/// ```
+/// relatch::install(relatch::LockManager::in_memory())?; // or `connect`
 ///
 /// // Anywhere else in the program:
-/// relatch::with_lock("orders:42", || charge_card())?;
-/// # Ok(())
-/// # }
+/// relatch::with_lock("orders:42", || println!("alone"))?;
+/// # Ok::<(), relatch::Error>(())
 /// ```
 ///
 /// # Errors
@@ -41,6 +38,13 @@ pub fn install(manager: LockManager) -> Result<(), Error> {
 
 /// The manager that this thread has installed [for a test](install_for_test) or, if there is none,
 /// the one that was [`install`]ed.
+///
+/// ```
+/// # let _until_then = relatch::install_for_test(relatch::LockManager::in_memory());
+/// let guard = relatch::installed()?.lock("orders:42")?;
+/// assert!(guard.is_valid());
+/// # Ok::<(), relatch::Error>(())
+/// ```
 ///
 /// # Errors
 ///
@@ -107,6 +111,13 @@ impl Drop for InstalledForTest {
 
 /// [`LockManager::with_lock`] on the manager that was [`install`]ed.
 ///
+/// ```
+/// # let _until_then = relatch::install_for_test(relatch::LockManager::in_memory());
+/// let sum = relatch::with_lock("orders:42", || 2 + 2)?;
+/// assert_eq!(sum, 4);
+/// # Ok::<(), relatch::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`SetupCause::NotInstalled`](crate::SetupCause::NotInstalled) if no manager was installed; otherwise see
@@ -116,6 +127,14 @@ pub fn with_lock<T>(key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T,
 }
 
 /// [`LockManager::try_with_lock`] on the manager that was [`install`]ed.
+///
+/// ```
+/// # let _until_then = relatch::install_for_test(relatch::LockManager::in_memory());
+/// if relatch::try_with_lock("nightly", || println!("report"))?.is_none() {
+///     println!("another thread or process writes it");
+/// }
+/// # Ok::<(), relatch::Error>(())
+/// ```
 ///
 /// # Errors
 ///
@@ -130,6 +149,17 @@ pub fn try_with_lock<T>(
 
 /// [`LockManager::with_lock_result`] on the manager that was [`install`]ed.
 ///
+/// ```
+/// # use std::time::Duration;
+/// # let _until_then = relatch::install_for_test(relatch::LockManager::in_memory());
+/// relatch::with_lock_result("orders:42", |guard| {
+///     guard.confirm(Duration::from_secs(5))?;
+///     println!("charged");
+///     Ok::<_, relatch::Error>(())
+/// })?;
+/// # Ok::<(), relatch::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// As for [`with_lock`](crate::with_lock()), and the closure's own.
@@ -141,6 +171,14 @@ pub fn with_lock_result<T, E: From<Error>>(
 }
 
 /// [`LockManager::named`] on the manager that was [`install`]ed.
+///
+/// ```
+/// # use std::time::Duration;
+/// # let _until_then = relatch::install_for_test(relatch::LockManager::in_memory());
+/// let lock = relatch::named("orders:42")?.wait(Duration::from_secs(5));
+/// lock.with_lock(|| println!("alone"))?;
+/// # Ok::<(), relatch::Error>(())
+/// ```
 ///
 /// # Errors
 ///

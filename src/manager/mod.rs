@@ -57,6 +57,14 @@ impl LockManager {
     }
 
     /// A named lock, whose options can be set. Takes nothing and sends nothing.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let nightly = locks.named("nightly").lease(Duration::from_secs(60));
+    /// nightly.with_lock(|| println!("report"))?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn named(&self, key: impl AsRef<str>) -> Lock {
         Lock::new(Arc::clone(&self.session), key.as_ref())
     }
@@ -77,6 +85,13 @@ impl LockManager {
     }
 
     /// [`Lock::lock`] on the lock named `key`, with the same errors.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// println!("alone until the end of the scope, or of {guard:?}");
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn lock(&self, key: impl AsRef<str>) -> Result<LockGuard, Error> {
         self.request(key.as_ref()).lock()
     }
@@ -86,16 +101,39 @@ impl LockManager {
     /// **`if locks.try_lock(key)?.is_some() { .. }` runs its block without the lock.** Write
     /// `if let Some(_guard) = locks.try_lock(key)? { .. }` or, better,
     /// [`try_with_lock`](LockManager::try_with_lock).
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// if let Some(_guard) = locks.try_lock("orders:42")? {
+    ///     println!("it was free, and is mine until the end of this block");
+    /// }
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn try_lock(&self, key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
         self.request(key.as_ref()).try_lock_for(Duration::ZERO)
     }
 
     /// [`Lock::with_lock`] on the lock named `key`, with the same errors.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let sum = locks.with_lock("orders:42", || 2 + 2)?;
+    /// assert_eq!(sum, 4);
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn with_lock<T>(&self, key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
         self.request(key.as_ref()).with_lock(body)
     }
 
     /// [`Lock::try_with_lock`] on the lock named `key`, with the same errors.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// if locks.try_with_lock("nightly", || println!("report"))?.is_none() {
+    ///     println!("another thread or process writes it");
+    /// }
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn try_with_lock<T>(
         &self,
         key: impl AsRef<str>,
@@ -105,6 +143,17 @@ impl LockManager {
     }
 
     /// [`Lock::with_lock_result`] on the lock named `key`, with the same errors.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// locks.with_lock_result("orders:42", |guard| {
+    ///     guard.confirm(Duration::from_secs(5))?;
+    ///     println!("charged");
+    ///     Ok::<_, relatch::Error>(())
+    /// })?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn with_lock_result<T, E: From<Error>>(
         &self,
         key: impl AsRef<str>,
@@ -114,18 +163,46 @@ impl LockManager {
     }
 
     /// [`Lock::adopt`] on the lock that the parcel names, with the same errors.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let parcel = locks.lock("orders:42")?.hand_over()?;
+    /// let guard = locks.adopt(&parcel)?;
+    /// assert_eq!(guard.key(), "orders:42");
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn adopt(&self, parcel: &LockParcel) -> Result<LockGuard, Error> {
         self.request(parcel.key()).adopt(parcel)
     }
 
     /// The controls of a manager [in memory](LockManager::in_memory), for tests. `None` for any
     /// other manager.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// use relatch::LostCause;
+    ///
+    /// let memory = locks.memory().expect("it is in memory");
+    /// let guard = locks.lock("orders:42")?;
+    /// assert!(memory.lose("orders:42", LostCause::Expired));
+    /// assert!(!guard.is_valid());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn memory(&self) -> Option<MemoryControls> {
         MemoryControls::of(&self.session)
     }
 
     /// What this process holds through this manager, the oldest first. Sends nothing.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let _guard = locks.lock("orders:42")?;
+    /// for held in locks.held() {
+    ///     println!("{held}"); // lock "orders:42", held by worker-7-4242-4243 for 12.0s (1 deep), ...
+    /// }
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn held(&self) -> Vec<HeldLock> {
         self.session.held()
@@ -136,12 +213,27 @@ impl LockManager {
     ///
     /// A thread is listed from its first sleep on. What it waits for may be a thread of this
     /// process, another process, or a Redis that gives no answer.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// for waiting in locks.waiting() {
+    ///     println!("{waiting}"); // worker-7-4242-4243 has waited for lock "orders:42" for 5.0s, ...
+    /// }
+    /// ```
     #[must_use]
     pub fn waiting(&self) -> Vec<WaitingThread> {
         self.session.waiting()
     }
 
     /// What this manager has done since it was made, and what goes on now. Sends nothing.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// locks.with_lock("orders:42", || ())?;
+    /// assert_eq!(locks.stats().acquired, 1);
+    /// println!("{}", locks.stats());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.session.stats()
@@ -165,15 +257,13 @@ impl LockManager {
     /// adoption or release had no answer. All of them expire. In a forked child, returns an empty
     /// list at once.
     ///
-    /// ```no_run
+    /// ```
     /// # use std::time::Duration;
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+    /// # let locks = relatch::LockManager::in_memory();
     /// for left in locks.shutdown(Duration::from_secs(10)) {
     ///     eprintln!("still held: {left}");
     /// }
-    /// # Ok(())
-    /// # }
+    /// assert!(locks.lock("orders:42").is_err());
     /// ```
     #[must_use = "the list says what is still held"]
     pub fn shutdown(&self, limit: Duration) -> Vec<HeldLock> {
@@ -192,6 +282,16 @@ impl LockManager {
     /// longer than `shutdown`, or by one answer longer if a command is under way by then: its thread
     /// gets no lock, and gives back what that command took. Keys that could not be deleted expire
     /// with their leases.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// let left = locks.shutdown_and_release(Duration::ZERO);
+    /// assert_eq!(left[0].key, "orders:42");
+    /// assert!(!guard.is_valid());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use = "the list says whose work may be half done"]
     pub fn shutdown_and_release(&self, limit: Duration) -> Vec<HeldLock> {
         self.session.shutdown_and_release(limit)

@@ -59,6 +59,17 @@ impl MemoryControls {
     /// [`LostCause::Expired`] is what happens to a process that was stopped for longer than the
     /// lease, and [`LostCause::Deleted`] what a `DEL` or `FLUSHALL` does, or a failover that loses the
     /// lock.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// use relatch::LostCause;
+    ///
+    /// let memory = locks.memory().expect("it is in memory");
+    /// let guard = locks.lock("orders:42")?;
+    /// assert!(memory.lose("orders:42", LostCause::Deleted));
+    /// assert!(guard.unlock().is_err_and(|error| error.is_lost()));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[allow(
         clippy::must_use_candidate,
         reason = "a test calls it for what it does"
@@ -77,6 +88,16 @@ impl MemoryControls {
     /// take about a millisecond: with the default lease, that is a span of three hours.)
     ///
     /// A longer span than 30 days counts as 30 days.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let memory = locks.memory().expect("it is in memory");
+    /// let guard = locks.named("orders:42").renew(false).lock()?;
+    /// memory.advance(Duration::from_secs(30));
+    /// assert!(!guard.is_valid(), "nobody renewed the lease");
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn advance(&self, span: Duration) {
         self.session.keeper.advance(span.min(LONGEST_ADVANCE));
     }
@@ -89,6 +110,16 @@ impl MemoryControls {
     /// the outage lasts longer. What failed is done half a second after the outage at the latest.
     /// [`advance`](MemoryControls::advance) makes the outage pass. A second call during an outage makes it
     /// longer, never shorter.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let memory = locks.memory().expect("it is in memory");
+    /// memory.go_away(Duration::from_secs(5));
+    /// assert!(locks.try_lock("orders:42").is_err_and(|error| error.is_redis_failure()));
+    /// memory.advance(Duration::from_secs(5));
+    /// assert!(locks.try_lock("orders:42").is_ok());
+    /// ```
     pub fn go_away(&self, span: Duration) {
         if let Some(memory) = self.session.core.store.memory() {
             memory.go_away(span);

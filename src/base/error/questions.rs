@@ -5,6 +5,15 @@ use crate::base::error::body::Made;
 
 impl Error {
     /// True for [`Error::Timeout`]: the wait ended before this thread got the lock.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// # let busy = locks.lock("orders:42")?.detach()?;
+    /// let error = locks.named("orders:42").wait(Duration::ZERO).lock().expect_err("it is busy");
+    /// assert!(error.is_timeout());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self, Error::Timeout { .. })
@@ -12,6 +21,15 @@ impl Error {
 
     /// True for [`Error::Lost`] and [`Error::OuterLost`]: a hold can no longer be trusted. (With
     /// `OuterLost`, that is not the hold of the lock that [`key`](Error::key) names.)
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let lost = locks.with_lock("orders:42", || {
+    ///     // Somebody deletes the key.
+    ///     locks.memory().expect("it is in memory").lose("orders:42", relatch::LostCause::Deleted);
+    /// });
+    /// assert!(lost.is_err_and(|error| error.is_lost()));
+    /// ```
     #[must_use]
     pub fn is_lost(&self) -> bool {
         matches!(self, Error::Lost { .. } | Error::OuterLost { .. })
@@ -19,6 +37,13 @@ impl Error {
 
     /// True for [`Error::Unavailable`], [`Error::Refused`] and [`Error::Tls`]: Redis could not be
     /// reached, or did not do what was asked.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// locks.memory().expect("it is in memory").go_away(Duration::from_secs(60));
+    /// assert!(locks.try_lock("orders:42").is_err_and(|error| error.is_redis_failure()));
+    /// ```
     #[must_use]
     pub fn is_redis_failure(&self) -> bool {
         matches!(
@@ -32,6 +57,15 @@ impl Error {
     ///
     /// Says nothing about whether the *work* may be repeated: a closure under a lock may have begun
     /// before it called for another lock, which was busy. [`body_ran`](Error::body_ran) says that.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// # let busy = locks.lock("orders:42")?.detach()?;
+    /// let error = locks.named("orders:42").wait(Duration::ZERO).lock().expect_err("it is busy");
+    /// assert!(error.is_retryable(), "it may be free later");
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Timeout { .. } | Error::Unavailable { .. })
@@ -83,6 +117,15 @@ impl Error {
     }
 
     /// The key of the lock that the error is about, if the error names one.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// # let busy = locks.lock("orders:42")?.detach()?;
+    /// let error = locks.named("orders:42").wait(Duration::ZERO).lock().expect_err("it is busy");
+    /// assert_eq!(error.key(), Some("orders:42"));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn key(&self) -> Option<&str> {
         match self {

@@ -70,6 +70,14 @@ impl Holder {
 
     /// The host, process and thread that held the lock. `None` if this crate did not write the
     /// value, or if nobody holds the lock and it is only [kept](crate::Lock::keep_at_least).
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// # let guard = locks.lock("orders:42")?;
+    /// let holder = locks.named("orders:42").holder()?.expect("this thread");
+    /// assert_eq!(holder.owner(), Some(relatch::Owner::current()));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn owner(&self) -> Option<Owner> {
         Owner::parse(&self.raw)

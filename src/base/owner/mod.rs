@@ -46,6 +46,11 @@ pub struct Owner {
 
 impl Owner {
     /// Reads the owner from a token. `None` if the text is not a token of this crate.
+    ///
+    /// ```
+    /// let owner = relatch::Owner::parse("worker-7-4242-4243-00112233445566778899aabbccddeeff");
+    /// assert_eq!(owner.map(|owner| owner.pid), Some(4242));
+    /// ```
     #[must_use]
     pub fn parse(token: &str) -> Option<Owner> {
         // From the right, because the host may contain hyphens.
@@ -68,6 +73,13 @@ impl Owner {
     }
 
     /// This host, process and thread: what the tokens of this thread's locks begin with.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// assert!(guard.token().starts_with(&relatch::Owner::current().to_string()));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn current() -> Owner {
         let pid = sync::process::id();

@@ -98,6 +98,15 @@ impl Histogram {
     ///
     /// The bounds are the same for every histogram, and in every process: a monitoring system can
     /// add up histograms, and subtract an earlier one.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// locks.with_lock("orders:42", || ())?;
+    /// let times = locks.stats().time_held;
+    /// let (_, below) = times.buckets().last().expect("there are always 39");
+    /// assert_eq!((below, times.count), (1, 1));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
         let below = self.counts[..BUCKETS - 1].iter().scan(0, |below, count| {
             *below += count;
@@ -109,6 +118,15 @@ impl Histogram {
     /// An upper bound for a quantile: a share of `part` (0.5 for the median) of the durations is
     /// below it. The bound is one of the [bounds](Histogram::buckets), so it is at most twice the
     /// true value (or 1 µs). `None` if the histogram is empty.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = relatch::LockManager::in_memory();
+    /// locks.with_lock("orders:42", || ())?;
+    /// let longest = locks.stats().time_held.quantile(1.0).expect("a lock was held");
+    /// assert!(longest < Duration::from_secs(1));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     #[must_use]
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         let wanted = part.clamp(0.0, 1.0);

@@ -18,14 +18,12 @@ impl Builder {
     /// `provider` has to return soon, and must not take a lock of this manager. If it panics,
     /// opening the connection fails.
     ///
-    /// ```no_run
+    /// ```
     /// # fn token() -> String { String::new() }
-    /// # fn main() -> Result<(), relatch::Error> {
     /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
     ///     .credentials(|| ("worker".to_owned(), token()))
-    ///     .build()?;
-    /// # Ok(())
-    /// # }
+    ///     .build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn credentials(
         mut self,
@@ -38,6 +36,14 @@ impl Builder {
     /// How to log in to the sentinels. They have users and passwords of their own, so by default
     /// the manager does not log in there, even if the URL has a login. `None`: a sentinel with
     /// `requirepass`, and no ACLs.
+    ///
+    /// ```
+    /// let url = "redis+sentinel://s1.internal,s2.internal/mymaster";
+    /// let locks = relatch::LockManager::builder(url)
+    ///     .sentinel_login(Some("watcher"), "secret")
+    ///     .build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn sentinel_login(mut self, username: Option<&str>, password: &str) -> Builder {
         let username = username.map(str::to_owned);
         self.sentinel_login = Some(Login {
@@ -58,6 +64,15 @@ impl Builder {
     /// [`Tls::roots`](crate::Tls::roots) trusts an authority that issues certificates to your
     /// servers only, or with [`Tls::server_name`](crate::Tls::server_name), there is no such
     /// certificate.)
+    ///
+    /// ```
+    /// # let own = "-----BEGIN CERTIFICATE-----";
+    /// let url = "rediss+sentinel://s1.internal,s2.internal/mymaster";
+    /// let others = relatch::Tls::new().roots(own);
+    /// let builder = relatch::LockManager::builder(url).sentinel_tls(others);
+    /// let plain = relatch::LockManager::builder(url).sentinel_tls(None);
+    /// # let _ = (builder, plain);
+    /// ```
     #[cfg(feature = "tls-no-provider")]
     pub fn sentinel_tls(mut self, tls: impl Into<Option<Tls>>) -> Builder {
         self.sentinel_tls = tls.into();
@@ -67,6 +82,13 @@ impl Builder {
 
     /// How connections use TLS, with a URL whose scheme is `rediss`, `rediss+sentinel` or
     /// `rediss+cluster`. Defaults to [`Tls::new`].
+    ///
+    /// ```
+    /// let url = "rediss://redis.internal/";
+    /// let tls = relatch::Tls::new().server_name("redis.example.org");
+    /// let locks = relatch::LockManager::builder(url).tls(tls).build_lazily();
+    /// # let _ = locks;
+    /// ```
     #[cfg(feature = "tls-no-provider")]
     pub fn tls(mut self, tls: Tls) -> Builder {
         self.tls = Some(tls);
@@ -81,6 +103,11 @@ impl Builder {
     /// A connection is in use only while a command is under way, so a few connections serve many
     /// threads. The pool opens a connection when a thread needs one, and closes it after ten
     /// minutes without use.
+    ///
+    /// ```
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").pool_size(16).build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn pool_size(mut self, connections: u32) -> Builder {
         self.settings.pool_size = connections;
         self
@@ -94,6 +121,12 @@ impl Builder {
     /// and the time to ask them.) If the name has several addresses, each gets half of what is left
     /// of this time, and the last one all: for the connection and for the login. The address
     /// of the last login that succeeded is tried first.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").connect_timeout(Duration::from_millis(300)).build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn connect_timeout(mut self, limit: Duration) -> Builder {
         self.settings.connect_timeout = limit;
         self
@@ -109,6 +142,12 @@ impl Builder {
     /// for half of the caller's time, and the other half is left for a fresh connection. If the
     /// last answer over that connection was slow, the first command waits longer, up to three
     /// quarters.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").response_timeout(Duration::from_millis(300)).build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn response_timeout(mut self, limit: Duration) -> Builder {
         self.settings.response_timeout = limit;
         self
@@ -150,6 +189,16 @@ impl Builder {
     ///
     /// The user needs the right `+wait` (with [`on_disk`](Replicas::on_disk), `+waitaof`). If the
     /// server refuses the command, no lock is taken, and the error says so.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use relatch::Replicas;
+    ///
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .replicas(Replicas::at_least(1), Duration::from_millis(200))
+    ///     .build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn replicas(mut self, replicas: Replicas, timeout: Duration) -> Builder {
         self.settings.replicas = Some((replicas, timeout));
         self

@@ -52,6 +52,12 @@ impl LockManager {
     /// [`connect_timeout`](Builder::connect_timeout), [`poll_every`](Builder::poll_every),
     /// [`client_tracking`](Builder::client_tracking) and
     /// [`local_handoff`](Builder::local_handoff) have no effect.
+    ///
+    /// ```
+    /// let locks = relatch::LockManager::builder_in_memory().fenced(true).build()?;
+    /// assert!(locks.lock("orders:42")?.fence().is_some());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn builder_in_memory() -> Builder {
         Builder::at(Ok(None))
     }

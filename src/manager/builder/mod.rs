@@ -1,8 +1,10 @@
 //! The builder of a manager: every setting, and its default.
 //!
-//! [`connections`] has the settings of the connections, and [`memory`] the managers without a Redis.
+//! [`defaults`] has the options of the locks, [`connections`] the settings of the connections, and
+//! [`memory`] the managers without a Redis.
 
 mod connections;
+mod defaults;
 mod memory;
 
 use std::fmt;
@@ -51,6 +53,14 @@ impl LockManager {
     ///
     /// Speaks to Redis once, within the connect timeout of a second.
     ///
+    /// ```
+    /// match relatch::LockManager::connect("redis://127.0.0.1:1/") {
+    ///     Ok(locks) => drop(locks.lock("orders:42")?),
+    ///     Err(error) => println!("{error}"), // redis at 127.0.0.1:1 is unavailable (connecting): ...
+    /// }
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`Builder::build`].
@@ -59,6 +69,14 @@ impl LockManager {
     }
 
     /// A builder for a manager with options of its own. Sends nothing.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .lease(Duration::from_secs(10))
+    ///     .build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn builder(url: &str) -> Builder {
         Builder::at(Address::parse(url).map(Some))
     }
@@ -69,11 +87,11 @@ impl Builder {
     /// `REDIS_URL` names. An empty variable counts as not set. Sends nothing. What is wrong with the
     /// variables is an error of [`build`](Builder::build): [`SetupCause::NoAddress`](crate::SetupCause::NoAddress) if neither is set.
     ///
-    /// ```no_run
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// let locks = relatch::Builder::from_env().prefix("shop:lock:").build()?;
-    /// # Ok(())
-    /// # }
+    /// ```
+    /// # // SAFETY: no other thread runs.
+    /// # unsafe { std::env::set_var("REDIS_URL", "redis://127.0.0.1/") };
+    /// let locks = relatch::Builder::from_env().prefix("shop:lock:").build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn from_env() -> Builder {
         let [first, second] = ["RELATCH_URL", "REDIS_URL"];
@@ -112,85 +130,15 @@ impl Builder {
     }
 
     /// The text that each key begins with in Redis. Defaults to `lock:`.
+    ///
+    /// ```
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .prefix("shop:lock:")
+    ///     .build_lazily()?; // The lock `orders:42` is the key `shop:lock:orders:42`.
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn prefix(mut self, prefix: impl Into<String>) -> Builder {
         self.settings.prefix = prefix.into();
-        self
-    }
-
-    /// The lease of every lock that does not set its own: see [`Lock::lease`](crate::Lock::lease).
-    /// Defaults to 30 seconds.
-    pub fn lease(mut self, lease: Duration) -> Builder {
-        self.settings.options.lease = lease;
-        self
-    }
-
-    /// The longest lease that is accepted. Defaults to 24 hours.
-    ///
-    /// This limit catches a lease that is too long by mistake. After a crash, other processes would
-    /// have to wait until that lease ends.
-    pub fn max_lease(mut self, cap: Duration) -> Builder {
-        self.settings.max_lease = cap;
-        self
-    }
-
-    /// The wait of every lock that does not set its own: see [`Lock::wait`](crate::Lock::wait).
-    /// Defaults to no limit.
-    pub fn wait(mut self, limit: impl Into<Option<Duration>>) -> Builder {
-        self.settings.options.wait = limit.into();
-        self
-    }
-
-    /// Whether leases are renewed while locks are held: see [`Lock::renew`](crate::Lock::renew).
-    /// Defaults to yes.
-    pub fn renew(mut self, on: bool) -> Builder {
-        self.settings.options.renewal.on = on;
-        self
-    }
-
-    /// The time from one renewal to the next: see [`Lock::renew_every`](crate::Lock::renew_every).
-    /// Defaults to a third of the lease.
-    pub fn renew_every(mut self, period: Duration) -> Builder {
-        self.settings.options.renewal.every = Some(period);
-        self
-    }
-
-    /// For how long a lock is renewed at most: see [`Lock::max_hold`](crate::Lock::max_hold).
-    /// Defaults to no limit.
-    pub fn max_hold(mut self, limit: Duration) -> Builder {
-        self.settings.options.renewal.max_hold = Some(limit);
-        self
-    }
-
-    /// Whether a waiter takes a lock over from a dead process of the same machine. Defaults to no.
-    ///
-    /// The locks of a process that was killed stay in Redis until their leases end. A waiter on the
-    /// same machine can find out that the process is dead. The token has to name this host and, by
-    /// the first eight digits of its nonce, this boot and this pid namespace. If no process has the
-    /// token's process id any more, the waiter deletes exactly that token and takes the lock. In
-    /// any doubt it waits as usual. Only Linux provides enough information for this.
-    ///
-    /// Work that the dead process had begun stays half done, and a child process of it may still
-    /// run.
-    ///
-    /// Leave this option off where processes or machines are copied while they run (snapshots of
-    /// virtual machines, CRIU). A copy has the host name, boot and pid namespace of its original,
-    /// but other processes. A process that runs on only one of the two machines looks dead to the
-    /// other machine.
-    pub fn reclaim_dead(mut self, on: bool) -> Builder {
-        self.settings.options.reclaim_dead = on;
-        self
-    }
-
-    /// Whether holds get fencing tokens: see [`Lock::fenced`](crate::Lock::fenced). Defaults to no.
-    pub fn fenced(mut self, on: bool) -> Builder {
-        self.settings.options.fenced = on;
-        self
-    }
-
-    /// Whether a thread may take a lock again that it has: see
-    /// [`Lock::reentrant`](crate::Lock::reentrant). Defaults to yes.
-    pub fn reentrant(mut self, on: bool) -> Builder {
-        self.settings.options.reentrant = on;
         self
     }
 
@@ -199,6 +147,19 @@ impl Builder {
     /// The calls come one after the other, on a thread of their own (`relatch-on-lost`): a slow or
     /// panicking callback stops no renewal. Dropping the last handle waits for the calls that are
     /// due, at most for the response timeout.
+    ///
+    /// ```
+    /// use relatch::LostCause;
+    ///
+    /// let (tell, told) = std::sync::mpsc::channel();
+    /// let locks = relatch::LockManager::builder_in_memory()
+    ///     .on_lost(move |lost| tell.send(lost.to_string()).expect("somebody listens"))
+    ///     .build()?;
+    /// let _guard = locks.lock("orders:42")?;
+    /// locks.memory().expect("it is in memory").lose("orders:42", LostCause::Deleted);
+    /// assert!(told.recv().is_ok_and(|lost| lost.ends_with("its key was deleted")));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn on_lost(mut self, callback: impl Fn(&LostLock) + Send + Sync + 'static) -> Builder {
         self.on_lost = Some(Arc::new(callback));
         self
@@ -215,6 +176,14 @@ impl Builder {
     /// The keeper's thread logs them, and is started with the manager for that. Taking and
     /// releasing a lock costs the same as without. A warning is late by up to the response timeout
     /// while a renewal has no answer.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let locks = relatch::LockManager::builder_in_memory()
+    ///     .warn_after(Duration::from_secs(5), Duration::from_secs(60))
+    ///     .build()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn warn_after(mut self, wait: Duration, held: Duration) -> Builder {
         self.settings.warn_after = Some(WarnAfter { wait, held });
         self
@@ -232,6 +201,12 @@ impl Builder {
     /// One failed attempt is no outage yet: its connection may have been dead. So a wait whose limit
     /// has not come makes a second one, and each of the two may take the connect timeout and the
     /// response timeout. A single try ([`try_lock`](crate::Lock::try_lock)) has that time once.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").tolerate_outage(Duration::from_secs(2)).build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
         self.settings.tolerate_outage = limit;
         self
@@ -243,6 +218,11 @@ impl Builder {
     /// If this is off, the manager opens no connection for invalidations, waiters
     /// [poll](Builder::poll_every), and the next renewal finds a loss. Switch it off where
     /// invalidations are known not to work: this saves the attempts.
+    ///
+    /// ```
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").client_tracking(false).build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn client_tracking(mut self, on: bool) -> Builder {
         self.settings.client_tracking = on;
         self
@@ -253,6 +233,12 @@ impl Builder {
     ///
     /// The first pause is a millisecond, and each pause is twice as long as the one before. A
     /// random part, half of the pause at most, is then cut off.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").poll_every(Duration::from_millis(20)).build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn poll_every(mut self, longest: Duration) -> Builder {
         self.settings.poll_every = longest;
         self
@@ -269,6 +255,12 @@ impl Builder {
     /// take it. The same limit holds for a single thread that takes a lock again and again.
     ///
     /// With [`replicas`](Builder::replicas), nothing is handed off, and this option has no effect.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").local_handoff(Duration::ZERO).build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     pub fn local_handoff(mut self, longest: Duration) -> Builder {
         self.settings.local_handoff = longest;
         self
@@ -277,6 +269,12 @@ impl Builder {
     /// Makes the manager and speaks to Redis once: connects, logs in and sends a `PING`, or reads
     /// the map of the cluster. So a wrong address, password or database fails here. Blocks for the
     /// connect timeout at most.
+    ///
+    /// ```
+    /// let locks = relatch::LockManager::builder_in_memory().prefix("shop:").build()?;
+    /// assert!(locks.try_lock("orders:42")?.is_some());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -293,6 +291,13 @@ impl Builder {
     }
 
     /// Makes the manager and sends nothing: for a program that may start before its Redis does.
+    ///
+    /// ```
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1:1/").build_lazily()?;
+    /// let error = locks.try_lock("orders:42").expect_err("nothing is there");
+    /// assert!(error.is_redis_failure());
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -3,6 +3,8 @@
 
 // What the code may not do, and how long it may be.
 mod code;
+// What a program can call, and its examples.
+mod face;
 // The rooms of `src`: how large they are, and what they use.
 mod rooms;
 // Which file of `src` uses which.

@@ -45,12 +45,30 @@ type Bad = (Option<String>, &'static str);
 
 impl Tls {
     /// Every setting at its default.
+    ///
+    /// ```
+    /// let builder = relatch::LockManager::builder("rediss://redis.internal/").tls(relatch::Tls::new());
+    /// # drop(builder);
+    /// ```
     pub fn new() -> Tls {
         Tls::default()
     }
 
     /// A configuration of rustls (0.23), used as it is. Only [`server_name`](Tls::server_name) can
     /// be set beside it.
+    ///
+    /// ```
+    /// # #[cfg(feature = "tls")] {
+    /// # use std::sync::Arc;
+    /// let ring = Arc::new(rustls::crypto::ring::default_provider());
+    /// let config = rustls::ClientConfig::builder_with_provider(ring)
+    ///     .with_safe_default_protocol_versions()
+    ///     .expect("it supports TLS 1.3")
+    ///     .with_root_certificates(rustls::RootCertStore::empty())
+    ///     .with_no_client_auth();
+    /// let tls = relatch::Tls::from_config(Arc::new(config));
+    /// # drop(tls); }
+    /// ```
     pub fn from_config(config: Arc<ClientConfig>) -> Tls {
         Tls {
             config: Some(config),
@@ -63,6 +81,12 @@ impl Tls {
     ///
     /// They replace the system's. To trust one certificate alone, name that certificate, which then
     /// must not be the certificate of an authority.
+    ///
+    /// ```
+    /// # let pem = "-----BEGIN CERTIFICATE-----";
+    /// let tls = relatch::Tls::new().roots(pem); // the text of a file
+    /// # drop(tls);
+    /// ```
     pub fn roots(mut self, pem: impl Into<Vec<u8>>) -> Tls {
         self.roots = Some(pem.into());
         self
@@ -72,6 +96,13 @@ impl Tls {
     /// the private key, both in PEM form. Defaults to none.
     ///
     /// Redis asks for a certificate unless `tls-auth-clients` is `no`.
+    ///
+    /// ```
+    /// # let pem = "-----BEGIN CERTIFICATE-----";
+    /// # let key = pem;
+    /// let tls = relatch::Tls::new().client_certificate(pem, key);
+    /// # drop(tls);
+    /// ```
     pub fn client_certificate(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Tls {
         self.certificate = Some((chain.into(), key.into()));
         self
@@ -81,6 +112,11 @@ impl Tls {
     ///
     /// For a server that is reached by an address which its certificate does not name. With several
     /// servers, all their certificates need this name.
+    ///
+    /// ```
+    /// let tls = relatch::Tls::new().server_name("redis.example.org");
+    /// # drop(tls);
+    /// ```
     pub fn server_name(mut self, name: impl Into<String>) -> Tls {
         self.server_name = Some(name.into());
         self
@@ -90,6 +126,13 @@ impl Tls {
     /// feature `tls-no-provider` alone, a provider has to be given here or in
     /// [`from_config`](Tls::from_config). The provider that a process may install as its default is
     /// not used.
+    ///
+    /// ```
+    /// # #[cfg(feature = "tls")] {
+    /// let ring = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    /// let tls = relatch::Tls::new().provider(ring);
+    /// # drop(tls); }
+    /// ```
     pub fn provider(mut self, provider: Arc<CryptoProvider>) -> Tls {
         self.provider = Some(provider);
         self

@@ -1,10 +1,13 @@
 //! The options that a program can set, their defaults and their checks.
 
-use std::fmt;
+mod replicas;
+
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
+
+pub use crate::base::options::replicas::Replicas;
 
 /// The shortest lease. With a shorter one, any small delay of the network would lose the lock.
 pub(crate) const MIN_LEASE: Duration = Duration::from_millis(10);
@@ -157,61 +160,6 @@ pub(crate) fn check_lease(
         });
     }
     Ok(())
-}
-
-/// How many replicas have to acknowledge a lock before it counts as taken, for
-/// [`Builder::replicas`](crate::Builder::replicas).
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[must_use = "it has no effect until it is given to `Builder::replicas`"]
-pub struct Replicas {
-    /// `None` is all of them.
-    pub(crate) count: Option<u32>,
-    pub(crate) on_disk: bool,
-}
-
-impl Replicas {
-    /// Every replica that the sentinels know, also one that is down or cut off: at a failover, the
-    /// sentinels may make it the master. At least one.
-    ///
-    /// Without sentinels, nobody knows how many replicas there are, and
-    /// [`build`](crate::Builder::build) fails: write the number.
-    pub const fn all() -> Replicas {
-        Replicas {
-            count: None,
-            on_disk: false,
-        }
-    }
-
-    /// This many replicas, whichever answer first.
-    pub const fn at_least(count: u32) -> Replicas {
-        Replicas {
-            count: Some(count),
-            on_disk: false,
-        }
-    }
-
-    /// The same, but the master and these replicas have to have written the lock to their
-    /// append-only files (`WAITAOF`). So the lock also survives a power failure.
-    ///
-    /// Needs Redis 7.2 or Valkey, with `appendonly yes` on the master and on the replicas. A server
-    /// without that refuses each lock. `at_least(0).on_disk()` asks the master alone.
-    pub const fn on_disk(self) -> Replicas {
-        Replicas {
-            on_disk: true,
-            ..self
-        }
-    }
-}
-
-/// As a program writes it: `at_least(1).on_disk()`.
-impl fmt::Debug for Replicas {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.count {
-            Some(count) => write!(f, "at_least({count})")?,
-            None => f.write_str("all()")?,
-        }
-        f.write_str(if self.on_disk { ".on_disk()" } else { "" })
-    }
 }
 
 /// The options of a manager.
