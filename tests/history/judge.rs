@@ -33,7 +33,7 @@ pub(crate) struct World {
     /// locks.
     pub(crate) reported_within: Option<Duration>,
     /// Whether a restart loses keys together with answers. (Then a release may report `Released`
-    /// for a lock that ended in another way: see "Not promised" in docs/guarantees.md.)
+    /// for a lock that ended in another way: see docs/not-promised.md.)
     pub(crate) restarts: bool,
     /// The longest time in which keys were moved from one server to another. The server that gets a
     /// key counts the rest of its TTL from the time when it gets it.
@@ -247,7 +247,7 @@ impl Verdict {
         let begun = || sent().map(|exchange| exchange.sent).min().unwrap_or(*ended);
         match how.as_str() {
             // The server itself may have dropped the key. The answer to the first try says so, but
-            // may have come too late to be read. (See "Not promised" in docs/guarantees.md.)
+            // may have come too late to be read. (See docs/not-promised.md.)
             "Released" if world.reported_within.is_some() && sent().count() > 1 => {}
             "Released"
                 if !world.restarts

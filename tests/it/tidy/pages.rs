@@ -260,6 +260,30 @@ fn what_the_architecture_names_is_in_the_files_that_it_names() {
     assert!(looked_at > 25, "{looked_at}");
 }
 
+#[test]
+fn the_types_that_the_glossary_names_exist() {
+    let sources: String = sources().into_iter().map(|(_, text)| text).collect();
+    let mut missing = Vec::new();
+    for row in text("docs/words.md")
+        .lines()
+        .filter(|line| line.starts_with("| "))
+    {
+        let meaning = row.split(" | ").nth(1).expect("a second cell");
+        for word in meaning.split('`').skip(1).step_by(2) {
+            let is_type = word.starts_with(char::is_uppercase) && word.contains(char::is_lowercase);
+            let kinds = ["struct", "enum", "trait"];
+            if is_type
+                && !kinds
+                    .iter()
+                    .any(|kind| sources.contains(&format!("{kind} {word}")))
+            {
+                missing.push(word.to_owned());
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 /// Whoever moves a file has the map written anew, by a run of this test with
 /// `RELATCH_WRITE_MAP=1`.
 #[test]

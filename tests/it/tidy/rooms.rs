@@ -164,6 +164,8 @@ fn no_files_use_each_other_in_a_circle() {
 
 #[test]
 fn only_the_client_names_redis_and_only_the_store_names_the_client() {
+    // That this is true, another test says.
+    assert_eq!(may_use(&vec!["client".to_owned()]), ["base"]);
     for (path, text) in sources() {
         let path = inside(&path)
             .strip_prefix("src/")
