@@ -11,9 +11,9 @@ use std::sync::{Arc, Weak};
 /// [`stop`](StopHandle::stop) from any thread. [`LockManager::shutdown`](crate::LockManager::shutdown)
 /// does the same for all waits of a manager.
 ///
-/// ```no_run
+/// ```
 /// # fn main() -> Result<(), relatch::Error> {
-/// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+/// let locks = relatch::LockManager::in_memory();
 /// let stop = relatch::StopHandle::new();
 /// let job = std::thread::spawn({
 ///     let (lock, stop) = (locks.named("orders:42"), stop.clone());

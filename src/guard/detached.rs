@@ -28,10 +28,10 @@ use crate::waiting::queues::Turn;
 /// at most for [`max_hold`](crate::Lock::max_hold): there is no thread whose end would show that
 /// nobody needs it.
 ///
-/// ```no_run
+/// ```
 /// # use std::thread;
 /// # fn main() -> Result<(), relatch::Error> {
-/// # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+/// # let locks = relatch::LockManager::in_memory();
 /// let guard = locks.lock("orders:42")?;
 /// let hold = guard.detach()?;
 /// thread::spawn(move || {

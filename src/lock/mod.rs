@@ -28,12 +28,12 @@ use crate::session::Session;
 /// [`LockManager::named`](crate::LockManager::named) returns one. A `Lock` is cheap to clone and
 /// holds nothing by itself. Two `Lock`s with one name, from one manager, are the same lock.
 ///
-/// ```no_run
+/// ```
 /// use std::time::Duration;
 ///
 /// # fn report() {}
 /// # fn main() -> Result<(), relatch::Error> {
-/// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+/// let locks = relatch::LockManager::in_memory();
 /// let (lease, wait) = (Duration::from_secs(60), Duration::from_secs(5));
 /// let nightly = locks.named("nightly").lease(lease).wait(wait);
 /// nightly.with_lock(|| report())?;

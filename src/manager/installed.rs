@@ -29,7 +29,7 @@ thread_local! {
 ///
 /// # Errors
 ///
-/// [`SetupCause::AlreadyInstalled`](crate::SetupCause::AlreadyInstalled) if a manager was installed before. The earlier manager stays.
+/// [`Error::Setup`] (`AlreadyInstalled`) if a manager was installed before. The earlier one stays.
 pub fn install(manager: LockManager) -> Result<(), Error> {
     INSTALLED.set(manager).map_err(|_| Error::Setup {
         cause: SetupCause::AlreadyInstalled,
@@ -48,7 +48,7 @@ pub fn install(manager: LockManager) -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// [`SetupCause::NotInstalled`](crate::SetupCause::NotInstalled) if no manager was installed.
+/// [`Error::Setup`] (`NotInstalled`) if no manager was installed.
 pub fn installed() -> Result<&'static LockManager, Error> {
     // A thread that is ending may have no managers of tests any more.
     let for_test = FOR_TESTS
@@ -120,7 +120,7 @@ impl Drop for InstalledForTest {
 ///
 /// # Errors
 ///
-/// [`SetupCause::NotInstalled`](crate::SetupCause::NotInstalled) if no manager was installed; otherwise see
+/// [`Error::Setup`] (`NotInstalled`) if no manager was installed; otherwise see
 /// [`Lock::with_lock`](crate::Lock::with_lock).
 pub fn with_lock<T>(key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
     installed()?.with_lock(key, body)
@@ -138,7 +138,7 @@ pub fn with_lock<T>(key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T,
 ///
 /// # Errors
 ///
-/// [`SetupCause::NotInstalled`](crate::SetupCause::NotInstalled) if no manager was installed; otherwise see
+/// [`Error::Setup`] (`NotInstalled`) if no manager was installed; otherwise see
 /// [`Lock::try_with_lock`](crate::Lock::try_with_lock).
 pub fn try_with_lock<T>(
     key: impl AsRef<str>,
@@ -182,7 +182,7 @@ pub fn with_lock_result<T, E: From<Error>>(
 ///
 /// # Errors
 ///
-/// [`SetupCause::NotInstalled`](crate::SetupCause::NotInstalled) if no manager was installed.
+/// [`Error::Setup`] (`NotInstalled`) if no manager was installed.
 pub fn named(key: impl AsRef<str>) -> Result<Lock, Error> {
     Ok(installed()?.named(key))
 }

@@ -34,10 +34,10 @@ use crate::waiting::waits::WaitingThread;
 /// The methods that take a lock exist here, with a key, and on a [`Lock`]. A `Lock` also has
 /// options, [`holder`](Lock::holder) and [`force_unlock`](Lock::force_unlock).
 ///
-/// ```no_run
+/// ```
 /// # fn charge_card() {}
 /// # fn main() -> Result<(), relatch::Error> {
-/// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+/// let locks = relatch::LockManager::in_memory();
 /// locks.with_lock("orders:42", || charge_card())?;
 /// # Ok(())
 /// # }
@@ -199,7 +199,7 @@ impl LockManager {
     /// # let locks = relatch::LockManager::in_memory();
     /// let _guard = locks.lock("orders:42")?;
     /// for held in locks.held() {
-    ///     println!("{held}"); // lock "orders:42", held by worker-7-4242-4243 for 12.0s (1 deep), ...
+    ///     println!("{held}"); // lock "orders:42", held by worker-7-4242-4243 for 12.0s ...
     /// }
     /// # Ok::<(), relatch::Error>(())
     /// ```
@@ -217,7 +217,7 @@ impl LockManager {
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
     /// for waiting in locks.waiting() {
-    ///     println!("{waiting}"); // worker-7-4242-4243 has waited for lock "orders:42" for 5.0s, ...
+    ///     println!("{waiting}"); // worker-7-4242-4243 has waited for lock "a" for 5.0s, ...
     /// }
     /// ```
     #[must_use]

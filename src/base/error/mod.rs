@@ -241,10 +241,10 @@ pub enum Error {
     /// [`Timeout`](Error::Timeout), and none gets this error. A hold whose loss this process has not
     /// noticed yet counts as a hold.
     ///
-    /// ```no_run
+    /// ```
     /// # use relatch::{Error, LockManager};
     /// # fn main() -> Result<(), Error> {
-    /// # let locks = LockManager::connect("redis://127.0.0.1/")?;
+    /// # let locks = LockManager::in_memory();
     /// let first = locks.lock("a")?;
     /// match locks.lock("b") {
     ///     Err(error @ Error::WouldDeadlock { .. }) => {

@@ -105,7 +105,9 @@ impl Builder {
     /// minutes without use.
     ///
     /// ```
-    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").pool_size(16).build_lazily()?;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .pool_size(16)
+    ///     .build_lazily()?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn pool_size(mut self, connections: u32) -> Builder {
@@ -124,7 +126,9 @@ impl Builder {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").connect_timeout(Duration::from_millis(300)).build_lazily()?;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .connect_timeout(Duration::from_millis(300))
+    ///     .build_lazily()?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn connect_timeout(mut self, limit: Duration) -> Builder {
@@ -145,7 +149,9 @@ impl Builder {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").response_timeout(Duration::from_millis(300)).build_lazily()?;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .response_timeout(Duration::from_millis(300))
+    ///     .build_lazily()?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn response_timeout(mut self, limit: Duration) -> Builder {

@@ -10,7 +10,9 @@ impl Builder {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// let locks = relatch::LockManager::builder_in_memory().lease(Duration::from_secs(10)).build()?;
+    /// let locks = relatch::LockManager::builder_in_memory()
+    ///     .lease(Duration::from_secs(10))
+    ///     .build()?;
     /// assert!(locks.lock("orders:42")?.remaining() < Duration::from_secs(10));
     /// # Ok::<(), relatch::Error>(())
     /// ```
@@ -74,7 +76,9 @@ impl Builder {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// let locks = relatch::LockManager::builder_in_memory().renew_every(Duration::from_secs(5)).build()?;
+    /// let locks = relatch::LockManager::builder_in_memory()
+    ///     .renew_every(Duration::from_secs(5))
+    ///     .build()?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn renew_every(mut self, period: Duration) -> Builder {
@@ -87,7 +91,9 @@ impl Builder {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// let locks = relatch::LockManager::builder_in_memory().max_hold(Duration::from_secs(600)).build()?;
+    /// let locks = relatch::LockManager::builder_in_memory()
+    ///     .max_hold(Duration::from_secs(600))
+    ///     .build()?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn max_hold(mut self, limit: Duration) -> Builder {
@@ -112,7 +118,9 @@ impl Builder {
     /// other machine.
     ///
     /// ```
-    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").reclaim_dead(true).build_lazily()?;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .reclaim_dead(true)
+    ///     .build_lazily()?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn reclaim_dead(mut self, on: bool) -> Builder {

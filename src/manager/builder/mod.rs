@@ -20,14 +20,14 @@ use crate::store::{Address, AskCredentials, Login, Tls};
 
 /// Makes a [`LockManager`] with settings of its own. [`LockManager::builder`] returns a builder.
 ///
-/// ```no_run
+/// ```
 /// use std::time::Duration;
 ///
 /// # fn main() -> Result<(), relatch::Error> {
 /// let locks = relatch::LockManager::builder("redis://:secret@127.0.0.1/2")
 ///     .prefix("shop:lock:")
 ///     .lease(Duration::from_secs(10))
-///     .build()?;
+///     .build_lazily()?;
 /// # Ok(())
 /// # }
 /// ```
@@ -85,13 +85,14 @@ impl LockManager {
 impl Builder {
     /// A builder with the URL that the environment variable `RELATCH_URL` or, if that is not set,
     /// `REDIS_URL` names. An empty variable counts as not set. Sends nothing. What is wrong with the
-    /// variables is an error of [`build`](Builder::build): [`SetupCause::NoAddress`](crate::SetupCause::NoAddress) if neither is set.
+    /// variables is an error of [`build`](Builder::build): [`Error::Setup`] (`NoAddress`) if neither is
+    /// set.
     ///
     /// ```
-    /// # // SAFETY: no other thread runs.
-    /// # unsafe { std::env::set_var("REDIS_URL", "redis://127.0.0.1/") };
-    /// let locks = relatch::Builder::from_env().prefix("shop:lock:").build_lazily()?;
-    /// # Ok::<(), relatch::Error>(())
+    /// match relatch::Builder::from_env().prefix("shop:lock:").build_lazily() {
+    ///     Ok(locks) => println!("{locks:?}"),
+    ///     Err(error) => println!("{error}"), // no address of Redis: set the environment variable ...
+    /// }
     /// ```
     pub fn from_env() -> Builder {
         let [first, second] = ["RELATCH_URL", "REDIS_URL"];
@@ -204,7 +205,9 @@ impl Builder {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").tolerate_outage(Duration::from_secs(2)).build_lazily()?;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .tolerate_outage(Duration::from_secs(2))
+    ///     .build_lazily()?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
@@ -220,7 +223,9 @@ impl Builder {
     /// invalidations are known not to work: this saves the attempts.
     ///
     /// ```
-    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").client_tracking(false).build_lazily()?;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .client_tracking(false)
+    ///     .build_lazily()?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn client_tracking(mut self, on: bool) -> Builder {
@@ -236,7 +241,9 @@ impl Builder {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").poll_every(Duration::from_millis(20)).build_lazily()?;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .poll_every(Duration::from_millis(20))
+    ///     .build_lazily()?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn poll_every(mut self, longest: Duration) -> Builder {
@@ -258,7 +265,9 @@ impl Builder {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/").local_handoff(Duration::ZERO).build_lazily()?;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .local_handoff(Duration::ZERO)
+    ///     .build_lazily()?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn local_handoff(mut self, longest: Duration) -> Builder {

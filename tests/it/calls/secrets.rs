@@ -13,7 +13,10 @@ use std::thread;
 use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use relatch::{Error, LockGuard, LockManager, LockParcel, LostLock, Replicas, TlsCause};
+use relatch::{
+    Error, LockGuard, LockManager, LockParcel, LostLock, Replicas, SetupCause, SystemCause,
+    TlsCause,
+};
 use relatch_rig::{
     FakeServer, Fault, Identity, LONG, Proxy, Reply, Server, Worker, eventually, role,
 };
@@ -144,6 +147,8 @@ pub(crate) fn spill() {
     show_sentinels();
     show_clusters();
     show(&TlsCause::Other);
+    show(&SystemCause::NoThread);
+    show(&SetupCause::NotInstalled);
     #[cfg(feature = "tls")]
     show_tls();
     let proxy = Proxy::start(port("good"));
@@ -464,7 +469,9 @@ fn show_values(url: &str) {
         &locks.lock("c").expect_err("a lost lock is around it"),
     );
     drop(guard);
-    show(&locks.several(["f", "g"]).lock().expect("locks"));
+    let several = locks.several(["f", "g"]);
+    show(&several);
+    show(&several.lock().expect("locks"));
     show(&relatch::StopHandle::new());
     show(&locks.lock("c").expect("locks").unlock().expect("unlocks"));
     show(&LockManager::in_memory().memory().expect("in memory"));
