@@ -2,7 +2,7 @@
 //!
 //! The server is a state machine: bytes of clients and the time go in, bytes for clients come out.
 //! The same input gives the same output. It behaves as Redis 7.0 does, as far as the crate can
-//! notice, which `compared` compares with a real server.
+//! notice, which `compared` compares with a real server, of this version or a newer one.
 
 #![expect(
     clippy::unnecessary_wraps,

@@ -97,6 +97,12 @@ fn now() -> u64 {
 
 impl Comparison {
     fn new(server: Server, keys: &'static [&'static str]) -> Comparison {
+        assert!(
+            server_version() >= (7, 0),
+            "the simulated server is a Redis 7.0, which cannot be compared with {:?}: \
+             RELATCH_TEST_SERVER=/path/to/redis-server names a newer one",
+            server_version()
+        );
         let (name, password) = ("worker".to_owned(), "secret".to_owned());
         let user = User {
             name,
@@ -220,7 +226,7 @@ impl Comparison {
                 let tolerance = self.tolerance + micros(self.began.elapsed());
                 let agree = answered
                     .as_ref()
-                    .is_some_and(|it| agree(it, &expected, tolerance));
+                    .is_some_and(|it| agree(it, &expected, tolerance) || is_known(it, &expected));
                 assert!(
                     agree || self.began.elapsed() > LONGEST_STEP,
                     "connection {at}: the real server said {}, the simulated one {}\n{}",
@@ -315,6 +321,32 @@ fn agree(one: &[u8], other: &[u8], tolerance: i64) -> bool {
             })
 }
 
+/// Beginnings of replies of a Redis 7.0, and what other versions answer in their place.
+const ELSEWHERE: [(&str, &str); 5] = [
+    // `HELLO` names the server, its version, and modules.
+    ("*14\r\n$6\r\nserver\r\n", "*14\r\n$6\r\nserver\r\n"),
+    // Redis 7.2 knows the subcommand.
+    ("-ERR unknown subcommand 'SETINFO'", "+OK\r\n"),
+    ("-ERR unknown subcommand 'SETINFO'", "-NOAUTH "),
+    // Valkey 9 asks in another order.
+    ("-CLUSTERDOWN Hash slot not served", "-CROSSSLOT "),
+    ("-ERR wrong number of arguments", "-NOAUTH "),
+];
+
+/// True if a server that is no Redis 7.0 answers so in place of what the simulated one answers. The
+/// texts of its errors are its own. Their codes, which the crate reads, are the same.
+fn is_known(real: &[u8], simulated: &[u8]) -> bool {
+    let code = |reply: &[u8]| {
+        let end = reply.iter().position(|byte| *byte == b' ')?;
+        (reply[0] == b'-').then(|| reply[..end].to_vec())
+    };
+    let is_it = |it: &(&str, &str)| {
+        simulated.starts_with(it.0.as_bytes()) && real.starts_with(it.1.as_bytes())
+    };
+    server_version() != (7, 0)
+        && (code(real).is_some_and(|it| Some(it) == code(simulated)) || ELSEWHERE.iter().any(is_it))
+}
+
 /// The text, cut into numbers and what is between them.
 fn numbers(text: &[u8]) -> Vec<Result<i64, &[u8]>> {
     let parts = text.chunk_by(|one, next| one.is_ascii_digit() == next.is_ascii_digit());
@@ -328,9 +360,6 @@ fn show(bytes: &[u8]) -> String {
 
 #[test]
 fn a_real_server_answers_the_same() {
-    if server_version() != (7, 0) {
-        return;
-    }
     let server = Server::with(&["--cluster-enabled", "no"]);
     let mut comparison =
         Comparison::new(server, &["a", "a", "b", "a", "fence", "list", "{a}:fence"]);
@@ -352,9 +381,6 @@ fn a_real_server_answers_the_same() {
 
 #[test]
 fn a_real_node_of_a_cluster_answers_the_same() {
-    if server_version() != (7, 0) {
-        return;
-    }
     let (server, view, _dir) = node::start();
     let keys = &["b", "c", "{b}:2", "a", "{b}:fence", "{a}:fence", "b"];
     let mut comparison = Comparison::new(server, keys);
