@@ -108,7 +108,7 @@ impl LossNotifier {
         let thread = thread::Builder::new().name("relatch-on-lost".to_owned()).spawn(move || {
             worker.enter();
             let _alive = alive;
-            for lost in losses {
+            while let Ok(lost) = losses.recv() {
                 let key = lost.key.clone();
                 if panic::catch_unwind(AssertUnwindSafe(|| on_lost(&lost))).is_err() {
                     error!(target: "relatch::lost", "the on_lost callback panicked, called for lock {key:?}");

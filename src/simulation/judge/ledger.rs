@@ -29,6 +29,8 @@ struct Ledger {
 /// What goes wrong. Each kind comes with less surprise to programs than those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
+    /// Connections end, or data are lost. New connections work at once.
+    Break,
     /// The network, or a server.
     Outage,
     Failover,
@@ -53,6 +55,9 @@ impl Entry {
         self.value.as_deref().filter(|_| self.rules)
     }
 }
+
+/// The longest that a call waits for an answer, in nanoseconds.
+const LONGEST: u64 = 6_000_000_000;
 
 /// A new scene begins, with so many nodes.
 pub(crate) fn begin(plan: &Plan, nodes: usize) {
@@ -242,6 +247,16 @@ pub(crate) fn trouble_of(least: Kind, from: u64, until: u64) -> bool {
     LEDGER.with_borrow(|ledger| ledger.stalls || ledger.troubles.iter().any(is_near))
 }
 
+/// Whether renewals may have failed between these moments for as long as leases last. (A single
+/// break leaves time for another try.)
+pub(crate) fn may_end_leases(from: u64, until: u64) -> bool {
+    LEDGER.with_borrow(|ledger| {
+        let near = |it: &&(Kind, u64, u64)| it.1 <= until && it.2 >= from;
+        let kinds: Vec<_> = ledger.troubles.iter().filter(near).map(|it| it.0).collect();
+        ledger.stalls || kinds.len() > 1 || kinds.iter().any(|kind| *kind > Kind::Break)
+    })
+}
+
 /// Whether a failover begins in that time: its first step may silence a node.
 pub(crate) fn fails_over(from: u64, until: u64) -> bool {
     let begins = |it: &(Kind, u64, u64)| it.0 == Kind::Failover && (from..=until).contains(&it.1);
@@ -249,13 +264,16 @@ pub(crate) fn fails_over(from: u64, until: u64) -> bool {
 }
 
 /// What is left of a key at the end of a scene that nothing explains: `Err`. All that may be left
-/// has an expiry. A kept lock may be left, one that `may_stay`, and any after trouble.
+/// has an expiry. A kept lock may be left, one that `may_stay`, and any that met trouble when it was
+/// taken or given back last.
 pub(crate) fn is_clean(key: usize, may_stay: impl Fn(&str) -> bool) -> Result<(), String> {
     let is_left = |it: &&Entry| {
         let Some(value) = it.counts().map(String::from_utf8_lossy) else {
             return false;
         };
-        !it.expires || !value.starts_with("kept:") && !may_stay(&value) && !trouble(START, now())
+        let last = judge::ended(key, &value).map_or(it.since, |ended| ended.max(it.since));
+        let met_trouble = || trouble(last.saturating_sub(LONGEST), last + LONGEST);
+        !it.expires || !value.starts_with("kept:") && !may_stay(&value) && !met_trouble()
     };
     LEDGER.with_borrow(|ledger| {
         let last = ledger.keys[key].iter().filter_map(|all| all.last());

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::base::sync::scheduler::{as_process, fail, has_failed, later, now, trace};
 use crate::simulation::scene::plan::{Plan, Program};
-use crate::{LockGuard, LockWatch};
+use crate::{LockGuard, LockWatch, LostCause};
 
 pub(crate) use trust::{are_listed, has_deleted, has_run_out, is_nowhere, none_of};
 
@@ -66,8 +66,10 @@ pub(crate) struct Deal {
     pub(crate) capped: bool,
     /// Its lease was made shorter.
     pub(crate) shortened: bool,
-    /// How soon a loss is told while the network works.
-    pub(crate) told_within: Duration,
+    /// The longest time from one renewal to the next, while the network works.
+    pub(crate) period: Duration,
+    /// The lock stays taken for so long.
+    pub(crate) keeps: Duration,
 }
 
 #[derive(Clone)]
@@ -78,8 +80,13 @@ pub(crate) struct Hold {
     pub(crate) token: String,
     pub(crate) fence: Option<u64>,
     watch: LockWatch,
-    /// When the call began that took it.
+    /// When the call began that took it, and when it had it.
     pub(crate) began: u64,
+    pub(crate) taken: u64,
+    /// Until when the lock stays taken, at least and at most.
+    pub(crate) kept: [u64; 2],
+    /// The reason for its loss was judged.
+    is_explained: bool,
     /// When the last guard was given back.
     ended: Option<u64>,
     /// How many guards there are.
@@ -129,38 +136,29 @@ pub(crate) fn taken(
     guard: &LockGuard,
     extra: u32,
 ) -> usize {
-    let look = || {
-        (
-            guard.token().to_owned(),
-            guard.watch(),
-            guard.fence(),
-            guard.depth(),
-        )
+    let look = || Hold {
+        who,
+        key,
+        deal,
+        token: guard.token().to_owned(),
+        fence: guard.fence(),
+        watch: guard.watch(),
+        began,
+        taken: now(),
+        kept: [0; 2],
+        is_explained: false,
+        ended: None,
+        depth: 0,
     };
-    let (token, watch, fence, depth) = as_process(who.process, look);
+    let (new, depth) = as_process(who.process, || (look(), guard.depth()));
+    let (token, fence) = (new.token.clone(), new.fence);
     let (number, known) = JUDGE.with_borrow_mut(|judge| {
-        let found = judge
-            .holds
-            .iter()
-            .position(|hold| hold.ended.is_none() && hold.token == token);
-        let number = found.unwrap_or_else(|| {
-            let (token, watch) = (token.clone(), watch.clone());
-            judge.holds.push(Hold {
-                who,
-                key,
-                deal,
-                token,
-                fence,
-                watch,
-                began,
-                ended: None,
-                depth: 0,
-            });
-            judge.holds.len() - 1
-        });
-        judge.holds[number].depth += 1;
-        judge.holds[number].who = who;
-        (number, judge.holds[number].depth)
+        let number = judge.number_of(new);
+        let hold = &mut judge.holds[number];
+        hold.depth += 1;
+        hold.who = who;
+        hold.keeps(deal.keeps, began);
+        (number, hold.depth)
     });
     trace(|| format!("took {key} with {token}, hold {number}, depth {depth}, fence {fence:?}"));
     if depth != known + extra {
@@ -193,6 +191,12 @@ pub(crate) fn ends(number: usize) -> u32 {
         }
     }
     hold.depth
+}
+
+/// When the hold with this token was given back.
+pub(crate) fn ended(key: usize, token: &str) -> Option<u64> {
+    let is_it = |hold: &&Hold| hold.key == key && hold.token == token;
+    JUDGE.with_borrow(|judge| judge.holds.iter().find(is_it)?.ended)
 }
 
 /// For how long the hold can be trusted.
@@ -238,17 +242,8 @@ pub(crate) fn held_by(who: Who) -> Vec<usize> {
 
 /// Whether anything explains that a hold was lost.
 pub(crate) fn may_be_lost(number: usize) -> bool {
-    JUDGE.with_borrow(|judge| {
-        let hold = &judge.holds[number];
-        let Who {
-            process, manager, ..
-        } = hold.who;
-        hold.deal.may_expire
-            || judge.is_removed(hold.key, hold.began)
-            || judge.released.contains(&(process, manager))
-            || judge.was_paused(process, hold.began)
-            || ledger::trouble(hold.began, now())
-    })
+    let causes = [LostCause::Expired, LostCause::Deleted, LostCause::ShutDown];
+    JUDGE.with_borrow(|judge| causes.iter().any(|it| judge.explains(number, *it)))
 }
 
 /// Whether somebody who does not hold the lock has removed its key since then.
@@ -328,9 +323,24 @@ pub(crate) fn gives_all_back(process: usize, manager: usize) {
     JUDGE.with_borrow_mut(|judge| judge.released.push((process, manager)));
 }
 
-/// `on_lost` was called.
+/// `on_lost` was called. What has lost a hold is explained.
 pub(crate) fn told(process: usize, manager: usize, key: usize) {
     JUDGE.with_borrow_mut(|judge| judge.told.push((process, manager, key)));
+    let holds = JUDGE.with_borrow(|judge| judge.holds.clone());
+    for (number, hold) in holds.iter().enumerate() {
+        let is_it = (hold.who.process, hold.who.manager, hold.key) == (process, manager, key);
+        if !is_it || hold.is_explained {
+            continue;
+        }
+        if let Some(cause) = as_process(process, || hold.watch.wait_lost(Duration::ZERO)) {
+            change(number, |hold| hold.is_explained = true);
+            if !JUDGE.with_borrow(|judge| judge.explains(number, cause)) {
+                fail(format!(
+                    "no reason for the loss of hold {number}: {cause:?}"
+                ));
+            }
+        }
+    }
 }
 
 /// A manager has given back a lock that nobody got.
@@ -338,7 +348,73 @@ pub(crate) fn undone(who: Who) {
     JUDGE.with_borrow_mut(|judge| judge.undone.push((who.process, who.manager)));
 }
 
+impl Hold {
+    /// How soon a loss at this age of the hold is told, while the network works.
+    fn told_within(&self, age: Duration) -> Duration {
+        let period = self.deal.period;
+        let soon = Duration::from_millis(50);
+        // It is renewed within a second for the first time. From then on, the server tells of
+        // changes of its key.
+        let first = period.min(Duration::from_secs(1)) + soon;
+        match () {
+            () if !program(self.who.process).tracks => 2 * period + soon,
+            () if age > first => soon,
+            // A lease may be doubled, and is renewed three times.
+            () => (2 * period).min(Duration::from_secs(1)) + soon,
+        }
+    }
+
+    /// The lock has to stay taken, though nobody may hold it.
+    pub(crate) fn has_to_stay(&self) -> bool {
+        self.kept[0] > now() + 5_000_000
+    }
+
+    /// The lock stays taken for so long since the call, or since the command that it has sent.
+    fn keeps(&mut self, span: Duration, called: u64) {
+        if span.is_zero() {
+            return;
+        }
+        let nanos = u64::try_from(span.as_nanos()).expect("a short time");
+        let drift = nanos / 100;
+        let [least, most] = self.kept;
+        self.kept = [
+            least.max(called + nanos - drift),
+            most.max(now() + nanos + drift),
+        ];
+    }
+}
+
 impl Judge {
+    /// The number of the hold with this token, which may be new.
+    fn number_of(&mut self, new: Hold) -> usize {
+        let is_it = |hold: &Hold| hold.ended.is_none() && hold.token == new.token;
+        self.holds.iter().position(is_it).unwrap_or_else(|| {
+            self.holds.push(new);
+            self.holds.len() - 1
+        })
+    }
+
+    /// Whether anything that has happened to a hold, to its process or to its key has this effect.
+    fn explains(&self, number: usize, cause: LostCause) -> bool {
+        let hold = &self.holds[number];
+        let Who {
+            process, manager, ..
+        } = hold.who;
+        match cause {
+            LostCause::ShutDown => self.released.contains(&(process, manager)),
+            LostCause::Deleted => self.is_removed(hold.key, hold.began),
+            LostCause::Expired => {
+                hold.deal.may_expire
+                    || self.was_paused(process, hold.began)
+                    || ledger::may_end_leases(hold.began, now())
+            }
+            // Another holder has come, or the lease had run out before.
+            _ => [LostCause::Deleted, LostCause::Expired]
+                .iter()
+                .any(|it| self.explains(number, *it)),
+        }
+    }
+
     fn is_removed(&self, key: usize, since: u64) -> bool {
         let (until, under_way) = self.removed[key];
         under_way > 0 || until >= since
@@ -412,7 +488,8 @@ pub(crate) fn gone(key: usize, token: &str) {
     });
     let Some((number, hold)) = lost else { return };
     let at = now();
-    later(hold.deal.told_within, move || {
+    let within = hold.told_within(Duration::from_nanos(at - hold.taken));
+    later(within, move || {
         let process = hold.who.process;
         let is_excused = JUDGE.with_borrow(|judge| {
             let is_over = judge
@@ -424,8 +501,7 @@ pub(crate) fn gone(key: usize, token: &str) {
         let is_excused = is_excused || ledger::trouble(at.saturating_sub(5_000_000_000), now());
         if !is_excused && as_process(process, || hold.watch.is_valid()) {
             has_failed(format!(
-                "hold {number} of key {key} is trusted {:?} after its loss",
-                hold.deal.told_within
+                "hold {number} of key {key} is trusted {within:?} after its loss"
             ));
         }
         std::mem::forget(hold);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::sync::scheduler::{fail, now, thread_number, trace};
 use crate::simulation::judge::ledger;
 use crate::simulation::judge::turns;
-use crate::simulation::judge::{self, Who};
+use crate::simulation::judge::{self, Hold, Who};
 use crate::simulation::scene::Sent;
 use crate::simulation::scene::plan::Body;
 use crate::simulation::scene::player::Failed;
@@ -400,7 +400,12 @@ impl Call {
     pub(crate) fn gave_back(&self, number: usize, result: &Result<Unlocked, Error>) {
         let left = judge::ends(number);
         match result {
-            Ok(Unlocked::Released | Unlocked::Kept { .. }) if left == 0 => self.is_gone(number),
+            Ok(Unlocked::Released) if left == 0 && !judge::hold(number).has_to_stay() => {
+                self.is_gone(number);
+            }
+            Ok(Unlocked::Kept { .. }) if left == 0 && judge::hold(number).kept[1] >= self.began => {
+                self.is_kept(number);
+            }
             Ok(Unlocked::StillHeld { depth }) if *depth == left && left > 0 => {}
             Ok(_) => self.blame(format!("{result:?}, and {left} guards are left")),
             Err(error) => self.allows(error, &[number], true),
@@ -410,7 +415,11 @@ impl Call {
     /// A guard was dropped.
     pub(crate) fn dropped(&self, number: usize) {
         if judge::ends(number) == 0 && !judge::may_be_lost(number) {
-            self.is_gone(number);
+            if judge::hold(number).has_to_stay() {
+                self.is_kept(number);
+            } else {
+                self.is_gone(number);
+            }
         }
     }
 
@@ -428,6 +437,18 @@ impl Call {
                 let released = numbers.iter().zip(left).filter(|it| it.1 == 0);
                 released.for_each(|it| self.is_gone(*it.0));
             }
+        }
+    }
+
+    /// The lock stays taken, though nobody holds it.
+    fn is_kept(&self, number: usize) {
+        let Hold { key, token, .. } = judge::hold(number);
+        if judge::hold(number).has_to_stay()
+            && !ledger::had(key, now(), &format!("kept:{token}"))
+            && !judge::was_removed(key, self.began)
+            && !self.has_trouble()
+        {
+            self.blame(format!("hold {number} was kept, and its key is not"));
         }
     }
 

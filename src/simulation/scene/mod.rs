@@ -108,7 +108,8 @@ pub(crate) fn received(key: usize, stays: bool) -> Option<Sent> {
     })
 }
 
-pub(crate) fn play(plan: &Arc<Plan>) {
+/// The servers start, and all judges are told.
+fn begin(plan: &Plan) -> Rc<Servers> {
     ledger::rest();
     let servers = Rc::new(Servers::start(plan.engine));
     judge::begin(plan);
@@ -124,6 +125,11 @@ pub(crate) fn play(plan: &Arc<Plan>) {
     LEFT.take();
     FORGOT.take();
     SENT.take();
+    servers
+}
+
+pub(crate) fn play(plan: &Arc<Plan>) {
+    let servers = begin(plan);
     let done: Arc<Mutex<Vec<usize>>> = Arc::default();
     let mut alive = Vec::new();
     for program in &plan.processes {
@@ -156,7 +162,7 @@ pub(crate) fn play(plan: &Arc<Plan>) {
     // A forgotten guard keeps its manager until the process exits.
     let forgot = FORGOT.take();
     for process in &forgot {
-        scheduler::kill(*process);
+        scheduler::kill(*process, true);
     }
     until_nothing_is_left();
     let sent: Vec<_> = SENT.take();

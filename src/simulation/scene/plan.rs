@@ -10,7 +10,7 @@ use crate::simulation::judge::ledger::Kind;
 use crate::simulation::scene::taste::Taste;
 use crate::simulation::world::engine::{Decoy, Engine};
 use crate::simulation::world::faults::Fault;
-use crate::simulation::world::troubles::Ailment;
+use crate::simulation::world::troubles::{Ailment, Trouble};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -108,8 +108,6 @@ pub(crate) enum How {
     Try,
     /// Waits for so many milliseconds.
     For(u64),
-    /// The same, by an option of the lock.
-    Wait(u64),
 }
 
 /// The options of one lock.
@@ -293,8 +291,17 @@ impl Plan {
                 }
                 | Fault::Pause { .. }
                 | Fault::Kill { .. }
-                | Fault::PowerOff { .. }
                 | Fault::Delete { .. } => return None,
+                Fault::Trouble {
+                    trouble: Trouble::ResetAll | Trouble::HalfOpen | Trouble::Repeats(_),
+                    millis,
+                    ..
+                }
+                | Fault::Ailment {
+                    ailment: Ailment::Restart { .. } | Ailment::Readdressed | Ailment::KillClients,
+                    millis,
+                    ..
+                } => (Kind::Break, millis + 3_000),
                 Fault::Trouble { millis, .. } | Fault::Ailment { millis, .. } => {
                     (Kind::Outage, millis + 3_000)
                 }
@@ -304,16 +311,14 @@ impl Plan {
                     learns,
                     ..
                 } => (Kind::Failover, after + back + learns + 20_000),
-                Fault::Lag { .. } | Fault::ClockStep { .. } => (Kind::Outage, 10_000),
+                Fault::Lag { .. } => (Kind::Outage, 10_000),
+                Fault::ClockStep { .. } => (Kind::Break, 10_000),
                 Fault::MoveSlot { .. } => (Kind::Move, 10_000),
             };
             Some((kind, at * 1_000_000, (at + millis) * 1_000_000))
         };
         // Something may be wrong with the way all the time.
-        let is_dark = matches!(
-            self.engine,
-            Engine::Server(Decoy::Dead { .. } | Decoy::Silent { .. })
-        );
+        let is_dark = matches!(self.engine, Engine::Server(Decoy::Dead | Decoy::Silent));
         let always = is_dark.then_some((Kind::Outage, 0, u64::MAX / 2));
         self.faults
             .iter()

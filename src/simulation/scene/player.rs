@@ -135,19 +135,12 @@ impl Player {
 
     pub(crate) fn deal(&self, terms: Terms) -> Deal {
         let capped = terms.most_leases > 0;
-        // A lease may be doubled, and is renewed three times.
-        let by_renewal = self.lease(terms) * 2 / 3 + millis(50);
-        let told_within = if self.program.tracks {
-            by_renewal.min(millis(1_051))
-        } else {
-            by_renewal
-        };
-        let may_expire = capped || terms.unrenewed || !self.program.renews;
         Deal {
-            may_expire,
+            may_expire: capped || terms.unrenewed || !self.program.renews,
             capped,
             shortened: false,
-            told_within,
+            period: self.lease(terms) / 3,
+            keeps: millis(terms.keeps),
         }
     }
 
@@ -164,8 +157,8 @@ impl Player {
     pub(crate) fn limit(&self, how: How) -> Option<Duration> {
         match how {
             How::Lock => self.program.waits.map(millis),
-            How::Try | How::For(0) | How::Wait(0) => Some(self.answer()),
-            How::For(limit) | How::Wait(limit) => Some(millis(limit)),
+            How::Try | How::For(0) => Some(self.answer()),
+            How::For(limit) => Some(millis(limit)),
         }
     }
 
@@ -176,7 +169,6 @@ impl Player {
             How::Lock => lock.lock().map(Some),
             How::Try => lock.try_lock(),
             How::For(limit) => lock.try_lock_for(millis(limit)),
-            How::Wait(limit) => lock.wait(millis(limit)).lock().map(Some),
         };
         call.ends(self.limit(how));
         if let Some(guard) = call.got(taken) {
@@ -238,6 +230,7 @@ impl Player {
                 let unlocked = if end == End::Unlock {
                     guard.unlock()
                 } else {
+                    judge::change(number, |hold| hold.kept = [0; 2]);
                     guard.unlock_now()
                 };
                 call.ends(response);

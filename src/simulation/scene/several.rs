@@ -33,13 +33,11 @@ impl Player {
         let taken = match how {
             How::Lock => manager.several(&names).lock().map(Some),
             How::Try => manager.several(&names).try_lock(),
-            How::For(limit) | How::Wait(limit) => {
-                manager.several(&names).try_lock_for(millis(limit))
-            }
+            How::For(limit) => manager.several(&names).try_lock_for(millis(limit)),
         };
         // Each single try may take an answer; what was taken in vain is given back within 100 ms.
         let limit = match how {
-            How::Try | How::For(0) | How::Wait(0) => {
+            How::Try | How::For(0) => {
                 Some(self.answer() * u32::try_from(keys.len()).expect("a few"))
             }
             how => self.limit(how),

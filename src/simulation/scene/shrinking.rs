@@ -94,39 +94,19 @@ fn smaller(plan: &Plan) -> impl Iterator<Item = Plan> + use<> {
     found.into_iter()
 }
 
-/// The same with one operation less, also within operations.
+/// The same with one operation less, or one thing less that is done under the lock of one.
 fn fewer_ops(ops: &[Op]) -> impl Iterator<Item = Vec<Op>> {
     (0..ops.len()).flat_map(|at| {
         let mut less = ops.to_vec();
-        let op = less.remove(at);
-        let inner = inner_ops(&op).into_iter().map(|op| {
+        let mut op = less.remove(at);
+        let mut found = vec![less];
+        for under in 0..under_of(&mut op).map_or(0, |it| it.len()) {
             let mut less = ops.to_vec();
-            less[at] = op;
-            less
-        });
-        [less.clone()].into_iter().chain(inner).collect::<Vec<_>>()
-    })
-}
-
-fn inner_ops(op: &Op) -> Vec<Op> {
-    let Some(under) = under_of(&mut op.clone()).cloned() else {
-        return Vec::new();
-    };
-    let mut found = Vec::new();
-    for at in 0..under.len() {
-        let mut change = |change: &dyn Fn(&mut Vec<Under>)| {
-            let mut op = op.clone();
-            under_of(&mut op).map(change);
-            found.push(op);
-        };
-        change(&|under| _ = under.remove(at));
-        if let Under::Inner(inner) = &under[at] {
-            for less in inner_ops(inner) {
-                change(&|under| under[at] = Under::Inner(less.clone()));
-            }
+            under_of(&mut less[at]).map(|it| it.remove(under));
+            found.push(less);
         }
-    }
-    found
+        found
+    })
 }
 
 /// What a thread does under the lock that the operation takes.

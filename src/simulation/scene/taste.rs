@@ -98,42 +98,8 @@ impl Taste {
                 let longest = [30, 300, 3_000][draw.random_range(0..3)];
                 Op::Sleep(draw.random_range(0..longest))
             }
-            2 => {
-                let with = [With::Lock, With::Try, With::Result][draw.random_range(0..3)];
-                let with = if place.is_safe(&[key]) {
-                    with
-                } else {
-                    With::Try
-                };
-                let body = [Body::Returns, Body::Returns, Body::Fails, Body::Panics]
-                    [draw.random_range(0..4)];
-                Op::With {
-                    key,
-                    with,
-                    terms: self.terms(draw, place),
-                    under: self.under(draw, place, &[key]),
-                    body,
-                }
-            }
-            3 => {
-                let keys: Vec<_> = (0..self.keys).filter(|_| draw.random_bool(0.7)).collect();
-                let how = place.may_wait(How::draw(draw), &keys);
-                let ends = [
-                    SeveralEnd::Unlock,
-                    SeveralEnd::Drop,
-                    SeveralEnd::Panic,
-                    SeveralEnd::With,
-                ];
-                let end = ends[draw.random_range(0..if matches!(how, How::Lock) { 4 } else { 3 })];
-                let under = self.under(draw, place, &keys);
-                Op::Several {
-                    keys,
-                    how,
-                    manager,
-                    under,
-                    end,
-                }
-            }
+            2 => self.with(draw, place, key),
+            3 => self.several(draw, place, manager),
             4 => Op::Adopt {
                 key,
                 terms: self.terms(draw, place),
@@ -158,6 +124,46 @@ impl Taste {
                 under: self.under(draw, place, &[key]),
                 end: self.end(draw, place),
             },
+        }
+    }
+
+    /// A closure under a lock.
+    fn with(&self, draw: &mut SmallRng, place: Place<'_>, key: usize) -> Op {
+        let with = [With::Lock, With::Try, With::Result][draw.random_range(0..3)];
+        let with = if place.is_safe(&[key]) {
+            with
+        } else {
+            With::Try
+        };
+        let body =
+            [Body::Returns, Body::Returns, Body::Fails, Body::Panics][draw.random_range(0..4)];
+        Op::With {
+            key,
+            with,
+            terms: self.terms(draw, place),
+            under: self.under(draw, place, &[key]),
+            body,
+        }
+    }
+
+    /// Several locks at a time.
+    fn several(&self, draw: &mut SmallRng, place: Place<'_>, manager: usize) -> Op {
+        let keys: Vec<_> = (0..self.keys).filter(|_| draw.random_bool(0.7)).collect();
+        let how = place.may_wait(How::draw(draw), &keys);
+        let ends = [
+            SeveralEnd::Unlock,
+            SeveralEnd::Drop,
+            SeveralEnd::Panic,
+            SeveralEnd::With,
+        ];
+        let end = ends[draw.random_range(0..if matches!(how, How::Lock) { 4 } else { 3 })];
+        let under = self.under(draw, place, &keys);
+        Op::Several {
+            keys,
+            how,
+            manager,
+            under,
+            end,
         }
     }
 
@@ -283,7 +289,7 @@ impl Place<'_> {
 
 impl How {
     pub(crate) fn name(self) -> &'static str {
-        if matches!(self, How::Try | How::For(0) | How::Wait(0)) {
+        if matches!(self, How::Try | How::For(0)) {
             "try_lock"
         } else {
             "lock"
@@ -295,7 +301,6 @@ impl How {
         match draw.random_range(0..5) {
             0 | 1 => How::Lock,
             2 => How::Try,
-            3 => How::Wait(limit),
             _ => How::For(limit),
         }
     }

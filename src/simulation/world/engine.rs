@@ -27,12 +27,12 @@ pub(crate) enum Engine {
     Cluster(Copies),
 }
 
-/// What a second address of the server's name leads to.
+/// What an address of the server's name leads to that comes before the right one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decoy {
     None,
-    Dead { is_first: bool },
-    Silent { is_first: bool },
+    Dead,
+    Silent,
 }
 
 /// The replicas of a master.
@@ -72,11 +72,7 @@ impl Engine {
                 count: 1,
                 wanted: wanted.min(1),
             }),
-            11 => {
-                let is_first = draw.random_bool(0.5);
-                let decoys = [Decoy::Dead { is_first }, Decoy::Silent { is_first }];
-                Engine::Server(decoys[draw.random_range(0..2)])
-            }
+            11 => Engine::Server([Decoy::Dead, Decoy::Silent][draw.random_range(0..2)]),
             _ => Engine::Server(Decoy::None),
         }
     }
@@ -107,6 +103,19 @@ impl Engine {
             }
             _ => builder,
         }
+    }
+
+    /// Starts one of the nodes.
+    fn node(self, number: usize) -> Node {
+        let name = match self {
+            Engine::Server(_) | Engine::Replicas(_) if number == 0 => "redis".to_owned(),
+            _ => format!("node{}", number + 1),
+        };
+        let settings = Settings {
+            replicates: self.copies().count > 0,
+            ..Settings::default()
+        };
+        Server::start(address(number), &name, Redis::new(settings))
     }
 
     pub(crate) fn copies(self) -> Copies {
@@ -150,25 +159,9 @@ impl Servers {
             Engine::Server(_) | Engine::Replicas(_) | Engine::Sentinel(_) => 1,
             Engine::Cluster(_) => 3,
         };
-        let mut addresses = Vec::new();
-        let mut start = |number: usize| {
-            let address = address(number);
-            addresses.push(address);
-            let name = match engine {
-                Engine::Server(_) | Engine::Replicas(_) if number == 0 => "redis".to_owned(),
-                _ => format!("node{}", number + 1),
-            };
-            let replicates = copies.count > 0;
-            Server::start(
-                address,
-                &name,
-                Redis::new(Settings {
-                    replicates,
-                    ..Settings::default()
-                }),
-            )
-        };
-        let nodes: Vec<_> = (0..masters * (1 + copies.count)).map(&mut start).collect();
+        let count = masters * (1 + copies.count);
+        let mut addresses: Vec<_> = (0..count).map(address).collect();
+        let nodes: Vec<_> = (0..count).map(|number| engine.node(number)).collect();
         let shard = |master: usize| {
             let replicas = (0..copies.count)
                 .map(|it| masters + master * copies.count + it)
@@ -256,9 +249,9 @@ fn add_decoy(decoy: Decoy) {
     let nobody = address(100);
     match decoy {
         Decoy::None => {}
-        Decoy::Dead { is_first } => add_address("redis", nobody, is_first),
-        Decoy::Silent { is_first } => {
-            add_address("redis", nobody, is_first);
+        Decoy::Dead => add_address("redis", nobody),
+        Decoy::Silent => {
+            add_address("redis", nobody);
             change_link(nobody, |link| link.hangs_until = u64::MAX);
         }
     }

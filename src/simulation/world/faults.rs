@@ -6,7 +6,7 @@ use std::time::Duration;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use crate::base::sync::scheduler::{kill, later, now, pause, power_off, trace};
+use crate::base::sync::scheduler::{kill, later, now, pause, trace};
 use crate::simulation::judge;
 use crate::simulation::scene::path;
 use crate::simulation::world::cluster::move_slot;
@@ -35,10 +35,8 @@ pub(crate) enum Fault {
     },
     Kill {
         process: usize,
-    },
-    /// The machine of a process is without power: its connections stay open at the servers.
-    PowerOff {
-        process: usize,
+        /// The system closes its connections. A machine without power does not.
+        closes: bool,
     },
     /// Somebody deletes the key, or it is evicted.
     Delete {
@@ -110,8 +108,10 @@ impl Fault {
                 millis,
             },
             (12, _) => Fault::Pause { process, millis },
-            (13, _) if draw.random_ratio(1, 3) => Fault::Kill { process },
-            (14, _) if draw.random_ratio(1, 3) => Fault::PowerOff { process },
+            (13 | 14, _) if draw.random_ratio(1, 3) => {
+                let closes = kind == 13;
+                Fault::Kill { process, closes }
+            }
             (15, _) => Fault::Delete { key },
             (16, _) => {
                 let step = draw.random_range(1..5_000);
@@ -160,8 +160,7 @@ impl Fault {
                 judge::paused(processes[process], now() + millis * 1_000_000);
                 pause(processes[process], Duration::from_millis(millis));
             }
-            Fault::Kill { process } => strike(processes[process], kill),
-            Fault::PowerOff { process } => strike(processes[process], power_off),
+            Fault::Kill { process, closes } => strike(processes[process], closes),
             Fault::Delete { key } => {
                 let master = servers.master_of_key(key);
                 servers.nodes[master].borrow_mut().event(move |server| {
@@ -169,15 +168,7 @@ impl Fault {
                     server.act(|redis, now| redis.delete(&path(key), now));
                 });
             }
-            Fault::ClockStep { millis } => {
-                if millis > 0 {
-                    (0..keys).for_each(|key| judge::removed(key, now()));
-                }
-                for node in &servers.nodes {
-                    node.borrow_mut()
-                        .act(|redis, _| redis.step_clock(millis * 1_000_000));
-                }
-            }
+            Fault::ClockStep { millis } => step_clocks(servers, millis, keys),
             Fault::Lag { millis } => {
                 servers.lag(millis);
                 let servers = Rc::clone(servers);
@@ -209,12 +200,23 @@ impl Fault {
     }
 }
 
+/// The clocks of all servers are set forward or back.
+fn step_clocks(servers: &Servers, millis: i64, keys: usize) {
+    if millis > 0 {
+        (0..keys).for_each(|key| judge::removed(key, now()));
+    }
+    for node in &servers.nodes {
+        node.borrow_mut()
+            .act(|redis, _| redis.step_clock(millis * 1_000_000));
+    }
+}
+
 /// Ends the process, but not in the middle of a panic: shuttle would end that panic after the
 /// scene.
-fn strike(process: usize, end: fn(usize)) {
+fn strike(process: usize, closes: bool) {
     if std::thread::panicking() {
-        return later(Duration::from_millis(1), move || strike(process, end));
+        return later(Duration::from_millis(1), move || strike(process, closes));
     }
     judge::killed(process);
-    end(process);
+    kill(process, closes);
 }

@@ -49,11 +49,11 @@ pub(crate) fn change_link(address: SocketAddr, change: impl FnOnce(&mut Link)) {
     world(|world| change(world.network.links.entry(address).or_default()));
 }
 
-/// The name has this address as well, before its others or behind them.
-pub(crate) fn add_address(name: &str, address: SocketAddr, is_first: bool) {
+/// The name has this address as well, before its others.
+pub(crate) fn add_address(name: &str, address: SocketAddr) {
     world(|world| {
         let known = world.network.names.entry(name.to_owned()).or_default();
-        known.insert(if is_first { 0 } else { known.len() }, address);
+        known.insert(0, address);
     });
 }
 

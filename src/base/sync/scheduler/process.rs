@@ -78,15 +78,13 @@ pub(crate) fn id() -> Option<(u32, String)> {
     })
 }
 
-/// No thread of the process ever runs again, and no destructor of one. Its connections close.
-pub(crate) fn kill(process: usize) {
+/// No thread of the process ever runs again, and no destructor of one. Its system `closes` its
+/// connections, unless that is without power: then they stay open at the other end.
+pub(crate) fn kill(process: usize, closes: bool) {
     world(|world| world.processes[process].is_dead = true);
-    super::network::close_all_of(process);
-}
-
-/// The same for a machine without power: its connections stay open at the other end.
-pub(crate) fn power_off(process: usize) {
-    world(|world| world.processes[process].is_dead = true);
+    if closes {
+        super::network::close_all_of(process);
+    }
 }
 
 /// The process runs no thread for `span`, as after SIGSTOP.
