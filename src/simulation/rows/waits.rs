@@ -68,9 +68,10 @@ fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
         world.delete("a");
         let deleted = now();
         let taken = second.join().expect("no panic") - deleted;
-        // The news, the pause for rivals, and what two waiters send, one after the other.
+        // The news is under way once. Then, one after the other, each of the two waiters pauses for
+        // a rival (3.5 looks of two ways each), looks (two ways), and sends a script whole (two).
         assert!(
-            taken < 20 * latency + 5_000_000,
+            taken < (1 + 2 * (7 + 2 + 2)) * latency + 5_000_000,
             "{taken} ns with a latency of {latency} ns"
         );
         first.join().expect("no panic");
