@@ -345,9 +345,10 @@ impl Cluster {
         }
     }
 
-    /// Takes in what a node says, and tells which keys have another node than before. True if there
-    /// are such keys, or no map was known before.
+    /// Takes in what a node says. Tells the keeper and the waiters which keys have another node than
+    /// before. True if there are such keys, or no map was known before.
     fn take_in(&self, view: View) -> bool {
+        // A node that does not say its epoch counts as the newest, and says nothing of later ones.
         if view.epoch < u64::MAX {
             self.epoch.store(view.epoch, Ordering::Relaxed);
         }
@@ -356,7 +357,7 @@ impl Cluster {
         let was_failing = reading.failure.take().is_some();
         let before = reading.atlas.map().cloned();
         if before.is_none() {
-            // Until now, callers could only want the first map.
+            // The callers that wanted a map wanted the first one, and here it is.
             reading.wanted = false;
         }
         let map = reading.atlas.take_in(view);

@@ -59,6 +59,10 @@ pub(crate) enum Location {
 }
 
 impl Common {
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`] if all replicas are to acknowledge a lock and no sentinel says how many
+    /// there are; an error of the system if the pools' thread cannot be started.
     pub(crate) fn new(access: Access, settings: &Settings) -> Result<Common, Error> {
         let &Settings {
             connect_timeout,

@@ -187,7 +187,9 @@ impl Router {
         Some((cluster.node_at(to), asks))
     }
 
-    /// The cluster. The first call makes it from the one server, if there was no cluster before.
+    /// The cluster. If there was none, the one server has turned out to be a node of one: the first
+    /// call makes the cluster, with that server as the first node to ask, and retires the node that
+    /// stood for a server of its own. `None` if sentinels name the server.
     fn become_cluster(&self) -> Option<&Arc<Cluster>> {
         if let Nodes::One(one) = self.nodes() {
             let endpoint = one.endpoint()?;

@@ -14,7 +14,7 @@ use crate::client::wire::resp::Reply;
 /// How many slots a cluster has.
 pub(crate) const SLOTS: u16 = 16384;
 
-/// The most masters of a map that is believed. Redis recommends at most so many nodes in all.
+/// A map with more masters than this is not believed. Redis recommends a thousand nodes at most.
 const MOST_MASTERS: usize = 1000;
 
 /// CRC-16/XMODEM of each byte: polynomial 0x1021, initial value 0.

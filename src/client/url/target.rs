@@ -22,7 +22,7 @@ impl Address {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`] if the settings cannot work, or the URL does not ask for TLS.
+    /// [`Error::InvalidOption`] if `tls` cannot work, or was given for a URL that does not ask for TLS.
     pub(crate) fn with_tls(self, tls: Option<Tls>) -> Result<Target, Error> {
         let Address {
             servers,

@@ -29,13 +29,13 @@ use crate::client::wire::link::{Condemned, FAIR_TRY, Link};
 /// useless. (And r2d2 panics if the end of a wait overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
 
-/// How long a link may stay unused before it is closed. (r2d2 has such a limit, but would count
-/// each [`sweep`](Pool::sweep) as a use of all links.)
+/// How long a link may stay unused before it is closed. (r2d2 closes it. But in a pool that is
+/// [swept](Pool::sweep), each sweep counts as a use for r2d2, so the sweep closes it.)
 const LONGEST_IDLE: Duration = Duration::from_secs(600);
 
-/// How long after its last answer a link is lent without a look. What comes so soon behind an answer
-/// could as well come behind the look, while the next answer is due; and two looks take 3 % of the
-/// time of a lock and its release, on one core with Redis.
+/// A link that has answered within this time is lent without a look at its socket. A look could not
+/// exclude a repeated reply anyway, since that may come behind the look. And two looks take 3 % of
+/// the time of a lock and its release, on one core with Redis.
 const FRESH: Duration = Duration::from_micros(50);
 
 /// A function that gets the number of a link that was closed. All pools of a store have the same.

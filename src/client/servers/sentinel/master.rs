@@ -196,7 +196,7 @@ impl Master {
         if state.has_left(endpoint, generation) {
             return Err(replaced());
         }
-        self.is_at(state, endpoint);
+        self.move_to(state, endpoint);
         Ok(())
     }
 
@@ -204,7 +204,7 @@ impl Master {
     ///
     /// At the start, no master is known. A thread may be opening a connection to the old master by
     /// then, because the sentinel that it asked has not heard of a switch.
-    pub(super) fn is_at(&self, mut state: MutexGuard<'_, MasterState>, endpoint: &Arc<Endpoint>) {
+    pub(super) fn move_to(&self, mut state: MutexGuard<'_, MasterState>, endpoint: &Arc<Endpoint>) {
         let before = state.endpoint.replace(Arc::clone(endpoint));
         if before
             .as_ref()
@@ -267,7 +267,7 @@ pub(super) mod tests {
         for switch in [7002, 7003] {
             let asked = master.state.lock().generation;
             // Meanwhile another thread learns of the switch. (The first master counts like one.)
-            master.is_at(master.state.lock(), &at(switch));
+            master.move_to(master.state.lock(), &at(switch));
             assert!(master.confirmed(&at(7001), asked).is_err());
             assert!(
                 master.describe().contains(&format!(":{switch} ")),

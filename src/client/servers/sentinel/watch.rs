@@ -118,7 +118,7 @@ impl Master {
             let endpoint = self.endpoint(named.place);
             let state = self.state.lock();
             if state.generation == generation {
-                self.is_at(state, &endpoint);
+                self.move_to(state, &endpoint);
                 return Ok(());
             }
             // Another thread has learnt of a switch, so the answer may be older than that.
@@ -147,23 +147,24 @@ impl Master {
         }
     }
 
-    /// Follows the master from its old place to a new one. False if it was known to be elsewhere:
-    /// then the report comes late, or an earlier one was missed.
+    /// A sentinel reports that the master has moved from `old` to `new`. Follows it if the master was
+    /// at `old`, or nowhere yet. False if the master was known at a third place: then the report comes
+    /// late, or an earlier one was missed.
     fn follow(&self, old: &Place, new: Place) -> bool {
         let endpoint = self.endpoint(new);
         let state = self.state.lock();
-        let is_here = |name: &str| {
+        let may_be_at = |name: &str| {
             state
                 .endpoint
                 .as_ref()
                 .is_none_or(|here| here.name() == name)
         };
-        let was_here = is_here(&old.to_string());
-        let is_there = is_here(endpoint.name());
-        if was_here {
-            self.is_at(state, &endpoint);
+        let was_at_old = may_be_at(&old.to_string());
+        let is_at_new = may_be_at(endpoint.name());
+        if was_at_old {
+            self.move_to(state, &endpoint);
         }
-        was_here || is_there
+        was_at_old || is_at_new
     }
 
     fn warn_once(&self, failure: &dyn fmt::Display) {
@@ -194,7 +195,7 @@ mod tests {
             asked.set(asked.get() + 1);
             let named = if asked.get() == 1 { 7001 } else { 7003 };
             if asked.get() == 1 {
-                master.is_at(master.state.lock(), &at(7002));
+                master.move_to(master.state.lock(), &at(7002));
             }
             Ok(NamedMaster {
                 place: at(named).place().clone(),
@@ -216,7 +217,7 @@ mod tests {
     fn a_report_that_names_no_host_is_not_followed() {
         let master = master();
         let sentinel = at(26379);
-        master.is_at(master.state.lock(), &at(7001));
+        master.move_to(master.state.lock(), &at(7001));
         for host in ["a\nERROR", "a\u{1b}[2J", ""] {
             master.heard(
                 &format!("mymaster 127.0.0.1 7001 {host} 7002"),

@@ -57,6 +57,7 @@ fn is_tls(head: &[u8]) -> bool {
     matches!(head, [0x14..=0x18] | [0x14..=0x18, 3, ..])
 }
 
+/// True if the server says that it does not accept the certificate of the client.
 fn is_about_certificate(alert: AlertDescription) -> bool {
     matches!(
         alert,
@@ -69,7 +70,8 @@ fn is_about_certificate(alert: AlertDescription) -> bool {
             | AlertDescription::UnknownCA
             | AlertDescription::AccessDenied
             | AlertDescription::CertificateRequired
-            // OpenSSL says so if another authority has the name of one that it trusts.
+            // OpenSSL answers this if the issuer of our certificate only has the name of an
+            // authority that it trusts.
             | AlertDescription::DecryptError
     )
 }

@@ -19,7 +19,7 @@ const RECORD: usize = 16 * 1024;
 
 /// How many bytes may come without any data in them. (After the handshake, a server sends a few
 /// hundred bytes with which a later handshake is shorter.)
-const LONGEST_SILENCE: usize = LONGEST_REPLY;
+const MOST_WITHOUT_DATA: usize = LONGEST_REPLY;
 
 /// The configuration of TLS, ready for any number of connections. Cheap to clone.
 #[derive(Clone)]
@@ -169,7 +169,7 @@ impl Channel {
             .is_ok_and(|data| !data.is_empty())
     }
 
-    /// Receives once, and decrypts all whole records.
+    /// Reads from the socket once, and decrypts all records that are whole.
     fn pull(&mut self, read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<IoState> {
         let is_handshaking = self.connection.is_handshaking();
         let count = self.connection.read_tls(&mut Receiver {
@@ -180,7 +180,7 @@ impl Channel {
             return Err(ErrorKind::UnexpectedEof.into());
         }
         self.without_data += count;
-        if self.without_data > LONGEST_SILENCE {
+        if self.without_data > MOST_WITHOUT_DATA {
             return Err(io::Error::new(
                 ErrorKind::InvalidData,
                 "the server sends bytes without any data",
