@@ -1,6 +1,7 @@
 //! What a thread does with several locks at a time.
 
 use std::panic::{self, AssertUnwindSafe};
+use std::time::Duration;
 
 use crate::base::sync::scheduler::thread;
 use crate::simulation::judge;
@@ -63,17 +64,19 @@ impl Player {
                 None
             }
         };
-        // Silence takes the response timeout in all. Answers that come use up nothing of it: each may
-        // take half of it over a slow link (seed 3037519 of b5be2d8).
-        let answer = if call.has_trouble() {
-            millis(100).max(self.response() / 2)
-        } else {
-            millis(100)
-        };
-        call.ends(Some(
-            self.response() + answer * u32::try_from(numbers.len()).expect("a few"),
-        ));
+        call.ends(Some(self.limit_of_releases(&call, numbers.len())));
         call.gave_several_back(&numbers, unlocked);
+    }
+
+    /// Silence takes the response timeout in all. Answers that come use up nothing of it: each may
+    /// take half of it over a slow link (seed 3037519 of b5be2d8).
+    fn limit_of_releases(&self, call: &Call, count: usize) -> Duration {
+        let slow = if call.has_trouble() {
+            self.response() / 2
+        } else {
+            Duration::ZERO
+        };
+        self.response() + slow.max(millis(100)) * u32::try_from(count).expect("a few")
     }
 
     fn with_several(&self, call: &Call, manager: &LockManager, names: &[String], under: &[Under]) {
