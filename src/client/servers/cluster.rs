@@ -345,11 +345,11 @@ impl Cluster {
         }
     }
 
-    /// Takes in what a node says. Tells the keeper and the waiters which keys have another node than
-    /// before. True if there are such keys, or no map was known before.
+    /// Takes in what a node says, and tells which keys have another node now (`on_move`). True if
+    /// there are such keys, or no map was known before.
     fn take_in(&self, view: View) -> bool {
-        // A node that does not say its epoch counts as the newest, and says nothing of later ones.
         if view.epoch < u64::MAX {
+            // The node says it.
             self.epoch.store(view.epoch, Ordering::Relaxed);
         }
         let mut reading = self.reading.lock();

@@ -26,9 +26,6 @@ impl Graph {
     pub(super) fn read() -> Graph {
         let mut files = BTreeMap::new();
         for (path, text) in sources() {
-            if path.ends_with("src/guide.rs") {
-                continue; // It has pages, and no code.
-            }
             let lines: Vec<_> = code(without_tests(&text)).collect();
             // In `lib.rs`, a module that is for tests only comes first.
             let declares = text.lines().filter_map(declared);
