@@ -349,7 +349,6 @@ impl Cluster {
     /// there are such keys, or no map was known before.
     fn take_in(&self, view: View) -> bool {
         if view.epoch < u64::MAX {
-            // The node says it.
             self.epoch.store(view.epoch, Ordering::Relaxed);
         }
         let mut reading = self.reading.lock();
@@ -357,8 +356,7 @@ impl Cluster {
         let was_failing = reading.failure.take().is_some();
         let before = reading.atlas.map().cloned();
         if before.is_none() {
-            // The callers that wanted a map wanted the first one, and here it is.
-            reading.wanted = false;
+            reading.wanted = false; // What was wanted was the first map.
         }
         let map = reading.atlas.take_in(view);
         let gone = reading.atlas.forget(LOOKS_EVERY);
