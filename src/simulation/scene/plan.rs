@@ -298,7 +298,7 @@ impl Plan {
                     ..
                 }
                 | Fault::Ailment {
-                    ailment: Ailment::Restart { .. } | Ailment::Readdressed | Ailment::KillClients,
+                    ailment: Ailment::Restart { .. } | Ailment::KillClients,
                     millis,
                     ..
                 } => (Kind::Break, millis + 3_000),
