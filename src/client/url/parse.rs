@@ -27,6 +27,7 @@ mod tests {
     use super::*;
     use crate::client::url::address::Servers;
     use crate::client::wire::endpoint::Place;
+    #[cfg(feature = "tls-no-provider")]
     use crate::client::wire::tls::Tls;
 
     fn parse(url: &str) -> Address {
