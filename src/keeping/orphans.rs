@@ -1,6 +1,6 @@
 //! Orphans: keys that may be left in Redis though nobody holds them, and when to delete them. A
 //! table without clock, threads or Redis. (Why a key becomes an orphan: `acquire/claim.rs` and
-//! `release.rs`.)
+//! `session/release.rs`.)
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

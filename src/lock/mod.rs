@@ -82,8 +82,9 @@ impl Lock {
     /// The first of them asks Redis:
     ///
     /// 1. `SET key token NX PX lease`. If the lock is free, that is all.
-    /// 2. If the lock is busy: `CLIENT TRACKING` and, in the same round trip, a script that does
-    ///    the `SET` again and, if that fails, `GET` and `PTTL`.
+    /// 2. If the lock is busy: `CLIENT TRACKING` (once the manager receives invalidations) and, in
+    ///    the same round trip, a script that does the `SET` again and, if that fails, `GET` and
+    ///    `PTTL`.
     /// 3. The same script again when an invalidation of the key arrives, when the holder's lease
     ///    ends, and every 10 to 15 seconds.
     ///

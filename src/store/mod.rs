@@ -3,7 +3,7 @@
 //!
 //! [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the commands of a
 //! lock. [`memory`] has the keys of this process, and [`disabled`] none. What comes back is in small
-//! enums, and no room above knows a server, a reply or a link.
+//! enums. Only `keeping` above knows that there are servers: a thread renews for each node.
 //! This room may use `client` and `base`.
 
 mod connection;

@@ -1,5 +1,5 @@
 //! How many other processes want the same lock, and for how long a waiter sleeps because of them
-//! before it asks. (A *look* is a command that asks for the lock.)
+//! before it asks. (A *look* is an attempt: one question to Redis.)
 //!
 //! *A waiter estimates its rivals from the last holders it saw: few repeats mean many rivals.
 //! Before each look it sleeps about three and a half looks' time per rival, less what it has slept
