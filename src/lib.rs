@@ -136,7 +136,7 @@
 //! A waiter sleeps until Redis reports that the lock's key has changed: by a release (also by
 //! another library), an expiry, a `DEL` by hand, or a flush. This needs Redis 6 or later and the
 //! rights `+client|id +client|tracking +subscribe &__redis__:invalidate`. If these are missing, or
-//! the listener's connection is down, waiters poll with pauses of 1 to 64 ms ([or another
+//! the listener's connection is down, waiters poll with pauses of 0.5 to 64 ms ([or another
 //! limit](Builder::poll_every)), and the manager logs one warning. Waiters also poll behind a proxy
 //! that does not forward invalidations. To detect such a proxy, the manager first changes a key of
 //! its own and waits for the invalidation. A waiter never depends on invalidations alone: it also
@@ -228,7 +228,7 @@ pub mod guide {
     pub mod coming_from {}
 }
 
-// The rooms in the order of the layers: each uses only those below it.
+// The modules (the rooms, in `docs/words.md`), the top layer first: each uses only those below it.
 #[cfg(test)]
 mod simulation;
 mod manager;

@@ -93,7 +93,7 @@ pub(super) struct Progress<'a> {
     /// This thread has deleted the key of a dead holder once.
     reclaimed: bool,
     while_busy: Backoff,
-    after_failure: Backoff,
+    failure_pauses: Backoff,
     attempts: Attempts,
     /// What went wrong in the last attempt, if anything did.
     failure: Option<(Failure, Kind)>,
@@ -120,7 +120,7 @@ impl<'a> Progress<'a> {
             looked_late: false,
             reclaimed: false,
             while_busy: Backoff::for_busy(poll_every),
-            after_failure: Backoff::after_failure(),
+            failure_pauses: Backoff::after_failure(),
             attempts,
             failure: None,
             silent_listener: None,
@@ -159,7 +159,7 @@ impl<'a> Progress<'a> {
     /// Redis has given a proper answer.
     pub(super) fn answered(&mut self) {
         self.attempts.hear();
-        self.after_failure.reset();
+        self.failure_pauses.reset();
         self.failure = None;
     }
 
@@ -328,7 +328,7 @@ impl<'a> Progress<'a> {
         }
         Step::Sleep {
             until: now
-                .after(self.after_failure.pause())
+                .after(self.failure_pauses.pause())
                 .min(self.patience.deadline),
         }
     }

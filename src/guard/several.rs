@@ -138,8 +138,8 @@ impl MultiLockGuard {
     /// Drops the guard, and returns the result. All locks are given back, also if one of them was
     /// lost.
     ///
-    /// Blocks for one answer for each lock; answers that do not come take the response timeout in
-    /// all.
+    /// Blocks for one answer for each lock. All missing answers together cost the response timeout at
+    /// most.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();

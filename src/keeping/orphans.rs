@@ -86,7 +86,8 @@ impl Orphans {
         self.silence.map_or(due, |(_, end)| due.max(end))
     }
 
-    /// A control for tests has time pass at once.
+    /// For `MemoryControls::advance`: each orphan is due `span` sooner. (A silence of the store in
+    /// memory goes by its own clock.)
     pub(crate) fn age(&mut self, span: Duration) {
         self.by_due = self
             .by_due

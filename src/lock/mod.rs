@@ -113,11 +113,11 @@ impl Lock {
     ///   holder, if an answer did. If there was no time for an answer, or if the deadline cut the
     ///   last attempt short, the error has a source.
     /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
-    ///   unchanged. Or this thread has not had the lock: Redis gave it to this call, and
-    ///   `force_unlock` of this manager deleted the key before the call returned.
-    /// - [`Error::OuterLost`]: this thread holds another lock, and has lost that one. It does not
-    ///   have this lock.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused.
+    ///   unchanged. Or `force_unlock` of this manager deleted the key while this call was still
+    ///   taking the lock.
+    /// - [`Error::OuterLost`]: this thread holds another lock, and has lost that one.
+    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis could not be asked, or
+    ///   refused.
     /// - [`Error::NotALock`]: the Redis key holds a value that is not a string, or has held the
     ///   same string for 250 ms and never expires. If that string is a token of this crate, the
     ///   next renewal of its holder sets an expiry again. So `lock` waits for half of this lock's
@@ -277,7 +277,7 @@ impl Lock {
     /// - [`Error::System`]: the system started no thread that would renew the lease. The parcel
     ///   is used up, and the lock is given back.
     /// - [`Error::InvalidOption`]: an option cannot work, or the parcel is for another lock.
-    /// - [`Error::NoFence`], [`Error::Forked`], [`Error::System`].
+    /// - [`Error::NoFence`], [`Error::Forked`]; [`Error::System`], if there were no random bits.
     pub fn adopt(&self, parcel: &LockParcel) -> Result<LockGuard, Error> {
         self.request().adopt(parcel)
     }

@@ -85,8 +85,10 @@ impl Lock {
     /// [`confirm`](crate::LockGuard::confirm), [`ensure`](crate::LockGuard::ensure) (if it would
     /// have to renew), [`set_lease`](crate::LockGuard::set_lease) and
     /// [`hand_over`](crate::LockGuard::hand_over) return
-    /// [`Error::InvalidOption`](crate::Error::InvalidOption) for `max_hold` instead. This limit
-    /// protects from work that hangs and from guards that are forgotten. It also ends a deadlock of
+    /// [`Error::InvalidOption`](crate::Error::InvalidOption) once no lease would extend the hold. A
+    /// limit below the lease is refused when the lock is taken.
+    ///
+    /// This limit protects from work that hangs and from guards that are forgotten. It also ends a deadlock of
     /// two processes, but by taking locks away. A limited [`wait`](Lock::wait) ends a deadlock
     /// without that.
     ///
@@ -121,8 +123,9 @@ impl Lock {
     /// late. [The page on fencing](crate::guide::fencing) has examples.
     ///
     /// With this, a script takes the place of the `SET`, still in one round trip. The script needs
-    /// the right `+time` and a second key, the lock's counter: the prefix, `fence:`, and the lock's
-    /// key in braces. The counter holds the last fence. It expires a day (or two leases, if that is
+    /// the right `+time` and a second key, the lock's counter: the prefix, `fence:`, and the Redis
+    /// key in braces, such as `lock:fence:{lock:orders:42}`. (A key that has braces of its
+    /// own gets no others.) The counter holds the last fence. It expires a day (or two leases, if that is
     /// longer) after the lock was last taken. If it holds anything else than a number, no lock is
     /// taken: [`Error::Refused`](crate::Error::Refused) with the code `NOFENCE`.
     ///
@@ -139,8 +142,8 @@ impl Lock {
         self.set(|options| options.fenced = on)
     }
 
-    /// For how long the lock stays taken at least, counted from when it was taken. Zero, the
-    /// default, is no longer than it is held. A reentry with this option counts from that reentry,
+    /// For how long the lock stays taken at least, counted from when it was taken. By
+    /// default zero: no longer than it is held. A reentry with this option counts from that reentry,
     /// and the longest time that any asked for holds.
     ///
     /// For a job that several processes start at about the same time, and that one of them shall
@@ -148,8 +151,8 @@ impl Lock {
     /// late would find the lock free, and run the job again.
     ///
     /// The outermost release before that time does not delete the key. It lets the key expire when
-    /// the time is over: compare and `SET` in one script, as safe as a release, for the price of
-    /// one. This thread and this process hold the lock no more: nothing renews it, the process may
+    /// the time is over: compare and `SET` in one script, as a release is compare and
+    /// delete. This thread and this process hold the lock no more: nothing renews it, the process may
     /// exit, and [`unlock`](crate::LockGuard::unlock) returns
     /// [`Unlocked::Kept`](crate::Unlocked::Kept). If the thread takes the lock again before that
     /// time, it waits like any other. The key's new value is `kept:` and the token. That is no
@@ -209,7 +212,8 @@ impl Lock {
     /// [`Error::Stopped`](crate::Error::Stopped). By default, nothing but a
     /// [shutdown](crate::LockManager::shutdown) of the manager ends them.
     ///
-    /// Once stopped, this lock cannot be taken any more. A thread that holds it still re-enters it.
+    /// Once stopped, the lock cannot be taken through this `Lock` or its clones. A thread that holds
+    /// it still re-enters it.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();

@@ -88,8 +88,8 @@ impl MultiLock {
     /// Takes the locks, and blocks while one of them is busy, for their [`wait`](Lock::wait) at
     /// most.
     ///
-    /// If locks have to be given back and the time is over, the call takes longer by that, at most
-    /// by 100 ms; without a limit, by the response timeout. What has no answer by then is given
+    /// Giving back what was taken before an error may make the call up to 100 ms longer than its
+    /// limit; without a limit, up to the response timeout. What has no answer by then is given
     /// back in the background.
     ///
     /// ```

@@ -28,7 +28,7 @@ use crate::waiting::waits::WaitingThread;
 /// [`Error::WouldDeadlock`].
 ///
 /// Dropping the last handle or guard ends the manager's threads. The drop waits for the keeper,
-/// renewer, callback, listener and sentinel threads, for each at most 0.1 s longer than the response
+/// renewer, callback, listener, sentinel and cluster threads, for each at most 0.1 s longer than the response
 /// timeout (a timeout below 0.1 s counts as 0.1 s).
 ///
 /// The methods that take a lock exist here, with a key, and on a [`Lock`]. A `Lock` also has
@@ -242,7 +242,7 @@ impl LockManager {
     /// Ends the use of this manager: from now on, its locks can no longer be taken, and all waits
     /// for them return [`Error::Stopped`]. Then waits until other threads have given back what they
     /// hold, for `limit` at most, and returns what is held after that: an empty list means that no
-    /// lock of this manager is left in Redis.
+    /// thread holds a lock of this manager.
     ///
     /// For the end of a program, before it returns from `main` or calls
     /// [`process::exit`](std::process::exit). Without it, other processes would have to wait until

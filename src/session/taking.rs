@@ -102,7 +102,7 @@ impl Session {
         Ok(joined)
     }
 
-    /// The error of a caller that had no turn.
+    /// The error of a caller that got no turn.
     fn without_turn(&self, no_turn: NoTurn, wait: &Wait<'_>) -> Error {
         let waited = &self.core.counters.waited;
         match no_turn {

@@ -124,12 +124,12 @@ impl Connection<'_> {
     pub(crate) fn adopt(
         &mut self,
         old: &str,
-        least: u64,
+        least_fence: u64,
         wanted: Wanted<'_>,
         deadline: Moment,
     ) -> Result<AdoptReply, Failure> {
         match self {
-            Connection::To(server) => server.adopt(old, least, wanted, deadline),
+            Connection::To(server) => server.adopt(old, least_fence, wanted, deadline),
             Connection::Memory(memory) => memory.adopt(old, wanted),
             Connection::Disabled(disabled) => Ok(disabled.adopt(wanted)),
         }

@@ -7,13 +7,13 @@ use crate::base::random::{between, fraction};
 use crate::waiting::contention::Contention;
 use crate::waiting::handoff::HandoffBudget;
 
-/// After a spent budget, a process pauses: it leaves the lock free for 1/24 of the time for which
-/// it had the lock, within the bounds below, and for up to a third more by chance. The pause is
-/// needed, since Redis wakes other processes only after the release.
+/// After a spent budget, a process pauses. The pause is 1/24 of the time for which the process had the
+/// lock, within the bounds below, and a random part of up to a third more. It gives the waiters of
+/// other processes time to ask: Redis wakes them only after the release.
 const PART: u32 = 24;
 
-/// The shortest pause. A waiter that Redis wakes needs about one round trip to ask. So does the
-/// first command of the process that pauses, so the distance to Redis cancels out. The shortest
+/// The shortest pause. A waiter that Redis wakes needs about one round trip to ask. The first command
+/// of the process that pauses needs as long, so the distance to Redis need not be added. The shortest
 /// pause is three times as long if rivals are known: they may poll, or be woken late.
 pub(super) const SHORTEST: Duration = Duration::from_micros(250);
 

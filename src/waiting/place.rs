@@ -117,9 +117,9 @@ impl<'a> QueuePlace<'a> {
         let outage = silence
             .filter(|silence| self.wait.patience.is_outage(silence, now))
             .filter(|silence| silence.cause.is_some() || !overslept);
-        // If the thread in front hands off, its answer may give the lock to this thread, if it is the
-        // first. If it left now, the key would stay behind, for the keeper to delete after the
-        // program has exited.
+        // The answer to a hand-off may give the lock to this thread, if it is the first. A stopped
+        // program may exit before the keeper can delete the key of a claim that nobody uses, so the
+        // thread waits for that answer. (At its deadline, a thread leaves the key to the keeper.)
         let may_get_it = queue.is_handing_off() && queue.is_next(Some(self.me));
         let must_not = self.wait.before_sleep(queue.seen()).err();
         let stays = |why: &MustNotWait| matches!(why, MustNotWait::Stopped) && may_get_it;

@@ -257,8 +257,8 @@ pub enum Error {
     /// # }
     /// ```
     ///
-    /// A cycle of one thread holds the lock through another [`LockManager`](crate::LockManager).
-    /// Reentry works within one manager: clone it in place of making a second one.
+    /// If the cycle has one thread, this thread itself holds the lock, through another
+    /// [`LockManager`](crate::LockManager). Reentry works within one manager: clone it in place of making a second one.
     #[error("{}", would_deadlock(cycle))]
     #[non_exhaustive]
     WouldDeadlock {
@@ -334,9 +334,9 @@ pub enum Error {
         key: String,
     },
 
-    /// This thread has several guards of the lock, and only the last one can leave the thread.
+    /// This thread has several guards of the lock, and its hold can leave the thread with one only.
     #[error(
-        "this thread has {depth} guards of lock {key:?}, and only the last one can be handed over"
+        "this thread has {depth} guards of lock {key:?}, and the hold can leave the thread only when one is left"
     )]
     #[non_exhaustive]
     OtherGuards {

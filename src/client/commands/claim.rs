@@ -100,17 +100,17 @@ impl ServerConnection {
     /// One attempt to take a lock over from the holder of the token `old`: compare and swap. If
     /// replicas have to acknowledge the lock, it counts only once they have. If they are too few,
     /// the key keeps the new token. The attempt may be repeated. The fencing token, if one is
-    /// wanted, is larger than `least`.
+    /// wanted, is larger than `least_fence`.
     pub(crate) fn adopt(
         &mut self,
         old: &str,
-        least: u64,
+        least_fence: u64,
         wanted: Wanted<'_>,
         deadline: Moment,
     ) -> Result<AdoptReply, Failure> {
         let times = wanted.times();
-        let least = least.to_string();
-        let (script, args) = wanted.adoption(old, &least, &times);
+        let least_fence = least_fence.to_string();
+        let (script, args) = wanted.adoption(old, &least_fence, &times);
         let reply = self.run_script(script, wanted.key, &args, deadline);
         let reply = read_adoption(reply, wanted.token, wanted.counter.is_some());
         let reply = self.conclude(script, reply)?;

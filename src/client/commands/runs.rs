@@ -13,7 +13,7 @@ pub(crate) struct Runs<'a> {
     pub(crate) script: &'a Script,
     /// The key of each run, and the arguments.
     pub(crate) calls: &'a [(&'a str, &'a [&'a str])],
-    /// Redis may not know the script: the first run has its whole text.
+    /// If true, the first run carries the text of the script, since Redis may not know its hash.
     pub(crate) begins_whole: bool,
     /// The batch first asks Redis, once per connection, to send this listener the invalidations of
     /// keys that are read over the connection. The listener is one of this node: after a redirect,

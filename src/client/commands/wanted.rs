@@ -42,18 +42,18 @@ impl<'a> Wanted<'a> {
     }
 
     /// The script that takes the lock over from the holder of the token `old`, and its arguments.
-    /// The new fencing token is larger than `least`.
+    /// The new fencing token is larger than `least_fence`.
     pub(crate) fn adoption(
         &self,
         old: &'a str,
-        least: &'a str,
+        least_fence: &'a str,
         [lease, stays]: &'a [String; 2],
     ) -> (&'static Script, Vec<&'a str>) {
         match self.counter {
-            None => (&ADOPT, vec![self.token, lease, stays, old, least]),
+            None => (&ADOPT, vec![self.token, lease, stays, old, least_fence]),
             Some(counter) => (
                 &ADOPT_FENCED,
-                vec![counter, self.token, lease, stays, old, least],
+                vec![counter, self.token, lease, stays, old, least_fence],
             ),
         }
     }

@@ -20,7 +20,7 @@ pub(crate) enum Servers {
     /// Redis is where these sentinels say.
     Sentinels {
         hosts: Vec<Place>,
-        /// The name that the master has for the sentinels.
+        /// The name by which the sentinels know the master.
         name: String,
     },
     /// Redis is a cluster, and these nodes know the others.

@@ -14,7 +14,8 @@ const DID_NOTHING: &str = "
     WRONGTYPE";
 
 /// The same for errors with the code `ERR`. That code alone says nothing, so the message has to
-/// begin with one of these texts. A script of this crate that fails has changed nothing.
+/// begin with one of these texts. A script of this crate that
+/// fails has taken, extended or released no lock.
 const DID_NOTHING_ERR: [&str; 20] = [
     "ACL failure in script",
     "Error compiling script",

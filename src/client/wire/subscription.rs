@@ -137,7 +137,7 @@ impl Subscription {
             // A plain `PONG` also ends here: it means that the connection has not subscribed.
             _ => Err(io::Error::new(
                 ErrorKind::InvalidData,
-                "the server sent no message",
+                "the server sent something that is no message",
             )),
         }
     }

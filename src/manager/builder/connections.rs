@@ -53,7 +53,7 @@ impl Builder {
         self
     }
 
-    /// How connections to the sentinels use TLS, if their certificates need other settings than that
+    /// How connections to the sentinels use TLS, if their certificates need other settings than those
     /// of the master; `None`: they use no TLS, although those to the master do. By default,
     /// connections to the sentinels use TLS if those to the master do, with the same settings.
     ///
@@ -118,9 +118,9 @@ impl Builder {
     /// How long opening a connection may take, login included. Between 1 ms and 1 hour; defaults to
     /// 1 second.
     ///
-    /// The limit does not include the time in which the system resolves a host name, but
-    /// [`build`](Builder::build) and a wait with a limit do. (With sentinels it does include that,
-    /// and the time to ask them.) If the name has several addresses, each gets half of what is left
+    /// Resolving a host name comes before this limit. It counts toward the limit of
+    /// [`build`](Builder::build) or of a wait, but nothing can cut it short. (With sentinels, this
+    /// limit includes it, and the time to ask them.) If the name has several addresses, each gets half of what is left
     /// of this time, and the last one all: for the connection and for the login. The address
     /// of the last login that succeeded is tried first.
     ///

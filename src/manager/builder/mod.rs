@@ -293,6 +293,8 @@ impl Builder {
     /// - [`Error::Unavailable`]: nothing answers at the address, or something that is not Redis
     ///   does.
     /// - [`Error::Refused`]: Redis refused the login, the database or the `PING`.
+    /// - [`Error::Tls`]: the connection could not be encrypted, or the server is not trusted.
+    /// - [`Error::Setup`]: [`from_env`](Builder::from_env) has found no address.
     pub fn build(self) -> Result<LockManager, Error> {
         let session = self.session()?;
         session.check()?;
@@ -313,6 +315,7 @@ impl Builder {
     /// - [`Error::InvalidOption`]: an option or the URL cannot work.
     /// - [`Error::System`]: the system started no thread, or gave no
     ///   random bits.
+    /// - [`Error::Setup`]: [`from_env`](Builder::from_env) has found no address.
     pub fn build_lazily(self) -> Result<LockManager, Error> {
         Ok(LockManager::new(self.session()?))
     }

@@ -41,7 +41,7 @@ impl MemoryStore {
         let mut keys = self.keys.lock();
         if keys.is_away() {
             return Err(Failure::not_sent(
-                "the store in memory is away: `Memory::go_away` was called",
+                "the store in memory is away: `MemoryControls::go_away` was called",
             ));
         }
         Ok(command(&mut keys))

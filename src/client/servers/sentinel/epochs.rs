@@ -22,7 +22,7 @@ pub(crate) struct Epochs {
     /// The newest epoch that a sentinel has shown, and when a sentinel has shown it last.
     newest: u64,
     shown: Moment,
-    /// The master that was left last, and the newest epoch at that time.
+    /// The master from which this process has switched away last, and the newest epoch at that time.
     left: Option<(String, u64)>,
 }
 
