@@ -32,12 +32,22 @@ pub(crate) fn patient(url: &str) -> Builder {
 }
 
 pub(crate) fn connect(url: &str) -> LockManager {
-    patient(url).build().expect("connects")
+    connected(|| patient(url).build())
+}
+
+/// Tries until the sentinels answer: a busy machine may take longer than the connect timeout.
+fn connected(build: impl Fn() -> Result<LockManager, Error>) -> LockManager {
+    let mut built = None;
+    eventually(LONG, "it connects", || {
+        built = build().ok();
+        built.is_some()
+    });
+    built.expect("connected")
 }
 
 /// A manager whose waiters sleep until an invalidation wakes them.
 fn without_polling(url: &str) -> LockManager {
-    patient(url).poll_every(LONG).build().expect("connects")
+    connected(|| patient(url).poll_every(LONG).build())
 }
 
 /// Sentinels that take no master for dead, however busy the machine is.
