@@ -368,7 +368,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     /// The error that the caller gets.
     fn error(&self, end: End) -> Error {
         let AcquireContext { core, wait, .. } = self.context;
-        wait.fails(match end {
+        match end {
             End::Busy { holder, failure } => {
                 if failure.is_some() {
                     self.joined.turn.failed(None); // The time was too short to say anything about Redis.
@@ -386,7 +386,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             }
             End::MustNotWait(why) => wait.must_not(why),
             End::NotALock { found } => wait.key.not_a_lock(&found),
-        })
+        }
     }
 }
 
@@ -491,7 +491,7 @@ mod tests {
         ) -> (Result<Taken, Error>, Vec<Ask>) {
             let mut asked = Vec::new();
             let mut answers = answers.into_iter();
-            let wait = self.wait.wait_of_holder(patience);
+            let wait = self.wait.wait(patience);
             let taken = self.tells(&wait, &self.joined(&wait), false, |ask| {
                 asked.push(ask);
                 answers
@@ -827,14 +827,28 @@ mod tests {
     #[test]
     fn a_holder_for_which_a_wait_would_never_end_ends_it() {
         let rig = Rig::new();
-        let (error, _) = rig.take(
-            &soon(),
-            [
-                Ok(busy_by_nobody()),
-                Ok(busy_by(&mine(), Some(LEASE), false)),
-            ],
-        );
+        let patience = soon();
+        let wait = rig.wait.wait_of_holder(&patience, 1);
+        let mut answers = [busy_by_nobody(), busy_by(&mine(1), Some(LEASE), false)].into_iter();
+        let error = rig.tells(&wait, &rig.joined(&wait), false, |_| {
+            Ok(answers.next().expect("it ends the wait"))
+        });
         assert!(matches!(error, Err(Error::WouldDeadlock { key, .. }) if key == "key"));
+    }
+
+    /// If it registered later, it would sleep through the first invalidation.
+    #[test]
+    fn a_thread_whose_lock_is_probably_busy_has_registered_when_it_asks_first() {
+        let rig = Rig::new();
+        let patience = soon();
+        let wait = rig.wait.wait(&patience);
+        let mut joined = rig.joined(&wait);
+        joined.start.crowded = true;
+        let result = rig.tells(&wait, &joined, false, |_| {
+            assert!(!rig.keeper.core.listeners.wakeups.is_empty());
+            Ok(taken())
+        });
+        assert!(result.is_ok(), "{result:?}");
     }
 
     #[test]

@@ -81,7 +81,9 @@ impl MultiLock {
     /// # }
     /// ```
     pub fn options(mut self, set: impl FnOnce(Lock) -> Lock) -> MultiLock {
-        self.each = set(self.each);
+        let Lock { options, stop, .. } = set(self.each.clone());
+        self.each.options = options;
+        self.each.stop = stop;
         self
     }
 

@@ -95,31 +95,38 @@ impl Session {
         let Asked { key, owner, claim } = self.ask_for(name, options)?;
         let wait = self.wait_for(&key, &owner, patience, stop);
 
-        // 2. The queue of this process. One thread at a time asks Redis for a key. The others wait
-        //    behind it. For a few milliseconds (`Builder::local_handoff`), the one in front takes
-        //    the lock for the next one, in the round trip of its own release.
-        let joined = self.join_queue(&wait, &claim)?;
+        let take = || {
+            // 2. The queue of this process. One thread at a time asks Redis for a key. The others
+            //    wait behind it. For a few milliseconds (`Builder::local_handoff`), the one in front
+            //    takes the lock for the next one, in the round trip of its own release.
+            let joined = self.join_queue(&wait, &claim)?;
 
-        // 3. Redis. The thread asks. If the lock is busy, the thread sleeps until the key changes,
-        //    and asks again. (If other processes are to have a chance first, `begin` sleeps.)
-        let context = self.context(&wait, &claim, options);
-        let mut acquisition = Acquisition::begin(context, &joined, claim);
-        let taken = loop {
-            if let Some(taken) = acquisition.ask()? {
-                break taken;
-            }
-            acquisition.wait_for_next_attempt()?;
+            // 3. Redis. The thread asks. If the lock is busy, the thread sleeps until the key
+            //    changes, and asks again. (If other processes are to have a chance first, `begin`
+            //    sleeps.)
+            let context = self.context(&wait, &claim, options);
+            let mut acquisition = Acquisition::begin(context, &joined, claim);
+            let taken = loop {
+                if let Some(taken) = acquisition.ask()? {
+                    break taken;
+                }
+                acquisition.wait_for_next_attempt()?;
+            };
+            drop(acquisition); // It borrows the turn.
+            Ok((joined.turn, taken))
         };
-        drop(acquisition); // No wake-up is for this thread any more,
+        let (turn, taken) = match take() {
+            Ok(taken) => taken,
+            Err(error) => return Err(wait.fails(error)),
+        };
         wait.ends();
-        drop(wait); // and it is in no list of waiting threads.
 
         // 4. The thread has the lock. The keeper renews its lease, the queue knows that it is held,
         //    and the thread's map leads to it.
         let waited = taken.at.answered.since(patience.began);
         self.core.counters.taken(waited);
         let hold = Hold::new(key, owner, taken.token, taken.fence, options, taken.at);
-        self.make_known(hold, joined.turn, patience)
+        self.make_known(hold, turn, patience)
     }
 
     /// Takes one guard off a hold, and gives the lock back with the last guard, by the deadline.

@@ -25,6 +25,13 @@ impl Session {
         stop: Option<&StopHandle>,
     ) -> Result<Vec<Rc<Held>>, Error> {
         let whole = self.patience(limit);
+        // What is re-entered is kept only once all are taken: if one cannot be taken, nothing of
+        // this call stays.
+        let keep = self.suited(options).keep_at_least;
+        let options = &Options {
+            keep_at_least: Duration::ZERO,
+            ..*options
+        };
         let mut held = Vec::with_capacity(names.len());
         let mut entered = Ok(());
         for name in self.mine_first(names) {
@@ -56,6 +63,10 @@ impl Session {
                 self.undo_taking(one, &error, deadline);
             }
             return Err(error);
+        }
+        let now = Moment::now();
+        for one in &held {
+            one.hold.keep_at_least(keep, now);
         }
         held.sort_by(|one, other| one.hold.key.name().cmp(other.hold.key.name()));
         Ok(held)

@@ -95,7 +95,7 @@ impl Session {
     pub(super) fn join_queue(&self, wait: &Wait<'_>, claim: &Claim) -> Result<Joined, Error> {
         let name = self.queue_name(wait.key, &claim.token);
         let joined = self.core.queues.join(&name, wait, || claim.clone());
-        let joined = joined.map_err(|no_turn| wait.fails(self.without_turn(no_turn, wait)))?;
+        let joined = joined.map_err(|no_turn| self.without_turn(no_turn, wait))?;
         if joined.waited {
             self.core.counters.waited.add(1);
         }

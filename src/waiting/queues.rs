@@ -571,13 +571,13 @@ pub(crate) mod tests {
         let waiter = thread::spawn(move || {
             let rig = WaitRig::new();
             queue
-                .join(&name(), &rig.wait_of_holder(&until(soon())), claim)
+                .join(&name(), &rig.wait_of_holder(&until(soon()), 2), claim)
                 .map(drop)
         });
         while queues.table.lock().queue(&name()).waiting.is_empty() {
             thread::yield_now();
         }
-        turn.saw(&Holder::new(mine().as_bytes(), None), Duration::ZERO, true);
+        turn.saw(&Holder::new(mine(2).as_bytes(), None), Duration::ZERO, true);
         assert!(matches!(
             waiter.join().unwrap(),
             Err(NoTurn::MustNotWait(_))

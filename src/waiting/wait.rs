@@ -111,12 +111,15 @@ impl<'a> Wait<'a> {
     }
 
     /// The wait is over, and the thread has the lock.
-    pub(crate) fn ends(&self) {
+    pub(crate) fn ends(self) {
+        drop(self.deadlock); // The logger is code of the program, and this thread waits no more.
         self.listed.log_end(None);
     }
 
-    /// The wait is over, with this error. Counts it, and says what the thread holds meanwhile.
-    pub(crate) fn fails(&self, mut error: Error) -> Error {
+    /// The wait is over, with this error. Counts it, and says what the thread holds meanwhile. The
+    /// caller has no turn any more: this calls the program's logger and recorder.
+    pub(crate) fn fails(self, mut error: Error) -> Error {
+        drop(self.deadlock);
         self.listed.log_end(Some(&error));
         match &mut error {
             Error::Timeout { held, .. } => {
@@ -164,7 +167,6 @@ pub(crate) mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::hold::Hold;
     use crate::hold::tests::{sample, sample_by};
 
     /// What the waits of a test need. No Redis is there, and all answers of the store in memory are
@@ -203,9 +205,15 @@ pub(crate) mod tests {
             self.holding(patience, Vec::new)
         }
 
-        /// A wait of a thread that holds the lock with the token [`mine`].
-        pub(crate) fn wait_of_holder<'a>(&'a self, patience: &'a Patience) -> Wait<'a> {
-            self.holding(patience, || vec![(2, mine_held())])
+        /// A wait of a thread that holds the lock with the token [`mine`] of this test. All tests
+        /// share the list of blocked threads, so no two may have one token.
+        pub(crate) fn wait_of_holder<'a>(&'a self, patience: &'a Patience, test: u8) -> Wait<'a> {
+            let held = match test {
+                1 => || held_by(1),
+                2 => || held_by(2),
+                _ => || held_by(3),
+            };
+            self.holding(patience, held)
         }
 
         fn holding<'a>(&'a self, patience: &'a Patience, held: fn() -> Vec<HeldBy>) -> Wait<'a> {
@@ -221,13 +229,14 @@ pub(crate) mod tests {
         }
     }
 
-    fn mine_held() -> Arc<Hold> {
-        Arc::new(sample_by(&mine(), Duration::from_secs(3600)))
+    fn held_by(test: u8) -> Vec<HeldBy> {
+        let hour = Duration::from_secs(3600);
+        vec![(2, Arc::new(sample_by(&mine(test), hour)))]
     }
 
     /// The token of a lock that the thread of a [`WaitRig`] holds through another manager.
-    pub(crate) fn mine() -> String {
+    pub(crate) fn mine(test: u8) -> String {
         let owner = sample("key", Duration::ZERO, Moment::PAST).owner.clone();
-        format!("{owner}-{}", "1".repeat(32))
+        format!("{owner}-{test:032x}")
     }
 }

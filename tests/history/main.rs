@@ -38,9 +38,17 @@ fn worker_entry() {
     }
 }
 
-/// Runs one round, in which faults happen for `span`; returns its verdict and the number of faults.
+/// What came of a round.
+struct Round {
+    verdict: Verdict,
+    faults: u64,
+    /// The sentinels have replaced a master that was well: less than usual is proven.
+    is_uncalled: bool,
+}
+
+/// Runs one round, in which faults happen for `span`.
 /// Panics at a violation, while the servers are there: sentinels then tell what they have logged.
-fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64) -> (Verdict, u64) {
+fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64) -> Round {
     let witness = Witness::start();
     let mut scene = Scene::new(weather, over_tls, StdRng::seed_from_u64(seed));
     scene.rage(span);
@@ -79,5 +87,9 @@ fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64) -> (Verdic
         count == 0,
         "{weather:?}, RELATCH_SEED={seed}: {count} violations, the first of which are\n{first}"
     );
-    (verdict, scene.faults())
+    Round {
+        verdict,
+        faults: scene.faults(),
+        is_uncalled,
+    }
 }

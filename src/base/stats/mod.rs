@@ -142,7 +142,8 @@ impl Histogram {
 impl fmt::Display for Histogram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bounds = self.quantile(0.5).zip(self.quantile(1.0));
-        let Some((median, longest)) = bounds else {
+        // A program may have changed the count.
+        let Some((median, longest)) = bounds.filter(|_| self.count > 0) else {
             return f.write_str("none");
         };
         let mean = self.sum.div_f64(share(self.count, 1));

@@ -40,6 +40,7 @@ pub(crate) fn listen(
             failure
         });
     }
+    drop(connection); // The answer may take a response timeout.
     node.hears(&mut tracking, &probe)?;
     Ok(tracking)
 }

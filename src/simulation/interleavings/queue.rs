@@ -464,10 +464,10 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
             let rig = WaitRig::new();
             let patience = until(Moment::NEVER);
             let queues = &scene.keeper.core.queues;
-            let joined = queues.join(&"key".into(), &rig.wait_of_holder(&patience), claim);
+            let joined = queues.join(&"key".into(), &rig.wait_of_holder(&patience, 3), claim);
             assert!(matches!(joined, Err(NoTurn::MustNotWait(_))));
         });
-        turn.saw(&Holder::new(mine().as_bytes(), None), Duration::ZERO, true);
+        turn.saw(&Holder::new(mine(3).as_bytes(), None), Duration::ZERO, true);
         join([itself]);
         drop(turn);
         join([other]);

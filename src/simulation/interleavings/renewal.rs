@@ -5,6 +5,7 @@
 //! has one key here.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::base::sync::thread;
@@ -90,7 +91,10 @@ impl KeeperCommands for &Scene {
 impl Scene {
     fn new(silent: bool) -> Arc<Scene> {
         let (began, redis) = (Moment::now(), Redis::default());
-        let (hold, keeper) = (Arc::new(sample("a", LEASE, began)), keeper_without_redis());
+        let (hold, keeper) = (
+            Arc::new(sample("key", LEASE, began)),
+            keeper_without_redis(),
+        );
         keeper.enter(&hold).expect("no thread is started");
         redis.claim(&hold.token, None);
         let node = keeper.core.store.node_of("").expect("there is one node");
@@ -167,6 +171,7 @@ impl Scene {
             );
         }
         if let (Some(heard), Some(lost)) = (log.heard, log.lost) {
+            HEARD.fetch_add(1, Ordering::Relaxed);
             assert!(
                 lost.since(heard) < Duration::from_millis(20),
                 "the keeper heard of the deletion, and found the loss late"
@@ -240,6 +245,9 @@ fn on_the_way() {
     }
 }
 
+/// How often the keeper has heard of a deletion before it found the loss.
+static HEARD: AtomicU32 = AtomicU32::new(0);
+
 /// The keeper renews, and another process deletes the key or changes it in another way. The holder
 /// releases the lock or finds that it is lost.
 fn keeps(times: usize, releases: bool, deleted: bool) {
@@ -264,6 +272,8 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
         for _ in 0..below(8) {
             on_the_way();
         }
+        // From its first renewal on, which comes after a third of its lease, Redis tracks the key.
+        thread::sleep(Duration::from_millis(below(250)));
         if deleted {
             scene.redis.remove(None);
             // This is set after the deletion. If it were set before, the listener could hear of an
@@ -289,6 +299,10 @@ fn nothing_is_renewed_after_the_release_has_returned_nor_lost_by_it() {
 #[test]
 fn a_lock_that_is_deleted_is_lost_as_soon_as_its_invalidation_comes() {
     keeps(1_000, false, true);
+    assert!(
+        HEARD.load(Ordering::Relaxed) > 100,
+        "hardly ever did the keeper hear of it"
+    );
 }
 
 #[test]

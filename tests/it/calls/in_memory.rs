@@ -127,6 +127,38 @@ fn no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled() {
     );
 }
 
+/// All, or none: a lock that the thread had before is not kept because of a set that it did not get.
+#[test]
+fn a_set_that_cannot_be_taken_keeps_nothing_of_what_its_thread_has() {
+    let (locks, _) = in_memory();
+    let minute = Duration::from_secs(60);
+    let set = locks
+        .several(["a", "b"])
+        .options(|lock| lock.keep_at_least(minute));
+    let outer = locks.lock("a").expect("it is free");
+    let others = locks.lock("b").expect("it is free").detach();
+    assert!(set.try_lock().expect("it answers").is_none(), "`b` is busy");
+    assert_eq!(outer.unlock().expect("unlocks"), Unlocked::Released);
+    drop(others);
+    let both = set.try_lock().expect("it answers").expect("both are free");
+    both.unlock().expect("unlocks");
+    let kept = |key| locks.try_lock(key).expect("it answers").is_none();
+    assert!(kept("a") && kept("b"), "both were taken, and are kept");
+}
+
+#[test]
+fn the_options_of_a_set_come_from_a_lock_and_its_manager_does_not() {
+    let (locks, _) = in_memory();
+    let (elsewhere, _) = in_memory();
+    let set = locks
+        .several(["a", "b"])
+        .options(|_| elsewhere.named("c").fenced(true));
+    let both = set.lock().expect("both are free");
+    assert!(locks.named("a").assert_held().is_ok());
+    assert!(elsewhere.named("a").assert_held().is_err());
+    both.unlock().expect("unlocks");
+}
+
 #[test]
 fn advance_ends_leases_and_nothing_else() {
     let (locks, memory) = in_memory();

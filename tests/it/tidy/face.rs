@@ -38,8 +38,13 @@ fn functions(text: &str, public: &BTreeSet<String>) -> Vec<Function> {
     let mut docs: Vec<&str> = Vec::new();
     for line in without_tests(text).lines() {
         let code = line.trim_start();
-        if let Some(named) = line.strip_prefix("impl ") {
-            owner = named.split([' ', '<']).next().unwrap_or_default();
+        if let Some(named) = line.strip_prefix("impl") {
+            let named = named.split_once("> ").map_or(named, |(_, named)| named);
+            owner = named
+                .trim_start()
+                .split([' ', '<'])
+                .next()
+                .unwrap_or_default();
         } else if line == "}" {
             owner = "";
         }

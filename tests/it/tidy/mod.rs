@@ -67,7 +67,13 @@ fn without_tests(text: &str) -> &str {
         "#[cfg(test)]\npub(crate) mod ",
         "#[cfg(test)]\npub(super) mod ",
     ];
-    let starts = tests.iter().filter_map(|tests| text.find(tests));
+    // A module in a file of its own is declared with a semicolon, and the file goes on.
+    let has_a_body = |at: &usize| {
+        let declaration = text[*at..].lines().nth(1).unwrap_or_default();
+        declaration.ends_with('{')
+    };
+    let starts = tests.iter().flat_map(|tests| text.match_indices(tests));
+    let starts = starts.map(|(at, _)| at).filter(has_a_body);
     &text[..starts.min().unwrap_or(text.len())]
 }
 
