@@ -199,7 +199,7 @@ fn the_tests_that_the_evidence_names_exist() {
     let evidence = text("docs/evidence.md");
     let words = evidence.split('`').skip(1).step_by(2);
     let named: Vec<_> = words
-        .filter(|word| word.matches('_').count() > 3 || word.starts_with("row_"))
+        .filter(|word| word.matches('_').count() > 2 || word.starts_with("row_"))
         .collect();
     assert!(named.len() > 300, "{}", named.len());
     for name in named.iter().filter(|name| **name != "row_NN_...") {
@@ -259,7 +259,7 @@ fn what_the_architecture_names_is_in_the_files_that_it_names() {
         }
     }
     assert!(missing.is_empty(), "{missing:#?}");
-    assert!(looked_at > 25, "{looked_at}");
+    assert!(looked_at > 38, "{looked_at}");
 }
 
 #[test]
