@@ -23,7 +23,7 @@ pub(crate) struct Metric {
 
 /// What a metric counts.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum MetricKind {
     Counter,
     Gauge,
     Histogram,
@@ -64,7 +64,7 @@ mod with_recorder {
         Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
     };
 
-    use super::{Kind, Metric, contain};
+    use super::{Metric, MetricKind, contain};
 
     pub(crate) fn count(metric: &Metric, more: u64) {
         if more > 0 {
@@ -81,12 +81,12 @@ mod with_recorder {
     }
 
     /// Gives the recorder the text of a metric.
-    pub(crate) fn describe(metric: &Metric, kind: Kind) {
+    pub(crate) fn describe(metric: &Metric, kind: MetricKind) {
         let Metric { name, help } = *metric;
         contain(|| match kind {
-            Kind::Counter => describe_counter!(name, help),
-            Kind::Gauge => describe_gauge!(name, help),
-            Kind::Histogram => describe_histogram!(name, Unit::Seconds, help),
+            MetricKind::Counter => describe_counter!(name, help),
+            MetricKind::Gauge => describe_gauge!(name, help),
+            MetricKind::Histogram => describe_histogram!(name, Unit::Seconds, help),
         });
     }
 }
@@ -95,7 +95,7 @@ mod with_recorder {
 mod without_recorder {
     use std::time::Duration;
 
-    use super::{Kind, Metric};
+    use super::{Metric, MetricKind};
 
     #[inline]
     pub(crate) fn count(_: &Metric, _: u64) {}
@@ -107,5 +107,5 @@ mod without_recorder {
     pub(crate) fn record(_: &Metric, _: Duration) {}
 
     #[inline]
-    pub(crate) fn describe(_: &Metric, _: Kind) {}
+    pub(crate) fn describe(_: &Metric, _: MetricKind) {}
 }

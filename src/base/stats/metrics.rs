@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::base::emit::{self, Kind, Metric};
+use crate::base::emit::{self, Metric, MetricKind};
 use crate::base::stats::{Histogram, Stats};
 
 const fn metric(name: &'static str, help: &'static str) -> Metric {
@@ -87,13 +87,13 @@ pub(crate) const HISTOGRAMS: [Distribution; 2] = [
 /// Gives the program's recorder the texts of all metrics.
 pub(crate) fn describe() {
     for (metric, _) in COUNTERS {
-        emit::describe(metric, Kind::Counter);
+        emit::describe(metric, MetricKind::Counter);
     }
     for (metric, _) in GAUGES {
-        emit::describe(metric, Kind::Gauge);
+        emit::describe(metric, MetricKind::Gauge);
     }
     for (metric, _) in HISTOGRAMS {
-        emit::describe(metric, Kind::Histogram);
+        emit::describe(metric, MetricKind::Histogram);
     }
 }
 
