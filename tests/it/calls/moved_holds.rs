@@ -163,7 +163,7 @@ fn only_the_last_guard_leaves_its_thread() {
     let inner = rig.locks.named("a").current().expect("it is still held");
     assert_eq!(
         error.to_string(),
-        "this thread has 2 guards of lock \"a\", and only the last one can be handed over"
+        "this thread has 2 guards of lock \"a\", and the hold can leave the thread only when one is left"
     );
     let (inner, error) = inner.try_hand_over().expect_err("there is another guard");
     assert!(
