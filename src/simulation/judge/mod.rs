@@ -246,6 +246,11 @@ pub(crate) fn may_be_lost(number: usize) -> bool {
     JUDGE.with_borrow(|judge| causes.iter().any(|it| judge.explains(number, *it)))
 }
 
+/// Whether this manager gives back what its threads hold, since it is shut down.
+pub(crate) fn was_released(who: Who) -> bool {
+    JUDGE.with_borrow(|judge| judge.released.contains(&(who.process, who.manager)))
+}
+
 /// Whether somebody who does not hold the lock has removed its key since then.
 pub(crate) fn was_removed(key: usize, since: u64) -> bool {
     JUDGE.with_borrow(|judge| judge.is_removed(key, since))

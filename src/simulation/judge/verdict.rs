@@ -267,6 +267,8 @@ impl Call {
             || self.keys.iter().any(|key| judge::was_removed(*key, self.began))
             || self.has_trouble()
             || self.may_lack_parcel()
+            // A set takes its locks one after the other, and may lose the first meanwhile.
+            || judge::was_released(self.who)
             // The judge does not know the locks that are taken first.
             || self.keys.len() > 1 && !judge::program(self.who.process).renews;
         if !is_explained {
