@@ -262,6 +262,9 @@ pub use crate::manager::installed::{
     with_lock_result,
 };
 pub use crate::session::MemoryControls;
+pub use crate::session::looking::findings::{Finding, Verdict};
+pub use crate::session::looking::health::Health;
+pub use crate::session::looking::survey::{Found, Survey, SurveyedLock};
 #[cfg(feature = "tls-no-provider")]
 pub use crate::store::Tls;
 pub use crate::waiting::waits::WaitingThread;

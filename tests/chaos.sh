@@ -127,6 +127,8 @@ start 'lossy failovers, fences, parcels, opposite orders' \
     lossy_failovers_lose_no a_million_fences_grow one_wins_ten_thousand_times callers_with_opposite
 start 'histories' env RELATCH_ACQUISITIONS=3000 $fast --test history -- --nocapture
 part 'with the least rights' bash tests/rights.sh
+part 'the command: 300 deaths of each kind' \
+    cargo test --quiet --locked --manifest-path cli/Cargo.toml --test it -- --include-ignored three_hundred
 # Left out: what is not the same by a sentinel. A replica is refused as soon as it says what it is,
 # and the name of a host is the sentinel's.
 part 'by a sentinel' env RELATCH_TEST_BY_SENTINEL=1 \

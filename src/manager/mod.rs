@@ -17,6 +17,8 @@ use crate::hold::{HeldLock, LockParcel};
 use crate::lock::Lock;
 use crate::lock::request::Request;
 use crate::lock::several::MultiLock;
+use crate::session::looking::health::Health;
+use crate::session::looking::survey::Survey;
 use crate::session::{MemoryControls, Session};
 use crate::waiting::waits::WaitingThread;
 
@@ -223,6 +225,68 @@ impl LockManager {
     #[must_use]
     pub fn waiting(&self) -> Vec<WaitingThread> {
         self.session.waiting()
+    }
+
+    /// The locks with this manager's prefix that are in Redis now, of whatever program: who has
+    /// each, and for how long. For operators and their tools.
+    ///
+    /// The survey sends nothing until it is iterated. Then it walks through all keys of the
+    /// database, on each master of a cluster, by `SCAN` in steps of less than a millisecond, and looks
+    /// at what it finds (`GETRANGE` and `PTTL`, in batches). So it takes two round trips for each 500
+    /// keys of the database. It needs the rights `+scan +getrange +pttl`. Each step blocks for the
+    /// answer, at most for the response timeout. When `limit` is over, the next step is an error.
+    ///
+    /// What is there from beginning to end is found, once. A lock that is taken or released meanwhile
+    /// may be found or not, and in a cluster also one whose slot moves. The survey remembers the keys
+    /// that it has found. The counters of [fenced](Lock::fenced) locks are left out.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.lock("orders:42")?;
+    /// for found in locks.survey(Duration::from_secs(10)) {
+    ///     println!("{}", found?); // lock "orders:42": host-4242-4243 (30.0s left)
+    /// }
+    /// # assert_eq!(locks.survey(Duration::from_secs(10)).count(), 1);
+    /// # drop(guard);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The survey ends with the first error: [`Error::Unavailable`], [`Error::Refused`],
+    /// [`Error::Tls`], [`Error::Forked`].
+    pub fn survey(&self, limit: Duration) -> Survey {
+        Survey::new(&self.session, limit)
+    }
+
+    /// Whether this manager, its Redis and the way between them are fit for locks: for a readiness
+    /// probe, and for people who look for what is wrong.
+    ///
+    /// Takes a lock with a key of its own (the prefix and `relatch-check-`), renews it, looks at it
+    /// and deletes it. Then, of each server that has locks: whether an invalidation comes, how long
+    /// a round trip takes (21 of `PING`), its clock (`TIME`), and what `INFO` says of its version, its
+    /// role, evictions and replicas. Without the right to `TIME` or `INFO`, there is a warning.
+    /// A failure ends the examination, since it would be the cause of others. No lock of a program
+    /// is touched.
+    ///
+    /// Blocks for some 30 answers for each server, for `limit` at most, and longer by the test for
+    /// invalidations (connect timeout and response timeout) if Redis does not answer.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::LockManager::in_memory();
+    /// let health = locks.check(Duration::from_secs(2));
+    /// assert!(health.verdict < relatch::Verdict::Failed, "{health}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn check(&self, limit: Duration) -> Health {
+        self.session.health(limit)
     }
 
     /// What this manager has done since it was made, and what goes on now. Sends nothing.

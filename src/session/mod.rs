@@ -17,7 +17,7 @@ mod several;
 mod handing_over;
 mod shutdown;
 mod upkeep;
-mod looking;
+pub(crate) mod looking;
 mod report;
 mod memory;
 mod taking;

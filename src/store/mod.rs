@@ -18,6 +18,7 @@ use crate::base::error::Error;
 use crate::base::error::body::Made;
 use crate::base::key::Key;
 use crate::base::options::Settings;
+use crate::base::owner::holder::Holder;
 use crate::client::{self, Router};
 
 #[cfg(not(feature = "tls-no-provider"))]
@@ -26,7 +27,7 @@ pub(crate) use crate::client::Tls;
 pub use crate::client::Tls;
 pub(crate) use crate::client::{
     Address, AdoptReply, AskCredentials, Cause, ClaimReply, Compared, Extension, FAIR_TRY, Failure,
-    Fate, Heard, Login, Node, Refusal, Seen, ServerConnection, Target, Tracking,
+    Fate, Heard, Info, Login, Node, Refusal, Seen, ServerConnection, Target, Tracking,
     TrackingConnection, Wanted,
 };
 pub(crate) use crate::store::connection::Connection;
@@ -120,6 +121,18 @@ impl Store {
     ) -> Result<ServerConnection, Failure> {
         let router = self.router().ok_or_else(no_server)?;
         ServerConnection::pinned(router, node, deadline)
+    }
+
+    /// All nodes that have keys. None in memory.
+    pub(crate) fn masters(&self, deadline: Moment) -> Result<Vec<Arc<Node>>, Failure> {
+        self.router()
+            .map_or(Ok(Vec::new()), |router| router.masters(deadline))
+    }
+
+    /// What the keys with this prefix hold, if they are in memory.
+    pub(crate) fn all_in_memory(&self, prefix: &str) -> Result<Vec<(String, Holder)>, Failure> {
+        self.memory()
+            .map_or(Ok(Vec::new()), |memory| memory.all(prefix))
     }
 
     /// The node that has this key, as far as is known. `None` if the map of the cluster was not

@@ -196,7 +196,7 @@ impl Cluster {
 
     /// The map. Starts the thread that reads it, and waits for the first one: as long as for a
     /// connection, however many nodes are asked for it.
-    fn map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
+    pub(super) fn map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
         if let Some(map) = self.reading.lock().atlas.map() {
             return Ok(Arc::clone(map));
         }

@@ -168,6 +168,20 @@ impl Router {
         }
     }
 
+    /// All nodes that have keys. Connects to one of them, to learn whether there are others.
+    pub(crate) fn masters(&self, deadline: Moment) -> Result<Vec<Arc<Node>>, Failure> {
+        if let Nodes::One(one) = self.nodes() {
+            let opened = one.lend(deadline);
+            if !self.shows_cluster(&opened) {
+                return opened.map(|_| vec![Arc::clone(one)]);
+            }
+        }
+        match self.cluster() {
+            Some(cluster) => Ok(cluster.map(deadline)?.masters.clone()),
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// The node that has this key, as far as is known. Does not wait.
     pub(crate) fn known_node_of(&self, key: &str) -> Option<Arc<Node>> {
         match self.nodes() {

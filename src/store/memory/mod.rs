@@ -148,6 +148,19 @@ impl MemoryStore {
         })
     }
 
+    /// What the keys with this prefix hold, in the order of the keys.
+    pub(super) fn all(&self, prefix: &str) -> Result<Vec<(String, Holder)>, Failure> {
+        self.run(|keys| {
+            let live = keys.by_name.iter().filter(|(_, entry)| entry.is_live());
+            let ours = live.filter(|(key, _)| key.starts_with(prefix));
+            let mut all: Vec<_> = ours
+                .map(|(key, entry)| (key.clone(), entry.holder()))
+                .collect();
+            all.sort_by(|(one, _), (other, _)| one.cmp(other));
+            all
+        })
+    }
+
     /// Deletes a key whatever its value, and returns who had it.
     pub(super) fn force(&self, key: &str) -> Result<Option<Holder>, Failure> {
         self.run(|_| ())?;

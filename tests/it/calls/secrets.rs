@@ -381,6 +381,18 @@ fn show_moves(locks: &LockManager) {
     );
 }
 
+fn show_examinations(locks: &LockManager) {
+    let health = locks.check(LONG);
+    show(&health);
+    show(&health.findings[0]);
+    show(&health.findings[0].verdict);
+    let survey = locks.survey(LONG);
+    show(&survey);
+    let surveyed = survey.flatten().next().expect("a lock is held");
+    show(&surveyed.found);
+    show(&surveyed);
+}
+
 fn show_replicas(url: &str) {
     let copied = LockManager::builder(url).replicas(Replicas::at_least(1), ANSWER / 4);
     show(&copied);
@@ -411,6 +423,7 @@ fn show_values(url: &str) {
     show(&locks.held().pop().expect("held"));
     let other = LockManager::connect(url).expect("connects");
     show_moves(&locks);
+    show_examinations(&locks);
     let Err(Error::WouldDeadlock { cycle, .. }) = other.lock("a") else {
         panic!("a thread waits for itself")
     };

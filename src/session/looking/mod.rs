@@ -1,5 +1,9 @@
 //! Who has a lock, as Redis says, and what an operator may do about it.
 
+pub(crate) mod survey;
+pub(crate) mod health;
+pub(crate) mod findings;
+
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
 use crate::base::error::{Error, LostCause};

@@ -1,0 +1,163 @@
+//! The commands about one lock: `holder`, `wait`, `confirm`, `force-unlock`.
+
+use std::env;
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::Holder;
+use serde_json::json;
+
+use crate::args::{Common, Confirm, ForceUnlock, Holder as HolderArgs, Wait};
+use crate::connect::connect;
+use crate::exit::{Failure, code};
+use crate::json;
+use crate::output::write;
+use crate::run::nested::Outer;
+
+/// The longest pause between two looks of `wait`.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+pub(crate) fn holder(common: &Common, asked: &HolderArgs) -> Result<u8, Failure> {
+    let holder = connect(common)?.named(&asked.key).holder()?;
+    if common.json {
+        let mut object = json!({ "v": 1, "key": asked.key, "holder": null });
+        object["holder"] = holder.as_ref().map(json::holder).into();
+        write(&format!("{object}\n"))?;
+    } else if let Some(holder) = &holder {
+        write(&format!("{holder}\ntoken {}\n", one_line(&holder.raw)))?;
+    } else if !common.quiet {
+        write("free\n")?;
+    }
+    Ok(holder.map_or(code::NOTHING, |_| code::OK))
+}
+
+/// A text that does not break the line or confuse a terminal.
+pub(crate) fn one_line(text: &str) -> String {
+    let escape = |c: char| {
+        if c.is_control() {
+            c.escape_default().to_string()
+        } else {
+            c.to_string()
+        }
+    };
+    text.chars().map(escape).collect()
+}
+
+pub(crate) fn wait(common: &Common, asked: &Wait) -> Result<u8, Failure> {
+    let lock = connect(common)?.named(&asked.key);
+    let end = asked.wait.map(|limit| Instant::now() + limit);
+    let mut pause = Duration::from_millis(25);
+    loop {
+        let Some(holder) = lock.holder()? else {
+            return Ok(code::OK);
+        };
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            if !common.quiet {
+                eprintln!("relatch: lock {:?} is still held: {holder}", asked.key);
+            }
+            return Ok(code::BUSY);
+        }
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        let expires = holder.remaining.map(|left| left + Duration::from_millis(1));
+        let limits = [left, expires].into_iter().flatten();
+        thread::sleep(limits.fold(pause, Duration::min));
+    }
+}
+
+pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
+    let no_job = || {
+        Failure::new(
+            code::USAGE,
+            "this is for the inside of a job: `relatch run` sets RELATCH_KEY and RELATCH_KEYS",
+        )
+    };
+    let key = asked.key.clone().or_else(|| env::var("RELATCH_KEY").ok());
+    let key = key.ok_or_else(no_job)?;
+    let outer = Outer::from_env();
+    let token = outer.token(&common.prefix, &key).ok_or_else(no_job)?;
+    let holder = connect(common)?.named(&key).holder()?;
+    let cause = match &holder {
+        None => "nobody has it".to_owned(),
+        Some(holder) if holder.raw != token => format!("{holder} has it"),
+        Some(Holder {
+            remaining: Some(left),
+            ..
+        }) if *left < asked.span => {
+            format!("only {} of its lease are left", crate::span::show(*left))
+        }
+        Some(_) => return Ok(code::OK),
+    };
+    Err(Failure::new(
+        code::LOST,
+        format!("lock {key:?} is not ours for as long: {cause}"),
+    ))
+}
+
+pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, Failure> {
+    let lock = connect(common)?.named(&asked.key);
+    let nothing = |what: &str| {
+        eprintln!("relatch: lock {:?} {what}", asked.key);
+        Ok(code::NOTHING)
+    };
+    if let Some(token) = &asked.if_token {
+        return if lock.force_unlock_if(token)? {
+            deleted(common, asked, &format!("token {}", one_line(token)))
+        } else {
+            nothing("has another token, or is free")
+        };
+    }
+    if !asked.yes {
+        let Some(holder) = lock.holder()? else {
+            return nothing("is free");
+        };
+        if !io::stdin().is_terminal() {
+            return Err(Failure::new(
+                code::USAGE,
+                format!(
+                    "{holder} has it: say --yes, or --if-token with the token that `relatch holder` shows"
+                ),
+            ));
+        }
+        eprint!(
+            "{holder} has lock {:?}, and its work may go on. Delete it? [y/N] ",
+            asked.key
+        );
+        io::stderr().flush().ok();
+        let mut answer = String::new();
+        io::stdin().lock().read_line(&mut answer).ok();
+        if !matches!(answer.trim(), "y" | "Y" | "yes") {
+            return Ok(code::NOTHING);
+        }
+        // What was shown is what is meant. A value that cannot be shown whole is deleted as it is.
+        return match lock.force_unlock_if(&holder.raw) {
+            Ok(true) => deleted(common, asked, &holder.to_string()),
+            Ok(false) => nothing("has changed hands meanwhile, and was left alone"),
+            Err(relatch::Error::InvalidOption { .. }) => match lock.force_unlock()? {
+                Some(holder) => deleted(common, asked, &holder.to_string()),
+                None => nothing("is free"),
+            },
+            Err(error) => Err(error.into()),
+        };
+    }
+    match lock.force_unlock()? {
+        Some(holder) => deleted(common, asked, &holder.to_string()),
+        None => nothing("is free"),
+    }
+}
+
+fn deleted(common: &Common, asked: &ForceUnlock, whose: &str) -> Result<u8, Failure> {
+    if common.json {
+        write(&format!(
+            "{}\n",
+            json!({ "v": 1, "key": asked.key, "deleted": true })
+        ))?;
+    } else if !common.quiet {
+        eprintln!(
+            "relatch: lock {:?} is deleted; it was held by {whose}",
+            asked.key
+        );
+    }
+    Ok(code::OK)
+}

@@ -1,0 +1,64 @@
+//! The command `relatch`: locks on Redis, for the shell.
+//!
+//! `run` has the story of a job under a lock. The other commands ask the library a question, and
+//! write down the answer. (`docs/command.md` is for those who use it.)
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod ask;
+mod connect;
+mod doctor;
+mod exit;
+mod generate;
+mod json;
+mod ls;
+mod output;
+mod run;
+mod span;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Cmd};
+use crate::exit::{Failure, code};
+
+fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if arguments
+        .get(1)
+        .is_some_and(|first| first == run::guard::COMMAND)
+    {
+        let code = run::guard::main(&arguments[2..]).map_or(code::SOFTWARE, |()| code::OK);
+        return code.into();
+    }
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            let code = if error.use_stderr() {
+                code::USAGE
+            } else {
+                code::OK
+            };
+            return code.into();
+        }
+    };
+    let Cli { common, command } = &cli;
+    let done: Result<u8, Failure> = match command {
+        Cmd::Run(options) => Ok(run::run(common, options)),
+        Cmd::Holder(asked) => ask::holder(common, asked),
+        Cmd::Ls(asked) => ls::ls(common, asked),
+        Cmd::Generate(asked) => generate::generate(asked),
+        Cmd::Doctor(asked) => doctor::doctor(common, asked),
+        Cmd::Wait(asked) => ask::wait(common, asked),
+        Cmd::Confirm(asked) => ask::confirm(common, asked),
+        Cmd::ForceUnlock(asked) => ask::force_unlock(common, asked),
+    };
+    let code = done.unwrap_or_else(|Failure { code, message }| {
+        eprintln!("relatch: {message}");
+        code
+    });
+    code.into()
+}

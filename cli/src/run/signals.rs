@@ -1,0 +1,69 @@
+//! The signals that this process gets.
+
+use std::io;
+use std::sync::LazyLock;
+use std::sync::mpsc::Sender;
+use std::thread;
+
+use relatch::StopHandle;
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+
+use crate::run::life::Event;
+
+/// Those that are passed on to the job.
+pub(crate) const FOR_THE_JOB: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+
+/// Those that end a wait.
+pub(crate) const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+
+/// Has signals become events from now on. Those that end a wait also end that of `stop`.
+///
+/// In the foreground, the terminal sends its own signals to the job, too, and stops both.
+pub(crate) fn listen(
+    foreground: bool,
+    stop: &StopHandle,
+    events: &Sender<Event>,
+) -> io::Result<()> {
+    let mut numbers = FOR_THE_JOB.to_vec();
+    numbers.push(SIGCONT);
+    if !foreground {
+        numbers.push(SIGTSTP);
+    }
+    // `nohup` ignores a signal for the job, too.
+    numbers.retain(|number| !is_ignored(*number));
+    let mut signals = Signals::new(numbers)?;
+    let stop = stop.clone();
+    let events = events.clone();
+    thread::spawn(move || {
+        for number in signals.forever() {
+            if ENDS.contains(&number) {
+                stop.stop();
+            }
+            let event = match number {
+                SIGTSTP => Event::Stop,
+                SIGCONT => Event::Continue,
+                // The terminal sends these to the job itself.
+                SIGINT | SIGQUIT if foreground => Event::Time,
+                other => Event::Signal(other),
+            };
+            if events.send(event).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Whether the process was started with this signal ignored. (Only Linux tells.)
+pub(crate) fn is_ignored(number: i32) -> bool {
+    /// As it was at the first call, a bit for each signal.
+    static IGNORED: LazyLock<u64> = LazyLock::new(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mut lines = status.lines();
+        let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
+        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .unwrap_or_default()
+    });
+    *IGNORED >> (number - 1) & 1 == 1
+}

@@ -1,0 +1,136 @@
+//! What a run is to do, from its command line.
+
+use std::env;
+use std::ffi::OsString;
+use std::time::Duration;
+
+use crate::args::{Common, OnLost, Run};
+use crate::exit::{Failure, code};
+use crate::run::life::Plan;
+
+/// Unless `--lease` says otherwise.
+const USUAL_LEASE: Duration = Duration::from_secs(30);
+
+/// Unless `--kill-after` says otherwise, and a third of the lease is not less.
+const USUAL_KILL_AFTER: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    /// The first is the one that the command line names first.
+    pub(crate) keys: Vec<String>,
+    pub(crate) command: Vec<OsString>,
+    pub(crate) plan: Plan,
+    /// `None`: for ever.
+    pub(crate) wait: Option<Duration>,
+    pub(crate) at_least: Duration,
+    pub(crate) fenced: bool,
+}
+
+impl Wanted {
+    pub(crate) fn read(_common: &Common, options: &Run) -> Result<Wanted, Failure> {
+        let mut keys = vec![options.key.clone()];
+        keys.extend(options.keys.iter().cloned());
+        let at_least = options.at_least.unwrap_or_default();
+        // If this process is killed, the lock shall stay for as long.
+        let lease = options.lease.unwrap_or(USUAL_LEASE.max(at_least));
+        let third = lease / 3;
+        let kill_after = options.kill_after.unwrap_or(USUAL_KILL_AFTER.min(third));
+        if kill_after > third {
+            let message = "--kill-after is more than a third of the lease: too little time would be left \
+                 for renewals";
+            return Err(Failure::new(code::CONFIG, message));
+        }
+        Ok(Wanted {
+            keys,
+            command: command(options)?,
+            plan: Plan {
+                lease,
+                kill_after,
+                max_hold: options.max_hold,
+                only_warn: options.on_lost == OnLost::Warn,
+            },
+            wait: if options.nonblock {
+                Some(Duration::ZERO)
+            } else {
+                options.wait
+            },
+            at_least,
+            fenced: options.fence,
+        })
+    }
+}
+
+/// The command, or the line for the shell.
+fn command(options: &Run) -> Result<Vec<OsString>, Failure> {
+    let usage = |message: &str| Failure::new(code::USAGE, message);
+    match (&options.line, &options.command[..]) {
+        (Some(line), []) => {
+            let shell = env::var_os("SHELL").filter(|shell| !shell.is_empty());
+            let shell = shell.unwrap_or_else(|| "/bin/sh".into());
+            Ok(vec![shell, "-c".into(), line.clone()])
+        }
+        (Some(_), _) => Err(usage(
+            "-c needs exactly one line for the shell, and no command",
+        )),
+        (None, []) => Err(usage(
+            "a command is missing: relatch run KEY [--] CMD [ARG...]",
+        )),
+        (None, command) => Ok(command.to_vec()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Cmd};
+
+    /// The key and the command of a command line behind `relatch run`.
+    fn read(line: &[&str]) -> Result<(String, Vec<OsString>, bool), u8> {
+        let whole = ["relatch", "run"].iter().chain(line);
+        let cli = Cli::try_parse_from(whole).map_err(|_| code::USAGE)?;
+        let Cmd::Run(options) = &cli.command else {
+            panic!("{line:?} is a run");
+        };
+        let wanted = Wanted::read(&cli.common, options).map_err(|failure| failure.code)?;
+        Ok((wanted.keys[0].clone(), wanted.command, options.nonblock))
+    }
+
+    fn words(words: &[&str]) -> Vec<OsString> {
+        words.iter().map(OsString::from).collect()
+    }
+
+    #[test]
+    fn options_end_where_the_command_begins() {
+        for (line, nonblock) in [
+            (&["k", "a", "-n", "--"][..], false),
+            (&["k", "--", "a", "-n", "--"], false),
+            (&["-n", "k", "a", "-n", "--"], true),
+            (&["k", "-n", "a", "-n", "--"], true),
+            (&["k", "-n", "--", "a", "-n", "--"], true),
+            (&["-n", "--", "k", "a", "-n", "--"], true),
+        ] {
+            let expected = Ok(("k".to_owned(), words(&["a", "-n", "--"]), nonblock));
+            assert_eq!(read(line), expected, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_is_for_the_shell() {
+        for line in [&["k", "-c", "a b"][..], &["-c", "a b", "k"]] {
+            let (key, command, _) = read(line).unwrap();
+            assert_eq!((&*key, &command[1..]), ("k", &words(&["-c", "a b"])[..]));
+        }
+        for line in [
+            &["k"][..],
+            &["k", "--"],
+            &["k", "-c"],
+            &["k", "-c", "a", "b"],
+            &[],
+        ] {
+            assert_eq!(read(line), Err(code::USAGE), "{line:?}");
+        }
+        assert_eq!(read(&["k", "--nonsense", "a"]), Err(code::USAGE));
+    }
+}

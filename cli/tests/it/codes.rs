@@ -1,0 +1,267 @@
+//! What comes out of a run: exit codes, arguments, the environment, the report.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::thread;
+
+use relatch_rig::{LONG, Sig, eventually, signal};
+
+use crate::support::{Place, stderr, stdout};
+
+#[test]
+fn every_exit_code_passes() {
+    let place = &Place::new();
+    thread::scope(|scope| {
+        for first in 0..4 {
+            scope.spawn(move || {
+                for code in (first..256).step_by(4) {
+                    let line = format!("exit {code}");
+                    let key = format!("k{first}");
+                    assert_eq!(place.code(&["run", &key, "-c", &line]), code);
+                }
+            });
+        }
+    });
+    assert_eq!(
+        place.server.query::<u64>(&["DBSIZE"]),
+        0,
+        "all are given back"
+    );
+}
+
+#[test]
+fn every_signal_that_ends_the_job_is_told_as_shells_tell_it() {
+    let place = Place::new();
+    for number in [1, 2, 3, 6, 9, 10, 12, 13, 14, 15] {
+        let line = format!("kill -{number} $$");
+        let code = place.code(&["run", "k", "--", "sh", "-c", &line]);
+        assert_eq!(code, 128 + number);
+    }
+}
+
+#[test]
+fn arguments_and_input_arrive_as_they_are() {
+    let place = Place::new();
+    let odd: [&[u8]; 6] = [b"two words", b"a\nb", b"\xff\xfe", b"", b"--", b"-n"];
+    let mut child = place
+        .relatch(&["run", "k", "sh", "-c", "printf '%s|' \"$@\"; cat", "job"])
+        .args(odd.map(OsStr::from_bytes))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"in\0put").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.stdout, b"two words|a\nb|\xff\xfe||--|-n|in\0put");
+}
+
+#[test]
+fn the_table_of_exit_codes_is_kept() {
+    let place = Place::new();
+    let at = |url: &str, arguments: &[&str]| {
+        let output = place
+            .relatch(arguments)
+            .env("REDIS_URL", url)
+            .output()
+            .unwrap();
+        output.status.code().unwrap()
+    };
+    let unreachable = "redis://127.0.0.1:1/";
+    assert_eq!(at(unreachable, &["run", "-n", "k", "true"]), 69);
+    assert_eq!(at(unreachable, &["run", "-w", "200ms", "k", "true"]), 69);
+    let wrong = format!("redis://nobody:wrong@{}/", place.server.address());
+    assert_eq!(at(&wrong, &["run", "-n", "k", "true"]), 77);
+    assert_eq!(at("nonsense", &["run", "k", "true"]), 78);
+    for (code, arguments) in [
+        (64, &["run"][..]),
+        (64, &["run", "k"]),
+        (64, &["run", "--nonsense", "k", "true"]),
+        (64, &["holder"]),
+        (64, &["confirm"]),
+        (64, &["run", "", "true"]),
+        (0, &["--help"]),
+        (0, &["--version"]),
+        (78, &["run", "--lease", "1ms", "k", "true"]),
+        (78, &["run", "--kill-after", "11s", "k", "true"]),
+        (127, &["run", "k", "no-such-command"]),
+        (126, &["run", "k", "/dev/null"]),
+        (124, &["run", "--max-hold", "200ms", "k", "sleep", "60"]),
+    ] {
+        assert_eq!(place.code(arguments), code, "{arguments:?}");
+    }
+    let mut holder = place.start(&["k"], "f", "echo > $1; sleep 60");
+    for (code, arguments) in [
+        (75, &["run", "-n", "k", "true"][..]),
+        (75, &["run", "-w", "50ms", "k", "true"]),
+        (9, &["run", "-n", "-E", "9", "k", "true"]),
+        (0, &["run", "-xn", "k", "true"]),
+        (75, &["wait", "-w", "50ms", "k"]),
+        (0, &["holder", "k"]),
+        (1, &["holder", "other"]),
+        (0, &["wait", "other"]),
+    ] {
+        assert_eq!(place.code(arguments), code, "{arguments:?}");
+    }
+    let busy_ok = place.output(&["run", "-xn", "k", "true"]);
+    assert_eq!(stderr(&busy_ok), "", "cron must not mail");
+    signal(holder.id(), Sig::Term);
+    assert_eq!(holder.wait().unwrap().code(), Some(128 + 15));
+}
+
+#[test]
+fn a_signal_during_the_wait_ends_it_and_leaves_nothing() {
+    let place = Place::new();
+    let mut holder = place.start(&["k"], "f", "echo > $1; sleep 60");
+    let mut waiter = place
+        .relatch(&["run", "-v", "k", "true"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Its connection is there, so its handlers are.
+    eventually(LONG, "it waits", || {
+        place.server.calls("client|tracking") > 1
+    });
+    signal(waiter.id(), Sig::Term);
+    assert_eq!(waiter.wait().unwrap().code(), Some(128 + 15));
+    signal(holder.id(), Sig::Term);
+    holder.wait().unwrap();
+    assert_eq!(place.server.query::<u64>(&["DBSIZE"]), 0);
+}
+
+#[test]
+fn the_job_knows_its_lock_and_a_run_inside_is_reentry() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let script = format!(
+        "set -e; echo $RELATCH_HELD $RELATCH_KEY $RELATCH_PREFIX; test -n \"$RELATCH_FENCE\"
+         {relatch} run -n a echo inner; {relatch} run -n b {relatch} run -n a echo deep
+         {relatch} confirm; {relatch} confirm a --for 1s; {relatch} run --no-reentry a true || echo $?"
+    );
+    let output = place.output(&["run", "--fence", "a", "-c", &script]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "1 a lock:\ninner\ndeep\n75\n");
+    let script = format!("{relatch} run b -c 'echo fence=$RELATCH_FENCE'");
+    let output = place.output(&["run", "--fence", "a", "-c", &script]);
+    assert_eq!(stdout(&output), "fence=\n", "it is that of another lock");
+    let lost = "redis-cli -u $REDIS_URL del lock:c >/dev/null; trap '' TERM";
+    let script = format!("{lost}; {relatch} confirm; echo $?");
+    let output = place.output(&["run", "--on-lost", "warn", "c", "-c", &script]);
+    assert_eq!(
+        (output.status.code(), &*stdout(&output)),
+        (Some(76), "76\n")
+    );
+}
+
+#[test]
+fn what_is_ignored_is_ignored_by_the_job_too() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let line = format!("trap '' HUP; {relatch} run k sh -c 'kill -HUP $$; echo alive'");
+    let script = ["run", "outer", "-c", &line];
+    assert_eq!(stdout(&place.output(&script)), "alive\n");
+}
+
+#[test]
+fn the_address_may_be_in_a_file() {
+    let place = Place::new();
+    fs::write(place.file("url"), place.server.url() + "\n").unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = place.relatch(arguments);
+        command.env("REDIS_URL", "redis://127.0.0.1:1/");
+        command
+    };
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let confirm = format!("{relatch} confirm");
+    let by_option = run(&["run", "--redis-file", "url", "k", "-c", &confirm]).status();
+    assert!(by_option.unwrap().success());
+    let mut by_variable = run(&["run", "k", "-c", &confirm]);
+    assert!(
+        by_variable
+            .env("RELATCH_REDIS_FILE", "url")
+            .status()
+            .unwrap()
+            .success()
+    );
+    // The command line counts more.
+    let url = place.server.url();
+    let mut both = run(&["run", "--redis", &url, "k", "-c", &confirm]);
+    assert!(
+        both.env("RELATCH_REDIS_FILE", "missing")
+            .status()
+            .unwrap()
+            .success()
+    );
+}
+
+#[test]
+fn several_keys_are_taken_together() {
+    let place = Place::new();
+    let output = place.output(&[
+        "run",
+        "-k",
+        "b",
+        "a",
+        "-c",
+        "redis-cli -u $REDIS_URL dbsize",
+    ]);
+    assert_eq!(stdout(&output).trim(), "2");
+    let mut holder = place.start(&["b"], "f", "echo > $1; sleep 60");
+    assert_eq!(place.code(&["run", "-n", "-k", "b", "a", "true"]), 75);
+    assert_eq!(place.code(&["holder", "a"]), 1, "all, or none");
+    signal(holder.id(), Sig::Term);
+    holder.wait().unwrap();
+}
+
+#[test]
+fn a_report_says_what_happened() {
+    let place = Place::new();
+    let run = |arguments: &[&str]| {
+        let mut all = vec!["run", "--report", "report"];
+        all.extend(arguments);
+        place.output(&all);
+        let text = fs::read_to_string(place.file("report")).unwrap();
+        let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        assert_eq!((&last["v"], &last["keys"][0]), (&1.into(), &"k".into()));
+        last
+    };
+    let ended = run(&["--fence", "k", "-c", "exit 3"]);
+    assert_eq!(
+        (&ended["outcome"], &ended["exit"]),
+        (&"ended".into(), &3.into())
+    );
+    assert!(ended["fence"].as_u64() > Some(1) && ended["signal"].is_null());
+    let killed = run(&["k", "-c", "kill -9 $$"]);
+    assert_eq!(
+        (&killed["signal"], &killed["exit"]),
+        (&9.into(), &137.into())
+    );
+    assert_eq!(run(&["k", "no-such-command"])["outcome"], "not_started");
+    let mut holder = place.start(&["k"], "f", "echo > $1; sleep 60");
+    let busy = run(&["-n", "k", "true"]);
+    assert_eq!(
+        (&busy["outcome"], &busy["holder"]["kind"]),
+        (&"busy".into(), &"held".into())
+    );
+    signal(holder.id(), Sig::Kill);
+    assert_eq!(holder.wait().unwrap().signal(), Some(9));
+}
+
+#[test]
+fn a_lock_is_kept_for_as_long_as_it_was_asked_for() {
+    let place = Place::new();
+    assert_eq!(
+        place.code(&["run", "-xn", "k", "--at-least", "60s", "--", "true"]),
+        0
+    );
+    assert_eq!(
+        place.code(&["run", "-xn", "k", "false"]),
+        0,
+        "another machine does not run it"
+    );
+    let shown = stdout(&place.output(&["holder", "k"]));
+    assert!(shown.contains("kept by"), "{shown}");
+}

@@ -1,0 +1,87 @@
+//! `flock` command lines, of its manual and of common cron tables, with `relatch run` in its place.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+
+use relatch_rig::Server;
+use tempfile::TempDir;
+
+/// `L` is the command, and `F` a file or a key. What is printed and what is written to `out` has to
+/// be the same.
+const LINES: [&str; 32] = [
+    "L F true",
+    "L F false",
+    "L F echo one two",
+    "L F -c 'echo $((1 + 2))'",
+    "L F -c 'exit 42'",
+    "L F --command 'echo long'",
+    "L F sh -c 'kill -9 $$'",
+    "L F sh -c 'kill -TERM $$'",
+    "L -n F echo free",
+    "L --nonblock F echo free",
+    "L --nb F echo free",
+    "L -w 5 F echo free",
+    "L --wait 5 F echo free",
+    "L --timeout 5 F echo free",
+    "L -w 0.5 F echo free",
+    "L -e F echo exclusive",
+    "L --exclusive F echo exclusive",
+    "L -o F echo closed",
+    "L -E 9 F echo free",
+    "L --conflict-exit-code 9 -n F echo free",
+    "echo piped | L F cat",
+    "echo piped | L F sh -c 'read line; echo $line'",
+    "L F sh -c 'echo err >&2; echo out' 2>/dev/null",
+    "L F echo written > out; cat out",
+    "L F printf '%s|' 'two words' '' '*'",
+    "L F echo -n x",
+    "L F echo -- y",
+    // While another one has it.
+    "hold; L -n F echo two || echo busy",
+    "hold; L -n -E 9 F echo two; echo $?",
+    "hold; L -w 0.1 -E 9 F echo two; echo $?",
+    "hold; L -w 0.1 F echo two || echo busy",
+    "hold; L F sh -c 'echo second >> out'; cat out",
+];
+
+fn outcome(line: &str, flock: &str, lock: &str, url: &str) -> (Option<i32>, String) {
+    let folder = TempDir::new().unwrap();
+    let script = format!(
+        "hold() {{ {flock} {lock} sh -c 'echo first >> out; sleep 1.5' & while ! test -s out; do sleep 0.01; done; }}
+         {}",
+        line.replace("L ", &format!("{flock} ")).replace(" F ", &format!(" {lock} ")),
+    );
+    let output = Command::new("bash")
+        .args(["-c", &script])
+        .current_dir(folder.path())
+        .env("REDIS_URL", url)
+        .env("SHELL", "/bin/sh")
+        .env_remove("RELATCH_URL")
+        .output()
+        .unwrap();
+    let out = fs::read_to_string(folder.path().join("out")).unwrap_or_default();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.code(), format!("{printed}, {out}"))
+}
+
+#[test]
+fn relatch_run_does_what_flock_does() {
+    let server = Server::start();
+    let url = server.url();
+    let relatch = concat!(env!("CARGO_BIN_EXE_relatch"), " run");
+    let lines: Vec<_> = LINES.iter().enumerate().collect();
+    thread::scope(|scope| {
+        let (quick, slow) = lines.split_at(27);
+        for part in quick.chunks(9).chain(slow.chunks(1)) {
+            let url = &url;
+            scope.spawn(move || {
+                for (number, line) in part {
+                    let expected = outcome(line, "flock", "file", url);
+                    let ours = outcome(line, relatch, &format!("key{number}"), url);
+                    assert_eq!(ours, expected, "{line}");
+                }
+            });
+        }
+    });
+}

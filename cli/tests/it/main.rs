@@ -1,0 +1,15 @@
+//! The command, with real processes and a Redis of each test's own.
+
+#![cfg(unix)]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot do what it should panics"
+)]
+
+mod asking;
+mod codes;
+mod deaths;
+mod flock;
+mod papers;
+mod support;
+mod terminal;

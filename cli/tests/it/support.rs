@@ -1,0 +1,81 @@
+//! What the tests share.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use relatch_rig::{LONG, Server, eventually};
+use tempfile::TempDir;
+
+/// A Redis, and a folder for what jobs write.
+pub(crate) struct Place {
+    pub(crate) server: Server,
+    folder: TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Place {
+        Place {
+            server: Server::start(),
+            folder: TempDir::new().unwrap(),
+        }
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// `relatch` with these arguments, in the folder.
+    pub(crate) fn relatch(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_relatch"));
+        command
+            .args(arguments)
+            .env("REDIS_URL", self.server.url())
+            .env("SHELL", "/bin/sh")
+            .stdin(Stdio::null())
+            .current_dir(self.folder.path());
+        for name in [
+            "RELATCH_URL",
+            "RELATCH_PREFIX",
+            "RELATCH_HELD",
+            "RELATCH_KEYS",
+            "RELATCH_REDIS_FILE",
+        ] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    pub(crate) fn output(&self, arguments: &[&str]) -> Output {
+        self.relatch(arguments).output().unwrap()
+    }
+
+    /// The exit code.
+    pub(crate) fn code(&self, arguments: &[&str]) -> i32 {
+        self.output(arguments).status.code().unwrap()
+    }
+
+    /// Starts a run, and waits until its job says in the file `name` that it runs.
+    pub(crate) fn start(&self, options: &[&str], name: &str, script: &str) -> Child {
+        let mut arguments = vec!["run"];
+        arguments.extend(options);
+        arguments.extend(["--", "bash", "-c", script, "job", name]);
+        let child = self
+            .relatch(&arguments)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        eventually(LONG, "the job runs", || {
+            fs::read(self.file(name)).is_ok_and(|text| !text.is_empty())
+        });
+        child
+    }
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}

@@ -1,0 +1,162 @@
+//! The commands that find all locks of a server, none of which takes it long.
+
+use crate::base::clock::Moment;
+use crate::client::commands::connection::{ServerConnection, next};
+use crate::client::commands::reply::{Seen, read_seen};
+use crate::client::wire::failure::{Failure, accept, nonsense};
+use crate::client::wire::resp::{Batch, Reply};
+
+/// One step of a walk through all keys of a server.
+#[derive(Debug)]
+pub(crate) struct Step {
+    /// Where the next step begins. `None` after the last one.
+    pub(crate) next: Option<String>,
+    pub(crate) keys: Vec<Vec<u8>>,
+}
+
+impl ServerConnection {
+    /// Walks on from a cursor ("0" at the beginning), past so many keys of the server, and returns
+    /// those that begin with the prefix. Some may come twice.
+    pub(crate) fn scan(
+        &mut self,
+        cursor: &str,
+        prefix: &str,
+        count: u32,
+        deadline: Moment,
+    ) -> Result<Step, Failure> {
+        let pattern = pattern(prefix);
+        let command = [
+            "SCAN",
+            cursor,
+            "MATCH",
+            &pattern,
+            "COUNT",
+            &count.to_string(),
+        ];
+        let mut replies = self.exchange(&Batch::of(&command), deadline)?.into_iter();
+        let read = accept(next(&mut replies)).and_then(read_step);
+        self.retire_if_nonsense(read)
+    }
+
+    /// Who has each of these keys. Value and time are read one after the other, and without a script:
+    /// that is twice as fast, and for people. A key that is on another node by now counts as one that
+    /// is gone.
+    pub(crate) fn look_at_all(
+        &mut self,
+        keys: &[&str],
+        deadline: Moment,
+    ) -> Result<Vec<Seen>, Failure> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let batch = keys.iter().fold(Batch::default(), |batch, key| {
+            let value = ["GETRANGE", key, "0", "255"];
+            batch.and(&value).and(&["PTTL", key])
+        });
+        let mut replies = self.exchange(&batch, deadline)?.into_iter();
+        let seen = keys
+            .iter()
+            .map(|_| read_look(next(&mut replies), next(&mut replies)))
+            .collect();
+        self.retire_if_nonsense(seen)
+    }
+}
+
+/// Reads the beginning of a value, and what `PTTL` says.
+fn read_look(value: Reply, left: Reply) -> Result<Seen, Failure> {
+    match (accept(value), accept(left)) {
+        (Err(Failure::Refused(refusal)), _) | (_, Err(Failure::Refused(refusal)))
+            if refusal.is_redirect() =>
+        {
+            Ok(Seen::Nothing)
+        }
+        (Ok(_), Ok(Reply::Int(-2))) => Ok(Seen::Nothing),
+        (Ok(value), Ok(left)) => read_seen(Ok(Reply::Array(vec![value, left]))),
+        (Err(failure), _) => read_seen(Err(failure)),
+        (_, Err(failure)) => Err(failure),
+    }
+}
+
+/// The pattern of all texts that begin with the prefix.
+fn pattern(prefix: &str) -> String {
+    let mut pattern = String::with_capacity(prefix.len() + 1);
+    for c in prefix.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern.push('*');
+    pattern
+}
+
+fn read_step(reply: Reply) -> Result<Step, Failure> {
+    let parts = match reply {
+        Reply::Array(parts) => parts,
+        other => return Err(nonsense(&other)),
+    };
+    let mut parts = parts.into_iter();
+    let (Some(Reply::Bytes(cursor)), Some(Reply::Array(found)), None) =
+        (parts.next(), parts.next(), parts.next())
+    else {
+        return Err(nonsense(&Reply::Nil));
+    };
+    let cursor = String::from_utf8_lossy(&cursor).into_owned();
+    let keys = found.into_iter().map(|key| match key {
+        Reply::Bytes(key) => Ok(key),
+        other => Err(nonsense(&other)),
+    });
+    Ok(Step {
+        next: Some(cursor).filter(|cursor| cursor != "0"),
+        keys: keys.collect::<Result<_, _>>()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_means_itself() {
+        assert_eq!(pattern("lock:"), "lock:*");
+        assert_eq!(pattern("a*[b]?\\^"), "a\\*\\[b\\]\\?\\\\\\^*");
+        assert_eq!(pattern(""), "*");
+    }
+
+    #[test]
+    fn a_look_is_read_or_makes_no_sense() {
+        let look = |value: &Reply, left: Reply| read_look(value.clone(), left);
+        let value = Reply::Bytes(b"token".to_vec());
+        let error = |text: &str| Reply::Error(text.to_owned());
+        assert!(matches!(look(&value, Reply::Int(5)), Ok(Seen::Somebody(_))));
+        assert!(matches!(
+            look(&value, Reply::Int(-1)),
+            Ok(Seen::Somebody(_))
+        ));
+        assert!(matches!(look(&value, Reply::Int(-2)), Ok(Seen::Nothing)));
+        let list = error("WRONGTYPE it is a list");
+        assert!(matches!(look(&list, Reply::Int(5)), Ok(Seen::NotAString)));
+        for moved in [error("MOVED 7 host:1"), error("ASK 7 host:1")] {
+            assert!(matches!(look(&moved, Reply::Int(5)), Ok(Seen::Nothing)));
+            assert!(matches!(look(&value, moved), Ok(Seen::Nothing)));
+        }
+        assert!(look(&value, error("NOPERM pttl")).is_err());
+        assert!(look(&error("NOPERM getrange"), Reply::Int(5)).is_err());
+        assert!(look(&Reply::Nil, Reply::Int(5)).is_err());
+        assert!(look(&value, Reply::Nil).is_err());
+    }
+
+    #[test]
+    fn a_step_is_read_or_makes_no_sense() {
+        let bytes = |text: &str| Reply::Bytes(text.into());
+        let step = |cursor, keys| read_step(Reply::Array(vec![cursor, Reply::Array(keys)]));
+        let more = step(bytes("17"), vec![bytes("a"), bytes("b")]).unwrap();
+        assert_eq!((more.next.as_deref(), more.keys.len()), (Some("17"), 2));
+        let last = step(bytes("0"), vec![]).unwrap();
+        assert!(last.next.is_none() && last.keys.is_empty());
+        assert!(step(Reply::Int(0), vec![]).is_err());
+        assert!(step(bytes("0"), vec![Reply::Nil]).is_err());
+        assert!(read_step(Reply::Ok).is_err());
+        assert!(read_step(Reply::Array(vec![bytes("0")])).is_err());
+    }
+}

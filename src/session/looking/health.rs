@@ -1,0 +1,207 @@
+//! Whether a manager, its Redis and the way between them are fit for locks.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::base::clock::Moment;
+use crate::base::random;
+use crate::session::Session;
+use crate::session::looking::findings::{self, Finding, Verdict};
+use crate::store::{ClaimReply, Compared, Extension, Failure, Node, Seen, Wanted};
+
+/// How often the round trip is measured.
+const PINGS: usize = 21;
+
+/// What [`LockManager::check`](crate::LockManager::check) has found out.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Health {
+    /// The worst of all findings. Unless it is [`Verdict::Failed`], locks work.
+    pub verdict: Verdict,
+    /// In the order in which they were found. What could not be looked at, because something before
+    /// it failed, is not among them.
+    pub findings: Vec<Finding>,
+}
+
+/// One line for each finding.
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, finding) in self.findings.iter().enumerate() {
+            let end = if number == 0 { "" } else { "\n" };
+            write!(f, "{end}{finding}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Session {
+    pub(crate) fn health(&self, limit: Duration) -> Health {
+        let deadline = Moment::now().after(limit);
+        let mut findings = Vec::new();
+        // The first failure is the cause of others.
+        if self.examine(deadline, &mut findings).is_none() && findings.is_empty() {
+            findings.push(Finding::failed(
+                "nothing could be looked at".to_owned(),
+                "give it more time",
+            ));
+        }
+        let verdicts = findings.iter().map(|finding| finding.verdict);
+        Health {
+            verdict: verdicts.max().unwrap_or(Verdict::Well),
+            findings,
+        }
+    }
+
+    /// `None` if something failed without which the rest cannot be looked at.
+    fn examine(&self, deadline: Moment, findings: &mut Vec<Finding>) -> Option<()> {
+        if let Err(error) = self.own_process(Moment::now()) {
+            findings.push(Finding::failed(
+                error.to_string(),
+                "fork before a manager is made",
+            ));
+            return None;
+        }
+        let store = &self.core.store;
+        if store.is_disabled() {
+            let found = "locks are disabled: nobody is excluded".to_owned();
+            findings.push(Finding::warning(found, "use another manager in production"));
+            return Some(());
+        }
+        let mut note = |finding: Finding| {
+            let works = finding.verdict < Verdict::Failed;
+            findings.push(finding);
+            works.then_some(())
+        };
+        note(self.cycle(deadline))?;
+        let nodes = match store.masters(deadline) {
+            Ok(nodes) => nodes,
+            Err(failure) => return note(failed("the servers", &failure)),
+        };
+        for node in &nodes {
+            note(self.tracking(node))?;
+            for finding in self.of_node(node, deadline) {
+                note(finding)?;
+            }
+        }
+        Some(())
+    }
+
+    /// Takes a lock that nobody else knows, extends its lease, looks at it, and gives it back.
+    fn cycle(&self, deadline: Moment) -> Finding {
+        let began = Moment::now();
+        match self.try_cycle(deadline) {
+            Ok(()) => {
+                let took = Moment::now().since(began);
+                let (server, key) = (
+                    "a lock of its own was taken, renewed, seen and given back",
+                    took,
+                );
+                Finding::well(format!("{server}, in {key:.1?}"))
+            }
+            Err(failure) => failed(
+                "a lock cannot be taken, renewed, seen and given back",
+                &failure,
+            ),
+        }
+    }
+
+    fn try_cycle(&self, deadline: Moment) -> Result<(), Failure> {
+        let key = self.key_of_its_own();
+        let owner = self.core.identity.this_thread();
+        let fresh = self.core.identity.fresh_token(&owner);
+        let token = &*fresh.map_err(Failure::not_sent)?;
+        let unexpected = |what: &str| Err(Failure::not_sent(format!("{what} has another result")));
+        let mut connection = self.core.store.checkout(&key, deadline)?;
+        let lease = 10_000;
+        let wanted = Wanted {
+            key: &key,
+            token,
+            lease,
+            counter: None,
+        };
+        let ClaimReply::Taken { .. } = connection.claim(wanted, deadline)? else {
+            return unexpected("`SET`");
+        };
+        // Longer, so that the script has something to do.
+        let extension = Extension {
+            key: &key,
+            token,
+            lease: 2 * lease,
+        };
+        let extended = connection.extend(&extension, deadline);
+        let seen = connection.look(&key, None, deadline);
+        let removed = connection.remove(&key, token, deadline);
+        match (extended?, seen?, removed?) {
+            (Compared::Done, Seen::Somebody(_), Compared::Done) => Ok(()),
+            _ => unexpected("a script"),
+        }
+    }
+
+    /// A key that nobody else uses.
+    fn key_of_its_own(&self) -> String {
+        let number = random::bits().unwrap_or_default();
+        format!("{}relatch-check-{number:032x}", self.core.settings.prefix)
+    }
+
+    /// Whether invalidations come from this server.
+    fn tracking(&self, node: &Arc<Node>) -> Finding {
+        const ADVICE: &str = "waiters will poll: see \"Waiting\" in the documentation of the crate for the rights, \
+                              and use no proxy that drops invalidations";
+        if !self.core.settings.client_tracking {
+            return Finding::well("invalidations are switched off: waiters poll".to_owned());
+        }
+        match self.core.store.listen(node, &self.key_of_its_own()) {
+            Ok(_) => Finding::well("invalidations come: waiters wake at once".to_owned()),
+            Err(failure) => {
+                Finding::warning(format!("no invalidations: {}", failure.text()), ADVICE)
+            }
+        }
+    }
+
+    /// What a server says of itself, and how far away it is.
+    fn of_node(&self, node: &Arc<Node>, deadline: Moment) -> Vec<Finding> {
+        let examined = || {
+            let mut connection = self.core.store.connect_to(node, deadline)?;
+            let mut trips = Vec::with_capacity(PINGS);
+            for _ in 0..PINGS {
+                let began = Moment::now();
+                connection.ping(deadline)?;
+                trips.push(Moment::now().since(began));
+            }
+            let time = connection.server_time(deadline);
+            let ours = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default();
+            Ok((
+                trips,
+                time.map(|time| time.abs_diff(ours)),
+                connection.info(deadline),
+            ))
+        };
+        match examined() {
+            Err(failure) => vec![failed("the server does not answer", &failure)],
+            Ok((trips, offset, info)) => {
+                let lease = self.core.settings.options.lease;
+                let mut all = vec![findings::of_round_trips(trips, lease)];
+                match offset {
+                    Ok(offset) => all.push(findings::of_clock(offset)),
+                    Err(failure) => all.push(findings::not_told("TIME", &failure.text())),
+                }
+                match info {
+                    Ok(info) => all.extend(findings::of_info(&info)),
+                    Err(failure) => all.push(findings::not_told("INFO", &failure.text())),
+                }
+                all
+            }
+        }
+    }
+}
+
+fn failed(what: &str, failure: &Failure) -> Finding {
+    const PASSES: &str = "is it the right address, and is Redis up?";
+    const STAYS: &str =
+        "check login, rights and settings: docs/operations.md has the rights that locks need";
+    let advice = if failure.can_pass() { PASSES } else { STAYS };
+    Finding::failed(format!("{what}: {}", failure.text()), advice)
+}

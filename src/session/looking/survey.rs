@@ -1,0 +1,311 @@
+//! All locks that are in Redis, one after the other.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::error::Error;
+use crate::base::owner::Owner;
+use crate::base::owner::holder::{Holder, KEPT};
+use crate::base::sync::HashSet;
+use crate::session::Session;
+use crate::store::{Failure, Node, Seen, ServerConnection};
+
+/// Past how many keys Redis walks in one command: less than a millisecond.
+const KEYS_A_STEP: u32 = 500;
+
+/// The same if the keys are so long that a reply with more of them would be refused.
+const FEW_KEYS: u32 = 10;
+
+/// How many keys are looked at in one round trip.
+const LOOKS_AT_ONCE: usize = 100;
+
+/// A key in Redis that is a lock, or in the way of one: what [`Survey`] finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SurveyedLock {
+    /// The lock's key, without the prefix. Bytes that are not UTF-8 are replaced by `U+FFFD`.
+    pub key: String,
+    /// The whole key in Redis, byte by byte.
+    pub redis_key: Vec<u8>,
+    /// What it is.
+    pub found: Found,
+    /// The value, and the time that is left. `None` if no lock of this crate can have this key or
+    /// value.
+    pub holder: Option<Holder>,
+}
+
+/// What a [`SurveyedLock`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Found {
+    /// A thread holds the lock: [`Holder::owner`] says which.
+    Held,
+    /// Nobody holds the lock, but it [stays taken](crate::Lock::keep_at_least) for a while.
+    Kept,
+    /// Another program has written the value. If it also compares before it deletes, the two exclude
+    /// each other.
+    Foreign,
+    /// The key never expires, so it cannot be a lock of this crate:
+    /// [`Error::NotALock`](crate::Error::NotALock).
+    NeverExpires,
+    /// The value is not a string, or the key is not UTF-8: no lock of this crate can have it.
+    NotALock,
+}
+
+impl Found {
+    fn of(holder: &Holder) -> Found {
+        if holder.remaining.is_none() {
+            return Found::NeverExpires;
+        }
+        let kept_by = holder.raw.strip_prefix(KEPT);
+        match (holder.owner(), kept_by.and_then(Owner::parse)) {
+            (Some(_), _) => Found::Held,
+            (None, Some(_)) => Found::Kept,
+            (None, None) => Found::Foreign,
+        }
+    }
+}
+
+/// One line for a log.
+impl fmt::Display for SurveyedLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = &self.key;
+        match (self.found, &self.holder) {
+            (Found::Held | Found::Kept, Some(holder)) => write!(f, "lock {key:?}: {holder}"),
+            (Found::Foreign, Some(holder)) => {
+                write!(f, "lock {key:?} of another program: {holder}")
+            }
+            (_, Some(holder)) => write!(f, "{key:?}, which is no lock: {holder}"),
+            (_, None) => write!(f, "{key:?}, which is no lock"),
+        }
+    }
+}
+
+/// Iterates over the locks that are in Redis: see
+/// [`LockManager::survey`](crate::LockManager::survey).
+#[must_use = "a survey sends nothing until it is iterated"]
+pub struct Survey {
+    session: Arc<Session>,
+    deadline: Moment,
+    stage: Stage,
+    /// What was found and not returned yet.
+    found: VecDeque<SurveyedLock>,
+    /// Redis may name a key twice.
+    seen: HashSet<Vec<u8>>,
+}
+
+enum Stage {
+    Begins,
+    Walks {
+        walk: Option<Walk>,
+        /// The servers that come after this one.
+        nodes: Vec<Arc<Node>>,
+    },
+    Done,
+}
+
+/// The way through the keys of one server.
+struct Walk {
+    node: Arc<Node>,
+    connection: ServerConnection,
+    cursor: String,
+    count: u32,
+}
+
+impl Survey {
+    pub(crate) fn new(session: &Arc<Session>, limit: Duration) -> Survey {
+        Survey {
+            session: Arc::clone(session),
+            deadline: Moment::now().after(limit),
+            stage: Stage::Begins,
+            found: VecDeque::new(),
+            seen: HashSet::default(),
+        }
+    }
+
+    /// Takes one step. Afterwards something is found, or not; or all is done.
+    fn advance(&mut self) -> Result<(), Failure> {
+        let store = &self.session.core.store;
+        match &mut self.stage {
+            Stage::Begins => {
+                let prefix = &self.session.core.settings.prefix;
+                let all = store.all_in_memory(prefix)?;
+                let found = all
+                    .into_iter()
+                    .filter_map(|(key, holder)| surveyed(prefix, key.into_bytes(), Some(holder)));
+                self.found.extend(found);
+                let nodes = store.masters(self.deadline)?;
+                self.stage = Stage::Walks { walk: None, nodes };
+            }
+            Stage::Walks {
+                walk: walk @ None,
+                nodes,
+            } => match nodes.pop() {
+                Some(node) => {
+                    let connection = store.connect_to(&node, self.deadline)?;
+                    *walk = Some(Walk {
+                        node,
+                        connection,
+                        cursor: "0".to_owned(),
+                        count: KEYS_A_STEP,
+                    });
+                }
+                None => self.stage = Stage::Done,
+            },
+            Stage::Walks {
+                walk: walk @ Some(_),
+                ..
+            } => {
+                if let Some(on) = walk
+                    && on.step(
+                        &self.session,
+                        self.deadline,
+                        &mut self.seen,
+                        &mut self.found,
+                    )?
+                {
+                    *walk = None;
+                }
+            }
+            Stage::Done => {}
+        }
+        Ok(())
+    }
+}
+
+impl Walk {
+    /// Walks on, and looks at what is found. True after the last step.
+    fn step(
+        &mut self,
+        session: &Session,
+        deadline: Moment,
+        seen: &mut HashSet<Vec<u8>>,
+        found: &mut VecDeque<SurveyedLock>,
+    ) -> Result<bool, Failure> {
+        let prefix = &session.core.settings.prefix;
+        let step = loop {
+            match self
+                .connection
+                .scan(&self.cursor, prefix, self.count, deadline)
+            {
+                // Perhaps the reply was too long. The cursor is as good as before.
+                Err(Failure::Unanswered { .. }) if self.count > FEW_KEYS => {
+                    self.count = FEW_KEYS;
+                    self.connection = session.core.store.connect_to(&self.node, deadline)?;
+                }
+                step => break step?,
+            }
+        };
+        let mut keys = step.keys;
+        keys.retain(|key| !is_counter(prefix, key) && seen.insert(key.clone()));
+        for some in keys.chunks(LOOKS_AT_ONCE) {
+            let names = some.iter().filter_map(|key| str::from_utf8(key).ok());
+            let names: Vec<_> = names.collect();
+            let mut looks = self.connection.look_at_all(&names, deadline)?.into_iter();
+            for key in some {
+                let holder = match str::from_utf8(key) {
+                    Err(_) => None,
+                    Ok(_) => match looks.next() {
+                        Some(Seen::Somebody(holder)) => Some(holder),
+                        Some(Seen::NotAString) => None,
+                        Some(Seen::Nothing) | None => continue, // It is gone meanwhile.
+                    },
+                };
+                found.extend(surveyed(prefix, key.clone(), holder));
+            }
+        }
+        match step.next {
+            Some(cursor) => {
+                self.cursor = cursor;
+                Ok(false)
+            }
+            None => Ok(true),
+        }
+    }
+}
+
+/// True for the counter of a lock that is fenced: `fence:` and braces behind the prefix.
+fn is_counter(prefix: &str, redis_key: &[u8]) -> bool {
+    let rest = redis_key.strip_prefix(prefix.as_bytes());
+    let counted = rest.and_then(|rest| rest.strip_prefix(b"fence:"));
+    counted.is_some_and(|counted| counted.contains(&b'{') && counted.contains(&b'}'))
+}
+
+fn surveyed(prefix: &str, redis_key: Vec<u8>, holder: Option<Holder>) -> Option<SurveyedLock> {
+    let key = redis_key.strip_prefix(prefix.as_bytes())?;
+    let key = String::from_utf8_lossy(key).into_owned();
+    let found = holder.as_ref().map_or(Found::NotALock, Found::of);
+    Some(SurveyedLock {
+        key,
+        redis_key,
+        found,
+        holder,
+    })
+}
+
+impl Iterator for Survey {
+    type Item = Result<SurveyedLock, Error>;
+
+    fn next(&mut self) -> Option<Result<SurveyedLock, Error>> {
+        loop {
+            if let Some(found) = self.found.pop_front() {
+                return Some(Ok(found));
+            }
+            if matches!(self.stage, Stage::Done) {
+                return None;
+            }
+            let own = self.session.own_process(Moment::now());
+            let advanced = own.and_then(|_| {
+                self.advance().map_err(|failure| {
+                    let store = &self.session.core.store;
+                    store.error(None, "listing the locks", failure)
+                })
+            });
+            if let Err(error) = advanced {
+                self.stage = Stage::Done;
+                return Some(Err(error));
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Survey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Survey").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(raw: &str, remaining: Option<u64>) -> Found {
+        let remaining = remaining.map(Duration::from_secs);
+        Found::of(&Holder::new(raw.as_bytes(), remaining))
+    }
+
+    #[test]
+    fn a_value_says_whose_it_is() {
+        let token = format!("host-1-2-{}", "a".repeat(32));
+        assert_eq!(found(&token, Some(1)), Found::Held);
+        assert_eq!(found(&format!("kept:{token}"), Some(1)), Found::Kept);
+        assert_eq!(found("kept:x", Some(1)), Found::Foreign);
+        assert_eq!(found("", Some(1)), Found::Foreign);
+        assert_eq!(found(&token, None), Found::NeverExpires);
+    }
+
+    #[test]
+    fn counters_are_no_locks() {
+        for (key, counter) in [
+            ("lock:fence:{lock:a}", true),
+            ("lock:fence:lock:{a}b", true),
+            ("lock:fence:a", false),
+            ("lock:a{b}", false),
+        ] {
+            assert_eq!(is_counter("lock:", key.as_bytes()), counter, "{key}");
+        }
+    }
+}
