@@ -346,15 +346,16 @@ impl Call {
         trace(|| format!("{}: {result:?}", self.what));
         let mine = number.map_or_else(|| judge::held_by(self.who), |number| vec![number]);
         // What was lost before the judge could be told of it.
-        let is_unknown = number.is_none() && mine.len() < self.keys.len();
+        let is_of_this_call = |number: &&usize| self.keys.contains(&judge::hold(**number).key);
+        let known = mine.iter().filter(is_of_this_call).count();
+        let is_unknown = number.is_none() && known < self.keys.len();
         let left = |number: &usize| judge::left(*number) + Duration::from_nanos(now() - self.began);
         match result {
             // What asks the server each time gets `Ok` only from one that has the token.
             Ok(()) if matches!(self.what, "verify" | "confirm" | "confirm several") => {
-                let has_key = |number: &&usize| self.keys.contains(&judge::hold(**number).key);
                 if mine
                     .iter()
-                    .filter(has_key)
+                    .filter(is_of_this_call)
                     .any(|number| judge::is_nowhere(*number, self.began))
                 {
                     self.blame("no server has the token");
