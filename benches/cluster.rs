@@ -240,8 +240,8 @@ impl Holds {
     /// The time to renew all holds. To make them due together, this kills the connections of the
     /// listeners: when a listener is back, all holds of its node are renewed, since it may have
     /// missed invalidations. (Before that, each listener hears of a key. If it did not, its pause
-    /// before it connects again would be twice as long with each kill.) Measures from the end of the
-    /// first batch to the end of the last, and scales that time up to all batches.
+    /// before it connects again would be twice as long with each kill.) Measures from the end of
+    /// the first batch to the end of the last, and scales that time up to all batches.
     fn renewed(&mut self) -> Duration {
         let renewed = || self.locks.stats().renewed;
         let done = |count| {

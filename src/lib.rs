@@ -192,8 +192,8 @@ pub mod guide {
     // Prose names products, such as PostgreSQL.
     #![allow(clippy::doc_markdown)]
 
-    // In front of each page, `guide-links.md` defines its links anew: in `docs`, they lead to files. The first
-    // definition of a link counts.
+    // In front of each page, `guide-links.md` defines its links anew: in `docs`, they lead to
+    // files. The first definition of a link counts.
 
     #[doc = include_str!("../docs/guide-links.md")]
     #[doc = include_str!("../docs/choosing.md")]

@@ -27,9 +27,9 @@ pub(crate) struct Cli {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
     /// Where Redis is: `redis://[user:password@]host[:port][/db]`, `rediss://` for TLS, `unix://`,
-    /// `redis+sentinel://`, `redis+cluster://` [default: what --redis-file, `RELATCH_URL` or `REDIS_URL`
-    /// says, else `redis://127.0.0.1/`]. Others on the machine can read a command line: a password
-    /// belongs into the variable or the file
+    /// `redis+sentinel://`, `redis+cluster://` [default: what --redis-file, `RELATCH_URL` or
+    /// `REDIS_URL` says, else `redis://127.0.0.1/`]. Others on the machine can read a command line:
+    /// a password belongs into the variable or the file
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) redis: Option<String>,
     /// Reads the URL from a file
@@ -121,8 +121,8 @@ pub(crate) struct Run {
     /// What becomes of a job whose lock is lost
     #[arg(long, value_name = "WHAT", default_value = "kill")]
     pub(crate) on_lost: OnLost,
-    /// The job stays in the terminal's foreground: it can read from the terminal and gets Ctrl-C from
-    /// it. The default if the standard input is a terminal
+    /// The job stays in the terminal's foreground: it can read from the terminal and gets Ctrl-C
+    /// from it. The default if the standard input is a terminal
     #[arg(long)]
     pub(crate) foreground: bool,
     /// Appends one JSON object on what happened to a file, or writes it to a descriptor: `fd:3`

@@ -1,9 +1,9 @@
 //! Taking a lock in Redis for the thread that has the turn: asking, waiting, giving up.
 //!
-//! The loop is in `Session::enter`: an [`Acquisition`] asks, and waits until it asks again. [`step`]
-//! decides what it does next, and for how long it sleeps. [`claim`] is one attempt over the wire,
-//! and what a lost answer leaves behind. [`adopt`] takes over a lock that was handed over.
-//! This room may use `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
+//! The loop is in `Session::enter`: an [`Acquisition`] asks, and waits until it asks again.
+//! [`step`] decides what it does next, and for how long it sleeps. [`claim`] is one attempt over
+//! the wire, and what a lost answer leaves behind. [`adopt`] takes over a lock that was handed
+//! over. This room may use `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
 
 mod adopt;
 mod claim;

@@ -8,8 +8,9 @@ use std::sync::{Arc, Weak};
 /// Ends waits for locks: what `lockInterruptibly` is in Java.
 ///
 /// Give it to locks with [`Lock::stopped_by`](crate::Lock::stopped_by), clone it, and call
-/// [`stop`](StopHandle::stop) from any thread. [`LockManager::shutdown`](crate::LockManager::shutdown)
-/// does the same for all waits of a manager.
+/// [`stop`](StopHandle::stop) from any thread.
+/// [`LockManager::shutdown`](crate::LockManager::shutdown) does the same for all waits of a
+/// manager.
 ///
 /// ```
 /// # fn main() -> Result<(), relatch::Error> {

@@ -106,8 +106,8 @@ impl LockGuard {
     /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted, but not for `span`,
     ///   and Redis did not renew it.
     /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
-    /// - [`Error::InvalidOption`] for `max_hold`: less than `span` is left, and the hold has lasted for
-    ///   nearly as long as [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it.
+    /// - [`Error::InvalidOption`] for `max_hold`: less than `span` is left, and the hold has lasted
+    ///   for nearly as long as [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it.
     /// - [`Error::System`], [`Error::Forked`].
     pub fn ensure(&self, span: Duration) -> Result<(), Error> {
         self.session.ensure(&self.held.hold, span)

@@ -187,8 +187,8 @@ impl LockGuard {
         Ok(unlocked)
     }
 
-    /// [`unlock`](LockGuard::unlock) for a lock that would be [kept](crate::Lock::keep_at_least), and
-    /// is not to be: for a job that has failed, so that another process can try at once.
+    /// [`unlock`](LockGuard::unlock) for a lock that would be [kept](crate::Lock::keep_at_least),
+    /// and is not to be: for a job that has failed, so that another process can try at once.
     ///
     /// If other guards of the hold are alive, the last one keeps nothing either, unless a reentry
     /// asks for that after this call. Sends and blocks as `unlock`, with the same errors.

@@ -138,8 +138,8 @@ impl MultiLockGuard {
     /// Drops the guard, and returns the result. All locks are given back, also if one of them was
     /// lost.
     ///
-    /// Blocks for one answer for each lock. All missing answers together cost the response timeout at
-    /// most.
+    /// Blocks for one answer for each lock. All missing answers together cost the response timeout
+    /// at most.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -173,8 +173,8 @@ impl MultiLockGuard {
                 Err(error) => errors.push(error),
             }
         }
-        // That one of these locks was lost says more than that one around them was, or that a release
-        // had no answer.
+        // That one of these locks was lost says more than that one around them was, or that a
+        // release had no answer.
         let rank = |error: &Error| (!matches!(error, Error::Lost { .. }), !error.is_lost());
         errors.into_iter().min_by_key(rank).map_or(Ok(()), Err)
     }

@@ -126,8 +126,8 @@ impl FromStr for LockParcel {
     }
 }
 
-/// The text that was escaped: each `%` with its two hex digits becomes one byte. `None` if the digits
-/// are missing or wrong, or the result is not UTF-8.
+/// The text that was escaped: each `%` with its two hex digits becomes one byte. `None` if the
+/// digits are missing or wrong, or the result is not UTF-8.
 fn unescaped(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

@@ -1,9 +1,9 @@
 //! The thread that keeps what is held: it knows what is due when, and hands it out.
 //!
 //! Each manager has one keeper. The first work for the keeper starts its thread: a hold to renew or
-//! to watch, an orphan, `set_lease`, `ensure`. The keeper sends nothing to a server and waits for no
-//! answer: a thread for each node (`renewers`) renews leases and deletes orphans there, and no other
-//! thread renews a lease. (`leases` says when a lease is renewed.)
+//! to watch, an orphan, `set_lease`, `ensure`. The keeper sends nothing to a server and waits for
+//! no answer: a thread for each node (`renewers`) renews leases and deletes orphans there, and no
+//! other thread renews a lease. (`leases` says when a lease is renewed.)
 
 use std::sync::Arc;
 use std::time::Duration;

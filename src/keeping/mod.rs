@@ -3,9 +3,8 @@
 //! [`keeper`] is the thread (Redisson calls it watchdog), with what other threads ask of it.
 //! [`renewers`] do its work, one for each node, and [`renewal`] is one round of that; `connection`
 //! sends its commands to Redis. [`losses`] calls `on_lost`, and `slow` warns of what lasts long.
-//! [`work`] is what the keeper knows: `leases` and [`orphans`] are tables of what is due when, and `due`
-//! has one line of them.
-//! This room may use `waiting`, `hold`, `store` and `base`.
+//! [`work`] is what the keeper knows: `leases` and [`orphans`] are tables of what is due when, and
+//! `due` has one line of them. This room may use `waiting`, `hold`, `store` and `base`.
 
 pub(crate) mod keeper;
 mod renewers;

@@ -1,8 +1,8 @@
 //! A named lock.
 //!
-//! [`Lock`] and how it is taken are here; `options` has the setters of its options, `operators` what
-//! those do who look at other holders, and `several` has locks that are taken together.
-//! This room may use `guard`, `session`, `hold` and `base`.
+//! [`Lock`] and how it is taken are here; `options` has the setters of its options, `operators`
+//! what those do who look at other holders, and `several` has locks that are taken together. This
+//! room may use `guard`, `session`, `hold` and `base`.
 
 mod operators;
 mod options;
@@ -142,11 +142,11 @@ impl Lock {
     /// lock.try_lock()? { .. }` or, better, [`try_with_lock`](Lock::try_with_lock).
     ///
     /// Sends one `SET` and, if the lock is busy, a script that says which process has it (`GET`
-    /// and `PTTL`). Sends nothing if another thread of this process has the lock or waits for it. Blocks
-    /// only for the answers: at most the connect timeout and the response timeout together. If the
-    /// key never expires, the thread looks at it again after a quarter of a second, since a
-    /// renewal of the holder may set an expiry meanwhile. (If the two timeouts together are
-    /// shorter than that, such a key is just busy.)
+    /// and `PTTL`). Sends nothing if another thread of this process has the lock or waits for it.
+    /// Blocks only for the answers: at most the connect timeout and the response timeout together.
+    /// If the key never expires, the thread looks at it again after a quarter of a second, since a
+    /// renewal of the holder may set an expiry meanwhile. (If the two timeouts together are shorter
+    /// than that, such a key is just busy.)
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -264,9 +264,9 @@ impl Lock {
     ///
     /// - [`Error::NothingToAdopt`]: the lease ended, the key was deleted, the lock was adopted and
     ///   released, or it is on another server or under another prefix.
-    /// - [`Error::Lost`] with [`Taken`](crate::LostCause::Taken): somebody else has adopted the lock
-    ///   or, after that, taken it. With [`Expired`](crate::LostCause::Expired): the answer came after
-    ///   the lease.
+    /// - [`Error::Lost`] with [`Taken`](crate::LostCause::Taken): somebody else has adopted the
+    ///   lock or, after that, taken it. With [`Expired`](crate::LostCause::Expired): the answer
+    ///   came after the lease.
     /// - [`Error::AlreadyHeld`], [`Error::Stopped`]: this thread holds the lock, or the manager or
     ///   the handle was stopped. Nothing was sent.
     /// - [`Error::OuterLost`]: this thread holds another lock, which was lost. If that happened
@@ -360,8 +360,8 @@ impl Lock {
     ///
     /// If the closure fails, its own error, even if the lock was lost, too. That may be the
     /// [`Error`] of another lock, such as a [`Timeout`](Error::Timeout): [`Error::body_ran`] tells
-    /// it from one of this lock. Otherwise as for [`with_lock`](Lock::with_lock). [`Error`] converts into [`std::io::Error`], so a closure may
-    /// return [`std::io::Result`].
+    /// it from one of this lock. Otherwise as for [`with_lock`](Lock::with_lock). [`Error`]
+    /// converts into [`std::io::Error`], so a closure may return [`std::io::Result`].
     pub fn with_lock_result<T, E: From<Error>>(
         &self,
         body: impl FnOnce(&LockGuard) -> Result<T, E>,

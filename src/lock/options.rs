@@ -88,9 +88,9 @@ impl Lock {
     /// [`Error::InvalidOption`](crate::Error::InvalidOption) once no lease would extend the hold. A
     /// limit below the lease is refused when the lock is taken.
     ///
-    /// This limit protects from work that hangs and from guards that are forgotten. It also ends a deadlock of
-    /// two processes, but by taking locks away. A limited [`wait`](Lock::wait) ends a deadlock
-    /// without that.
+    /// This limit protects from work that hangs and from guards that are forgotten. It also ends a
+    /// deadlock of two processes, but by taking locks away. A limited [`wait`](Lock::wait) ends a
+    /// deadlock without that.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -125,9 +125,9 @@ impl Lock {
     /// With this, a script takes the place of the `SET`, still in one round trip. The script needs
     /// the right `+time` and a second key, the lock's counter: the prefix, `fence:`, and the Redis
     /// key in braces, such as `lock:fence:{lock:orders:42}`. (A key that has braces of its
-    /// own gets no others.) The counter holds the last fence. It expires a day (or two leases, if that is
-    /// longer) after the lock was last taken. If it holds anything else than a number, no lock is
-    /// taken: [`Error::Refused`](crate::Error::Refused) with the code `NOFENCE`.
+    /// own gets no others.) The counter holds the last fence. It expires a day (or two leases, if
+    /// that is longer) after the lock was last taken. If it holds anything else than a number, no
+    /// lock is taken: [`Error::Refused`](crate::Error::Refused) with the code `NOFENCE`.
     ///
     /// Take a lock always with a fence, or never: a resource cannot place a hold without one.
     ///
@@ -143,8 +143,8 @@ impl Lock {
     }
 
     /// For how long the lock stays taken at least, counted from when it was taken. By
-    /// default zero: no longer than it is held. A reentry with this option counts from that reentry,
-    /// and the longest time that any asked for holds.
+    /// default zero: no longer than it is held. A reentry with this option counts from that
+    /// reentry, and the longest time that any asked for holds.
     ///
     /// For a job that several processes start at about the same time, and that one of them shall
     /// run: if the job is done sooner than the clocks of the machines differ, a process that is
@@ -152,8 +152,8 @@ impl Lock {
     ///
     /// The outermost release before that time does not delete the key. It lets the key expire when
     /// the time is over: compare and `SET` in one script, as a release is compare and
-    /// delete. This thread and this process hold the lock no more: nothing renews it, the process may
-    /// exit, and [`unlock`](crate::LockGuard::unlock) returns
+    /// delete. This thread and this process hold the lock no more: nothing renews it, the process
+    /// may exit, and [`unlock`](crate::LockGuard::unlock) returns
     /// [`Unlocked::Kept`](crate::Unlocked::Kept). If the thread takes the lock again before that
     /// time, it waits like any other. The key's new value is `kept:` and the token. That is no
     /// token, so no late renewal keeps the key for longer, and no process deletes it because its
@@ -212,8 +212,8 @@ impl Lock {
     /// [`Error::Stopped`](crate::Error::Stopped). By default, nothing but a
     /// [shutdown](crate::LockManager::shutdown) of the manager ends them.
     ///
-    /// Once stopped, the lock cannot be taken through this `Lock` or its clones. A thread that holds
-    /// it still re-enters it.
+    /// Once stopped, the lock cannot be taken through this `Lock` or its clones. A thread that
+    /// holds it still re-enters it.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();

@@ -63,8 +63,8 @@ impl MultiLock {
 
     /// Sets options of the locks, by the setters of a [`Lock`]. The closure gets a lock and returns
     /// it: what it sets counts for each of them, but for the [`wait`](Lock::wait) and
-    /// [`stopped_by`](Lock::stopped_by), which count for the wait for all of them together. What was
-    /// taken when such a wait ends is given back.
+    /// [`stopped_by`](Lock::stopped_by), which count for the wait for all of them together. What
+    /// was taken when such a wait ends is given back.
     ///
     /// ```
     /// # use std::time::Duration;

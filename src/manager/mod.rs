@@ -30,8 +30,8 @@ use crate::waiting::waits::WaitingThread;
 /// [`Error::WouldDeadlock`].
 ///
 /// Dropping the last handle or guard ends the manager's threads. The drop waits for the keeper,
-/// renewer, callback, listener, sentinel and cluster threads, for each at most 0.1 s longer than the response
-/// timeout (a timeout below 0.1 s counts as 0.1 s).
+/// renewer, callback, listener, sentinel and cluster threads, for each at most 0.1 s longer than
+/// the response timeout (a timeout below 0.1 s counts as 0.1 s).
 ///
 /// The methods that take a lock exist here, with a key, and on a [`Lock`]. A `Lock` also has
 /// options, [`holder`](Lock::holder) and [`force_unlock`](Lock::force_unlock).
@@ -231,14 +231,16 @@ impl LockManager {
     /// each, and for how long. For operators and their tools.
     ///
     /// The survey sends nothing until it is iterated. Then it walks through all keys of the
-    /// database, on each master of a cluster, by `SCAN` in steps of less than a millisecond, and looks
-    /// at what it finds (`GETRANGE` and `PTTL`, in batches). So it takes two round trips for each 500
-    /// keys of the database. It needs the rights `+scan +getrange +pttl`. Each step blocks for the
-    /// answer, at most for the response timeout. When `limit` is over, the next step is an error.
+    /// database, on each master of a cluster, by `SCAN` in steps of less than a millisecond, and
+    /// looks at what it finds (`GETRANGE` and `PTTL`, in batches). So it takes two round trips for
+    /// each 500 keys of the database. It needs the rights `+scan +getrange +pttl`. Each step blocks
+    /// for the answer, at most for the response timeout. When `limit` is over, the next step is an
+    /// error.
     ///
-    /// What is there from beginning to end is found, once. A lock that is taken or released meanwhile
-    /// may be found or not, and in a cluster also one whose slot moves. The survey remembers the keys
-    /// that it has found. The counters of [fenced](Lock::fenced) locks are left out.
+    /// What is there from beginning to end is found, once. A lock that is taken or released
+    /// meanwhile may be found or not, and in a cluster also one whose slot moves. The survey
+    /// remembers the keys that it has found. The counters of [fenced](Lock::fenced) locks are left
+    /// out.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -267,8 +269,8 @@ impl LockManager {
     ///
     /// Takes a lock with a key of its own (the prefix and `relatch-check-`), renews it, looks at it
     /// and deletes it. Then, of each server that has locks: whether an invalidation comes, how long
-    /// a round trip takes (21 of `PING`), its clock (`TIME`), and what `INFO` says of its version, its
-    /// role, evictions and replicas. Without the right to `TIME` or `INFO`, there is a warning.
+    /// a round trip takes (21 of `PING`), its clock (`TIME`), and what `INFO` says of its version,
+    /// its role, evictions and replicas. Without the right to `TIME` or `INFO`, there is a warning.
     /// A failure ends the examination, since it would be the cause of others. No lock of a program
     /// is touched.
     ///
@@ -312,7 +314,7 @@ impl LockManager {
     /// [`process::exit`](std::process::exit). Without it, other processes would have to wait until
     /// the leases end. Threads that hold locks can finish their work, and re-enter what they hold.
     /// What this thread holds itself is listed, and not waited for. Detached holds are waited for,
-    /// whoever has them. All clones of the manager are shut down with it, for ever.
+    /// in whatever thread they are. All clones of the manager are shut down with it, for ever.
     ///
     /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response
     /// timeout together) if a command is under way by then. Sends nothing. Three things may be left
@@ -343,9 +345,9 @@ impl LockManager {
     /// after.
     ///
     /// Sends one compare-and-delete for each lock, and blocks for at most the response timeout
-    /// longer than `shutdown`, or by one answer longer if a command is under way by then: its thread
-    /// gets no lock, and gives back what that command took. Keys that could not be deleted expire
-    /// with their leases.
+    /// longer than `shutdown`, or by one answer longer if a command is under way by then: its
+    /// thread gets no lock, and gives back what that command took. Keys that could not be deleted
+    /// expire with their leases.
     ///
     /// ```
     /// # use std::time::Duration;

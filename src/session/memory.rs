@@ -14,16 +14,16 @@ use crate::session::Session;
 use crate::store::Store;
 use crate::waiting::core::Core;
 
-/// The longest time that passes in one call of [`MemoryControls::advance`]. A hold is renewed all the way. So
-/// without this limit, a call with `Duration::MAX` would not return.
+/// The longest time that passes in one call of [`MemoryControls::advance`]. A hold is renewed all
+/// the way. So without this limit, a call with `Duration::MAX` would not return.
 const LONGEST_ADVANCE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// The controls of a manager [in memory](crate::LockManager::in_memory), for tests: what a Redis,
 /// its operators and its network do to locks. [`LockManager::memory`](crate::LockManager::memory)
 /// returns them.
 ///
-/// *How time works:* a lease goes by the real clock. [`advance`](MemoryControls::advance) makes each lease
-/// older, and nothing else. Waits, timeouts and `held_for` go by the real clock alone.
+/// *How time works:* a lease goes by the real clock. [`advance`](MemoryControls::advance) makes
+/// each lease older, and nothing else. Waits, timeouts and `held_for` go by the real clock alone.
 ///
 /// ```
 /// use std::time::Duration;
@@ -57,8 +57,8 @@ impl MemoryControls {
     /// wait.
     ///
     /// [`LostCause::Expired`] is what happens to a process that was stopped for longer than the
-    /// lease, and [`LostCause::Deleted`] what a `DEL` or `FLUSHALL` does, or a failover that loses the
-    /// lock.
+    /// lease, and [`LostCause::Deleted`] what a `DEL` or `FLUSHALL` does, or a failover that loses
+    /// the lock.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -82,10 +82,11 @@ impl MemoryControls {
     ///
     /// Each renewal that falls due in that time is done in its turn, on the calling thread. So a
     /// hold that is renewed stays, until [`max_hold`](crate::Lock::max_hold) ends it or an
-    /// [outage](MemoryControls::go_away) outlasts its lease. Other holds whose leases are over are lost. The
-    /// time for which a lock is [kept](crate::Lock::keep_at_least) and the time of an outage pass as
-    /// well. A lock that another thread takes meanwhile does not get older. (A thousand renewals
-    /// take about a millisecond: with the default lease, that is a span of three hours.)
+    /// [outage](MemoryControls::go_away) outlasts its lease. Other holds whose leases are over are
+    /// lost. The time for which a lock is [kept](crate::Lock::keep_at_least) and the time of an
+    /// outage pass as well. A lock that another thread takes meanwhile does not get older. (A
+    /// thousand renewals take about a millisecond: with the default lease, that is a span of three
+    /// hours.)
     ///
     /// A longer span than 30 days counts as 30 days.
     ///
@@ -106,10 +107,10 @@ impl MemoryControls {
     /// [`Error::Unavailable`](crate::Error::Unavailable) or, in a release, with
     /// [`Error::Unconfirmed`](crate::Error::Unconfirmed). Does not wait.
     ///
-    /// The renewals fail, too. A renewed hold lives on for what is left of its lease, and is lost if
-    /// the outage lasts longer. What failed is done half a second after the outage at the latest.
-    /// [`advance`](MemoryControls::advance) makes the outage pass. A second call during an outage makes it
-    /// longer, never shorter.
+    /// The renewals fail, too. A renewed hold lives on for what is left of its lease, and is lost
+    /// if the outage lasts longer. What failed is done half a second after the outage at the
+    /// latest. [`advance`](MemoryControls::advance) makes the outage pass. A second call during an
+    /// outage makes it longer, never shorter.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -5,13 +5,12 @@
 //! answer: its own map, the queue of its process, Redis. A thread that gives a lock back goes the
 //! same way: out of the map, out of Redis, and then the turn in the queue goes to the next thread.
 //!
-//! [`taking`] has what `enter` calls, and [`release`] the seven steps of a release. [`several`] takes
-//! many locks. [`upkeep`]
-//! is for a lock while it is held, [`looking`] for one that somebody else may hold, [`report`] for
-//! what goes on now, [`handing_over`] for a hold that moves to another thread or process
-//! ([`adoptions`] counts what is under way of that), [`setup`] and [`shutdown`] for the begin and the
-//! end of a manager, and [`memory`] for managers without a Redis.
-//! This room may use `acquire`, `keeping`, `waiting`, `hold`, `store` and `base`.
+//! [`taking`] has what `enter` calls, and [`release`] the seven steps of a release. [`several`]
+//! takes many locks. [`upkeep`] is for a lock while it is held, [`looking`] for one that somebody
+//! else may hold, [`report`] for what goes on now, [`handing_over`] for a hold that moves to
+//! another thread or process ([`adoptions`] counts what is under way of that), [`setup`] and
+//! [`shutdown`] for the begin and the end of a manager, and [`memory`] for managers without a
+//! Redis. This room may use `acquire`, `keeping`, `waiting`, `hold`, `store` and `base`.
 
 mod several;
 mod handing_over;
@@ -85,8 +84,8 @@ impl Session {
         let options = &self.suited(options);
         self.own_process(now)?;
 
-        // 1. The thread's map. If this thread holds the lock, the depth grows by one, and nothing is
-        //    sent.
+        // 1. The thread's map. If this thread holds the lock, the depth grows by one, and nothing
+        //    is sent.
         if let Some(held) = thread_map::reenter(self.id, name.as_str(), options, now)? {
             self.core.counters.reentered.add(1);
             return Ok(held);
@@ -97,8 +96,8 @@ impl Session {
 
         let take = || {
             // 2. The queue of this process. One thread at a time asks Redis for a key. The others
-            //    wait behind it. For a few milliseconds (`Builder::local_handoff`), the one in front
-            //    takes the lock for the next one, in the round trip of its own release.
+            //    wait behind it. For a few milliseconds (`Builder::local_handoff`), the one in
+            //    front takes the lock for the next one, in the round trip of its own release.
             let joined = self.join_queue(&wait, &claim)?;
 
             // 3. Redis. The thread asks. If the lock is busy, the thread sleeps until the key

@@ -13,8 +13,8 @@ use crate::session::release;
 use crate::session::thread_map;
 use crate::waiting::queue::WaitQueue;
 
-/// How often to look whether a hold without a turn has ended, and whether the keeper has deleted the
-/// keys.
+/// How often to look whether a hold without a turn has ended, and whether the keeper has deleted
+/// the keys.
 const LOOKS_EVERY: Duration = Duration::from_millis(5);
 
 impl Session {

@@ -53,8 +53,8 @@ impl Session {
         })
     }
 
-    /// What an attempt to take a lock needs. The token is drawn before the turn comes: the thread in
-    /// front may send the claim with its release.
+    /// What an attempt to take a lock needs. The token is drawn before the turn comes: the thread
+    /// in front may send the claim with its release.
     pub(super) fn ask_for(&self, name: Name<'_>, options: &Options) -> Result<Asked, Error> {
         let key = Key::new(&self.core.settings.prefix, name)?;
         let counter = if options.fenced {

@@ -1,9 +1,9 @@
-//! Where the keys are: in Redis, or in the memory of this process. The seam between the lock and the
-//! client.
+//! Where the keys are: in Redis, or in the memory of this process. The seam between the lock and
+//! the client.
 //!
-//! [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the commands of a
-//! lock. [`memory`] has the keys of this process, and [`disabled`] none. What comes back is in small
-//! enums. Only `keeping` above knows that there are servers: a thread renews for each node.
+//! [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the commands
+//! of a lock. [`memory`] has the keys of this process, and [`disabled`] none. What comes back is in
+//! small enums. Only `keeping` above knows that there are servers: a thread renews for each node.
 //! This room may use `client` and `base`.
 
 mod connection;

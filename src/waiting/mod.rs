@@ -2,12 +2,11 @@
 //!
 //! [`queues`] lets one thread of the process at a time ask Redis for a key. [`queue`] decides whose
 //! turn is next, [`place`] what the others do meanwhile, `table` has all queues, [`waiter`] is one
-//! thread in a queue, and [`handoff`] says for how long a process may keep the lock to itself; `past`
-//! is what one turn leaves to the next, and `contention` estimates how many other processes wait.
-//! [`wait`] is what one thread waits for: [`patience`] says when a silent Redis is an outage,
+//! thread in a queue, and [`handoff`] says for how long a process may keep the lock to itself;
+//! `past` is what one turn leaves to the next, and `contention` estimates how many other processes
+//! wait. [`wait`] is what one thread waits for: [`patience`] says when a silent Redis is an outage,
 //! [`deadlocks`] when a wait would never end, and [`waits`] lists who waits. [`core`] has what the
-//! threads of a manager share.
-//! This room may use `wakeups`, `hold`, `store` and `base`.
+//! threads of a manager share. This room may use `wakeups`, `hold`, `store` and `base`.
 
 pub(crate) mod core;
 pub(crate) mod queues;

@@ -7,14 +7,14 @@ use crate::base::random::{between, fraction};
 use crate::waiting::contention::Contention;
 use crate::waiting::handoff::HandoffBudget;
 
-/// After a spent budget, a process pauses. The pause is 1/24 of the time for which the process had the
-/// lock, within the bounds below, and a random part of up to a third more. It gives the waiters of
-/// other processes time to ask: Redis wakes them only after the release.
+/// After a spent budget, a process pauses. The pause is 1/24 of the time for which the process had
+/// the lock, within the bounds below, and a random part of up to a third more. It gives the waiters
+/// of other processes time to ask: Redis wakes them only after the release.
 const PART: u32 = 24;
 
-/// The shortest pause. A waiter that Redis wakes needs about one round trip to ask. The first command
-/// of the process that pauses needs as long, so the distance to Redis need not be added. The shortest
-/// pause is three times as long if rivals are known: they may poll, or be woken late.
+/// The shortest pause. A waiter that Redis wakes needs about one round trip to ask. The first
+/// command of the process that pauses needs as long, so the distance to Redis need not be added.
+/// The shortest pause is three times as long if rivals are known: they may poll, or be woken late.
 pub(super) const SHORTEST: Duration = Duration::from_micros(250);
 
 /// The longest pause, without the part that chance adds. It is enough for most waiters that are

@@ -135,8 +135,8 @@ impl Patience {
     }
 
     /// True if a silence has lasted too long: for as long as an outage is tolerated, or for its
-    /// `outage_after` when the deadline has come. The silence counts from when this caller asked for
-    /// the lock, at the earliest. (A single try ends by its deadline alone.)
+    /// `outage_after` when the deadline has come. The silence counts from when this caller asked
+    /// for the lock, at the earliest. (A single try ends by its deadline alone.)
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
         let at_the_deadline = self.deadline <= now && lasted >= silence.outage_after;

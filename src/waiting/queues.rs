@@ -67,8 +67,8 @@ pub(crate) struct UnusedClaim {
 const OUTSIDE: u64 = 0;
 
 impl WaitQueues {
-    /// Waits for the turn in the queue `name`. A caller that tries only once (`Patience::once`) does
-    /// not wait. If the caller has to wait, a thread in front may send the claim for it.
+    /// Waits for the turn in the queue `name`. A caller that tries only once (`Patience::once`)
+    /// does not wait. If the caller has to wait, a thread in front may send the claim for it.
     pub(crate) fn join(
         self: &Arc<WaitQueues>,
         name: &Arc<str>,
@@ -307,8 +307,8 @@ impl Turn {
         });
     }
 
-    /// Notes that the release begins, so that the next thread gets ready. Returns that thread if the
-    /// lock is to be handed off to it: then its claim has to be sent behind the release.
+    /// Notes that the release begins, so that the next thread gets ready. Returns that thread if
+    /// the lock is to be handed off to it: then its claim has to be sent behind the release.
     ///
     /// `None` if the thread may give up before the answer comes, which is at `answer_by` at the
     /// latest; or if the process has had the lock for longer than `limit`.

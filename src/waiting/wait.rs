@@ -93,9 +93,9 @@ impl<'a> Wait<'a> {
         Ok(())
     }
 
-    /// Lists the thread as waiting, and as blocked, since it is about to sleep. Redis has named this
-    /// holder, if any. Returns why the thread must not sleep, if it must not. The caller may hold a
-    /// lock.
+    /// Lists the thread as waiting, and as blocked, since it is about to sleep. Redis has named
+    /// this holder, if any. Returns why the thread must not sleep, if it must not. The caller may
+    /// hold a lock.
     pub(crate) fn before_sleep(&self, seen: Option<&Holder>) -> Result<(), MustNotWait> {
         self.may_go_on()?;
         self.deadlock.begins(seen).map_err(MustNotWait::Deadlock)?;

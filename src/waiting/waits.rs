@@ -234,8 +234,8 @@ impl<'a> ListedWait<'a> {
     }
 
     /// Says that the thread is about to sleep: once, and again after 5 s, 10 s, 20 s and so on.
-    /// Returns when it has to be called next. This calls the program's logger, so the caller holds no
-    /// lock.
+    /// Returns when it has to be called next. This calls the program's logger, so the caller holds
+    /// no lock.
     pub(crate) fn announce(&self, awaited: impl Fn(Moment) -> Awaited) -> Moment {
         self.begins();
         let now = Moment::now();

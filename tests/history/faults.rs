@@ -199,9 +199,9 @@ impl Scene {
         }
     }
 
-    /// Whether sentinels have replaced a master that was well. On a busy machine, a new master may be
-    /// silent for longer than they wait. They may then promote a server that was started again, and
-    /// has no data yet. Which replicas had acknowledged a lock does not matter then.
+    /// Whether sentinels have replaced a master that was well. On a busy machine, a new master may
+    /// be silent for longer than they wait. They may then promote a server that was started again,
+    /// and has no data yet. Which replicas had acknowledged a lock does not matter then.
     pub(crate) fn was_replaced_uncalled(&self) -> bool {
         self.weather == Weather::Failovers && self.servers.switches() as u64 > self.strikes
     }

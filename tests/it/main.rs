@@ -1,7 +1,7 @@
 //! The integration tests, against real servers; faults come from the proxy in `tests/rig`.
 //!
-//! Each folder has a `mod.rs` that says what is in each of its files. A test named `row_NN_...` is a
-//! fault of the table in `docs/guarantees.md`.
+//! Each folder has a `mod.rs` that says what is in each of its files. A test named `row_NN_...` is
+//! a fault of the table in `docs/guarantees.md`.
 
 // Here, `#[test]` is the one of `tests/limit`: a test that hangs ends the run, and is named.
 #[macro_use(test)]

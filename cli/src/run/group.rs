@@ -11,7 +11,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group {
     pub(crate) leader: Pid,
-    /// The group of whoever called us, if the job is in it. It is not alone there.
+    /// The group of the process that called this one, if the job is in it. It is not alone there.
     pub(crate) shared: Option<Pid>,
 }
 
@@ -99,8 +99,8 @@ fn descendants(_root: Pid) -> Vec<Process> {
 
 #[cfg(target_os = "linux")]
 impl Process {
-    /// Reads a line of `/proc/N/stat`: `N (name) state parent group ...`. The name may have anything
-    /// in it. `None` if the process has ended.
+    /// Reads a line of `/proc/N/stat`: `N (name) state parent group ...`. The name may have
+    /// anything in it. `None` if the process has ended.
     fn read(pid: i32, stat: &[u8]) -> Option<Process> {
         let name_ends = stat.iter().rposition(|byte| *byte == b')')?;
         let mut fields = str::from_utf8(&stat[name_ends + 1..])

@@ -1,9 +1,9 @@
 //! The guard: the process between the wrapper and the job. It is this program, run again.
 //!
 //! The wrapper may be killed, and then nobody renews the lock. The guard sees the end of the socket
-//! that leads to the wrapper, and ends the job: the signal, the time that it has, and the kill, until
-//! no process is left. If the wrapper is stopped instead, the time passes until which the lock is
-//! known to be good, and the guard kills the job then.
+//! that leads to the wrapper, and ends the job: the signal, the time that it has, and the kill,
+//! until no process is left. If the wrapper is stopped instead, the time passes until which the
+//! lock is known to be good, and the guard kills the job then.
 //!
 //! The guard is the job's parent, and on Linux adopts what the job leaves behind: so a process that
 //! leaves the group is still found. If the guard itself is killed, the wrapper adopts them.

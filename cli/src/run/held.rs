@@ -21,8 +21,8 @@ pub(crate) struct Manager {
     cause: Arc<OnceLock<String>>,
 }
 
-/// Makes the manager. A loss becomes an event. Sends nothing yet: the wait for the lock also bridges
-/// a short outage.
+/// Makes the manager. A loss becomes an event. Sends nothing yet: the wait for the lock also
+/// bridges a short outage.
 pub(crate) fn manager(common: &Common, events: &Sender<Event>) -> Result<Manager, Failure> {
     let cause = Arc::new(OnceLock::new());
     let told = Arc::clone(&cause);

@@ -1,7 +1,8 @@
-//! The life of a run, from the start of the job to the release: what is done when something happens.
+//! The life of a run, from the start of the job to the release: what is done when something
+//! happens.
 //!
-//! Nothing here knows a process or a clock: an event comes with the time, and actions come back. The
-//! rules, in this order:
+//! Nothing here knows a process or a clock: an event comes with the time, and actions come back.
+//! The rules, in this order:
 //!
 //! | what | when | what is done |
 //! |---|---|---|

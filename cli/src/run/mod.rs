@@ -2,8 +2,8 @@
 //!
 //! [`life`] decides what is done when something happens, and knows no process. [`job`] has the
 //! processes, [`guard`] is the one that stays if this one is killed, [`group`] finds and kills,
-//! [`line`] is what the two say to each other, [`signals`] what others send. [`held`] has the locks,
-//! [`nested`] those of the runs around this one, and [`report`] what is said in the end.
+//! [`line`] is what the two say to each other, [`signals`] what others send. [`held`] has the
+//! locks, [`nested`] those of the runs around this one, and [`report`] what is said in the end.
 
 mod group;
 pub(crate) mod guard;
@@ -309,7 +309,7 @@ fn act(action: Action, job: &Job, options: &Run) {
         Action::KillGuard => job.kill_guard(),
         Action::StopAll => {
             job.signal(SIGSTOP);
-            // Only this process: whoever stopped it has stopped the others that it meant.
+            // Only this process: what stopped it has stopped the others that it meant.
             let _ = rustix::process::kill_process(
                 rustix::process::getpid(),
                 rustix::process::Signal::STOP,

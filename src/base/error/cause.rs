@@ -79,9 +79,9 @@ pub enum TlsCause {
 pub enum SystemCause {
     /// The system did not start a thread.
     ///
-    /// Making a manager with a Redis starts a thread. The first hold that is renewed, or whose loss is to be
-    /// reported, starts others. If the caller was taking a lock, the lock was released again. If
-    /// the caller already held the lock, it still does.
+    /// Making a manager with a Redis starts a thread. The first hold that is renewed, or whose loss
+    /// is to be reported, starts others. If the caller was taking a lock, the lock was released
+    /// again. If the caller already held the lock, it still does.
     #[error("a thread that the lock manager needs cannot be started")]
     NoThread,
     /// The system gave no random bits for a token. Nothing was sent.

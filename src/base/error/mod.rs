@@ -238,8 +238,8 @@ pub enum Error {
     ///
     /// A cycle does not count if another thread's wait ends before this thread would give up. So if
     /// all threads wait for the same limited time, the one that began first gets a
-    /// [`Timeout`](Error::Timeout), and none gets this error. A hold whose loss this process has not
-    /// noticed yet counts as a hold.
+    /// [`Timeout`](Error::Timeout), and none gets this error. A hold whose loss this process has
+    /// not noticed yet counts as a hold.
     ///
     /// ```
     /// # use relatch::{Error, LockManager};
@@ -258,7 +258,8 @@ pub enum Error {
     /// ```
     ///
     /// If the cycle has one thread, this thread itself holds the lock, through another
-    /// [`LockManager`](crate::LockManager). Reentry works within one manager: clone it in place of making a second one.
+    /// [`LockManager`](crate::LockManager). Reentry works within one manager: clone it in place of
+    /// making a second one.
     #[error("{}", would_deadlock(cycle))]
     #[non_exhaustive]
     WouldDeadlock {
@@ -301,9 +302,9 @@ pub enum Error {
 
     /// No key in Redis has anything to do with this parcel.
     ///
-    /// Nobody can tell which of these it is: the lease ran out, or the key was deleted; the lock was
-    /// adopted already, and released since; or this manager has another prefix or another server
-    /// than the one that handed the lock over.
+    /// Nobody can tell which of these it is: the lease ran out, or the key was deleted; the lock
+    /// was adopted already, and released since; or this manager has another prefix or another
+    /// server than the one that handed the lock over.
     #[error(
         "lock {key:?} cannot be adopted: redis key {redis_key:?} does not exist (its lease ran out, it was \
          adopted and released, or the sender uses another prefix or server)"

@@ -26,10 +26,10 @@ pub(crate) fn is_whole(raw: &str) -> bool {
 #[non_exhaustive]
 pub struct Holder {
     /// The key's value in Redis: the holder's token, a value of another program, or, for a lock
-    /// that is [kept](crate::Lock::keep_at_least), `kept:` and the token of who kept it. Of a longer
-    /// value, these are the first 256 bytes. Bytes that are not UTF-8 are replaced by `U+FFFD`.
-    /// [`force_unlock_if`](crate::Lock::force_unlock_if) refuses what may have been changed in this
-    /// way.
+    /// that is [kept](crate::Lock::keep_at_least), `kept:` and the token of who kept it. Of a
+    /// longer value, these are the first 256 bytes. Bytes that are not UTF-8 are replaced by
+    /// `U+FFFD`. [`force_unlock_if`](crate::Lock::force_unlock_if) refuses what may have been
+    /// changed in this way.
     pub raw: String,
     /// The key's TTL: how long the key exists unless its lease is renewed. `None` if it never
     /// expires.
@@ -38,8 +38,8 @@ pub struct Holder {
     ///
     /// Only [`Lock::holder`](crate::Lock::holder) asks for it, on a lock that is
     /// [`fenced`](crate::Lock::fenced). If the holder took the lock without a fence, this is the
-    /// fence of an earlier hold. `None` if the counter is gone or, in a cluster, on its way to another
-    /// node.
+    /// fence of an earlier hold. `None` if the counter is gone or, in a cluster, on its way to
+    /// another node.
     pub fence: Option<u64>,
 }
 
@@ -58,8 +58,8 @@ impl Holder {
         Holder { fence, ..self }
     }
 
-    /// The same holder, after some time in which its lease was not renewed. (Redis reports a renewal
-    /// to those who wait, as any change of the key.)
+    /// The same holder, after some time in which its lease was not renewed. (Redis reports a
+    /// renewal to the threads that wait, as any change of the key.)
     pub(crate) fn after(&self, time: Duration) -> Holder {
         let remaining = self.remaining.map(|left| left.saturating_sub(time));
         Holder {

@@ -94,7 +94,8 @@ impl Histogram {
 
     /// All bounds that a histogram has, the shortest first, also where nothing is: 1 µs, 2 µs, 4 µs
     /// and so on, up to 2^38 µs (three days). For each bound, how many durations are below it. So
-    /// the numbers never fall, and [`count`](Histogram#structfield.count) is that for a bound without end.
+    /// the numbers never fall, and [`count`](Histogram#structfield.count) is that for a bound
+    /// without end.
     ///
     /// The bounds are the same for every histogram, and in every process: a monitoring system can
     /// add up histograms, and subtract an earlier one.

@@ -196,7 +196,8 @@ impl ServerConnection {
         answer
     }
 
-    /// The result of a script. If a right was missing, the failure names those that the script needs.
+    /// The result of a script. If a right was missing, the failure names those that the script
+    /// needs.
     pub(super) fn conclude<T>(
         &mut self,
         script: &Script,

@@ -49,10 +49,10 @@ impl ServerConnection {
     }
 
     /// Runs a script for each key, by its hash. What Redis refuses because it does not know the
-    /// script is sent once more. The first of these commands then has the text, and makes the script
-    /// known to the others. (It is one that this node executes, and does not redirect.) If the
-    /// script is unknown even then, the answer is the second copy of another one, and the script may
-    /// have been executed.
+    /// script is sent once more. The first of these commands then has the text, and makes the
+    /// script known to the others. (It is one that this node executes, and does not redirect.) If
+    /// the script is unknown even then, the answer is the second copy of another one, and the
+    /// script may have been executed.
     ///
     /// A batch with more than one key follows no redirect.
     pub(crate) fn run_all(

@@ -54,8 +54,8 @@ pub(crate) struct Cluster {
     /// The thread that reads the map.
     thread: Background,
     on_move: Arc<OnMove>,
-    /// One server was taken to have all keys, until its login or a redirect showed the cluster. So the
-    /// first map may move keys.
+    /// One server was taken to have all keys, until its login or a redirect showed the cluster. So
+    /// the first map may move keys.
     was_one: bool,
 }
 

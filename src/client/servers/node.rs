@@ -61,8 +61,8 @@ pub(crate) enum Location {
 impl Common {
     /// # Errors
     ///
-    /// [`Error::InvalidOption`] if all replicas are to acknowledge a lock and no sentinel says how many
-    /// there are; an error of the system if the pools' thread cannot be started.
+    /// [`Error::InvalidOption`] if all replicas are to acknowledge a lock and no sentinel says how
+    /// many there are; an error of the system if the pools' thread cannot be started.
     pub(crate) fn new(access: Access, settings: &Settings) -> Result<Common, Error> {
         let &Settings {
             connect_timeout,
@@ -255,7 +255,8 @@ impl Node {
                 opened
                     .map(|(link, _)| link)
                     .map_err(|failure| match failure {
-                        // A node has left, and another server has its address. The next map says more.
+                        // A node has left, and another server has its address. The next map says
+                        // more.
                         Failure::Refused(refusal) if refusal.code == NO_NODE => {
                             Failure::NotSent(refusal.into())
                         }

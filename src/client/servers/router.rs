@@ -201,9 +201,9 @@ impl Router {
         Some((cluster.node_at(to), asks))
     }
 
-    /// The cluster. If the URL names a single server, and that is a node of a cluster: the first call
-    /// makes the cluster, which asks that server first, and retires the `Node` that was used for it
-    /// so far. `None` if sentinels name the server.
+    /// The cluster. If the URL names a single server, and that is a node of a cluster: the first
+    /// call makes the cluster, which asks that server first, and retires the `Node` that was used
+    /// for it so far. `None` if sentinels name the server.
     fn become_cluster(&self) -> Option<&Arc<Cluster>> {
         if let Nodes::One(one) = self.nodes() {
             let endpoint = one.endpoint()?;

@@ -194,8 +194,8 @@ mod tests {
         }
     }
 
-    /// The first vector is that of the specification. `CLUSTER KEYSLOT` of Redis judges in the tests
-    /// of `tests/it/many/cluster.rs`.
+    /// The first vector is that of the specification. `CLUSTER KEYSLOT` of Redis judges in the
+    /// tests of `tests/it/many/cluster.rs`.
     #[test]
     fn the_slot_of_a_key_is_that_of_its_tag() {
         assert_eq!(crc16(b"123456789"), 0x31C3);

@@ -22,7 +22,8 @@ impl Address {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`] if `tls` cannot work, or was given for a URL that does not ask for TLS.
+    /// [`Error::InvalidOption`] if `tls` cannot work, or was given for a URL that does not ask for
+    /// TLS.
     pub(crate) fn with_tls(self, tls: Option<Tls>) -> Result<Target, Error> {
         let Address {
             servers,
@@ -82,8 +83,8 @@ impl Target {
     }
 
     /// Sets the login of the sentinels, and their settings of TLS: by default, those of the master.
-    /// What a sentinel says is believed, so it must not be easier to stand in for a sentinel than for
-    /// the master.
+    /// What a sentinel says is believed, so it must not be easier to stand in for a sentinel than
+    /// for the master.
     pub(crate) fn set_sentinels(
         &mut self,
         login: Option<Login>,

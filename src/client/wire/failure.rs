@@ -119,9 +119,9 @@ impl Failure {
         }
     }
 
-    /// Turns the failure of a listener's test, which changes a key of the manager's own, into that of
-    /// an attempt that is repeated: a refusal may pass. But a missing right stays missing, so `NOPERM`
-    /// stays a refusal. So does `MOVED`: the listener then looks for the node anew.
+    /// Turns the failure of a listener's test, which changes a key of the manager's own, into that
+    /// of an attempt that is repeated: a refusal may pass. But a missing right stays missing, so
+    /// `NOPERM` stays a refusal. So does `MOVED`: the listener then looks for the node anew.
     pub(crate) fn of_a_trial(self) -> Failure {
         match self {
             Failure::Refused(refusal) if !matches!(&*refusal.code, "NOPERM" | "MOVED") => {

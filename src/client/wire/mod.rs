@@ -1,11 +1,11 @@
 //! One connection: how it is opened, its bytes, its deadlines, and why a command has no result.
 //!
-//! [`pool`] lends links. [`login`] opens one. [`link`] counts its replies, [`stream`] has its bytes,
-//! [`socket`] its deadlines, and [`tls`] its cryptography. [`subscription`] is one that receives
-//! messages. [`endpoint`] is where it leads, [`resp`] the bytes of commands and replies. [`failure`]
-//! says why a command has no result, and whether Redis executed it; [`refusal`] is an error that the
-//! server sent, and `io_error` says what an error of the socket or of TLS means for the connection.
-//! This room may use `base`.
+//! [`pool`] lends links. [`login`] opens one. [`link`] counts its replies, [`stream`] has its
+//! bytes, [`socket`] its deadlines, and [`tls`] its cryptography. [`subscription`] is one that
+//! receives messages. [`endpoint`] is where it leads, [`resp`] the bytes of commands and replies.
+//! [`failure`] says why a command has no result, and whether Redis executed it; [`refusal`] is an
+//! error that the server sent, and `io_error` says what an error of the socket or of TLS means for
+//! the connection. This room may use `base`.
 
 pub(crate) mod pool;
 pub(crate) mod login;

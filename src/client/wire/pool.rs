@@ -285,11 +285,11 @@ fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
 
 /// A link to send commands over.
 pub(crate) enum Lent {
-    /// It belongs to the pool. Dropping this gives the link back, or closes it if it must not be used
-    /// again.
+    /// It belongs to the pool. Dropping this gives the link back, or closes it if it must not be
+    /// used again.
     OfPool(BorrowedSlot, Arc<Pool>),
-    /// It belongs to one thread: the keeper, or a caller whose command must not go over a connection
-    /// that may be dead.
+    /// It belongs to one thread: the keeper, or a caller whose command must not go over a
+    /// connection that may be dead.
     Own(Box<Link>),
 }
 
@@ -334,8 +334,8 @@ impl Drop for Lent {
     }
 }
 
-/// What r2d2 lends. It is never broken for r2d2, even without a link: if r2d2 dropped a slot, it would
-/// not wake a thread that waits for one.
+/// What r2d2 lends. It is never broken for r2d2, even without a link: if r2d2 dropped a slot, it
+/// would not wake a thread that waits for one.
 pub(crate) type Slot = Option<Box<Link>>;
 
 /// What r2d2 needs to make slots.

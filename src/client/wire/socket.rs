@@ -23,7 +23,8 @@ pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 /// keep firewalls from dropping an idle connection, and end a connection whose other end is gone.
 const ASKED_AFTER: Duration = Duration::from_secs(30);
 
-/// A socket that reads and writes until a deadline: that of the last call of [`until`](Self::until).
+/// A socket that reads and writes until a deadline: that of the last call of
+/// [`until`](Self::until).
 pub(super) struct Socket {
     handle: Arc<Handle>,
     /// The current timeout of the handle.

@@ -53,14 +53,14 @@ impl Builder {
         self
     }
 
-    /// How connections to the sentinels use TLS, if their certificates need other settings than those
-    /// of the master; `None`: they use no TLS, although those to the master do. By default,
+    /// How connections to the sentinels use TLS, if their certificates need other settings than
+    /// those of the master; `None`: they use no TLS, although those to the master do. By default,
     /// connections to the sentinels use TLS if those to the master do, with the same settings.
     ///
     /// `None` is only for sentinels that nobody else can stand in for: the manager believes which
-    /// server a sentinel names, and trusts that server if its certificate is valid for the name. Who
-    /// answers in the place of a sentinel names a server of its own, with a certificate of its own,
-    /// and gets the password of the URL. It then decides who has the locks. (If
+    /// server a sentinel names, and trusts that server if its certificate is valid for the name.
+    /// Who answers in the place of a sentinel names a server of its own, with a certificate of its
+    /// own, and gets the password of the URL. It then decides who has the locks. (If
     /// [`Tls::roots`](crate::Tls::roots) trusts an authority that issues certificates to your
     /// servers only, or with [`Tls::server_name`](crate::Tls::server_name), there is no such
     /// certificate.)
@@ -120,9 +120,9 @@ impl Builder {
     ///
     /// Resolving a host name comes before this limit. It counts toward the limit of
     /// [`build`](Builder::build) or of a wait, but nothing can cut it short. (With sentinels, this
-    /// limit includes it, and the time to ask them.) If the name has several addresses, each gets half of what is left
-    /// of this time, and the last one all: for the connection and for the login. The address
-    /// of the last login that succeeded is tried first.
+    /// limit includes it, and the time to ask them.) If the name has several addresses, each gets
+    /// half of what is left of this time, and the last one all: for the connection and for the
+    /// login. The address of the last login that succeeded is tried first.
     ///
     /// ```
     /// # use std::time::Duration;

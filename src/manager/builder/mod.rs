@@ -84,9 +84,9 @@ impl LockManager {
 
 impl Builder {
     /// A builder with the URL that the environment variable `RELATCH_URL` or, if that is not set,
-    /// `REDIS_URL` names. An empty variable counts as not set. Sends nothing. What is wrong with the
-    /// variables is an error of [`build`](Builder::build): [`Error::Setup`] (`NoAddress`) if neither is
-    /// set.
+    /// `REDIS_URL` names. An empty variable counts as not set. Sends nothing. What is wrong with
+    /// the variables is an error of [`build`](Builder::build): [`Error::Setup`] (`NoAddress`) if
+    /// neither is set.
     ///
     /// ```
     /// match relatch::Builder::from_env().prefix("shop:lock:").build_lazily() {
@@ -191,17 +191,17 @@ impl Builder {
     }
 
     /// How long a wait goes on while Redis gives no proper answer: a wait with a limit until that
-    /// limit, or for as long as this, whichever is shorter. Defaults to 10 seconds, counted from the
-    /// first attempt without an answer.
+    /// limit, or for as long as this, whichever is shorter. Defaults to 10 seconds, counted from
+    /// the first attempt without an answer.
     ///
     /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and
     /// notices an outage then. A thread that waits behind another thread of its process makes no
     /// attempt of its own. For such a thread, the outage begins with the other thread's first
     /// attempt without an answer or, if that is later, with its own wait.
     ///
-    /// One failed attempt is no outage yet: its connection may have been dead. So a wait whose limit
-    /// has not come makes a second one, and each of the two may take the connect timeout and the
-    /// response timeout. A single try ([`try_lock`](crate::Lock::try_lock)) has that time once.
+    /// One failed attempt is no outage yet: its connection may have been dead. So a wait whose
+    /// limit has not come makes a second one, and each of the two may take the connect timeout and
+    /// the response timeout. A single try ([`try_lock`](crate::Lock::try_lock)) has that time once.
     ///
     /// ```
     /// # use std::time::Duration;

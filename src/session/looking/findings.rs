@@ -82,7 +82,8 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Round trips against the lease: a command that takes a tenth of it leaves few tries for a renewal.
+/// Round trips against the lease: a command that takes a tenth of it leaves few tries for a
+/// renewal.
 pub(super) fn of_round_trips(mut trips: Vec<Duration>, lease: Duration) -> Finding {
     trips.sort_unstable();
     let median = trips.get(trips.len() / 2).copied().unwrap_or_default();

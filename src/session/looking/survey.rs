@@ -45,8 +45,8 @@ pub enum Found {
     Held,
     /// Nobody holds the lock, but it [stays taken](crate::Lock::keep_at_least) for a while.
     Kept,
-    /// Another program has written the value. If it also compares before it deletes, the two exclude
-    /// each other.
+    /// Another program has written the value. If it also compares before it deletes, the two
+    /// exclude each other.
     Foreign,
     /// The key never expires, so it cannot be a lock of this crate:
     /// [`Error::NotALock`](crate::Error::NotALock).

@@ -264,8 +264,8 @@ pub(crate) fn fails_over(from: u64, until: u64) -> bool {
 }
 
 /// What is left of a key at the end of a scene that nothing explains: `Err`. All that may be left
-/// has an expiry. A kept lock may be left, one that `may_stay`, and any that met trouble when it was
-/// taken or given back last.
+/// has an expiry. A kept lock may be left, one that `may_stay`, and any that met trouble when it
+/// was taken or given back last.
 pub(crate) fn is_clean(key: usize, may_stay: impl Fn(&str) -> bool) -> Result<(), String> {
     let is_left = |it: &&Entry| {
         let Some(value) = it.counts().map(String::from_utf8_lossy) else {

@@ -119,7 +119,8 @@ impl Call {
         }
     }
 
-    /// What was handed over can be adopted until its lease ends, unless another process has adopted it.
+    /// What was handed over can be adopted until its lease ends, unless another process has adopted
+    /// it.
     fn may_lack_parcel(&self) -> bool {
         self.parcel.is_some_and(|(began, until)| {
             until < now()

@@ -29,7 +29,7 @@ pub(super) struct Connection {
 }
 
 impl State {
-    /// While nobody has to log in, those who could not do so before are in, too.
+    /// While nobody has to log in, the clients that could not do so before are in, too.
     pub(super) fn is_in(&mut self) -> bool {
         self.settings.password.is_none() || self.connection().is_in
     }

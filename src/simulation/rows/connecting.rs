@@ -1,5 +1,5 @@
-//! What a server, or what stands in front of it, says though no client asked, and names with several
-//! addresses.
+//! What a server, or what stands in front of it, says though no client asked, and names with
+//! several addresses.
 
 use crate::base::sync::scheduler::{
     add_address, later, now, one_in, open_connections, send, thread,

@@ -1,7 +1,8 @@
 //! The servers of a scene, and what goes wrong with them.
 //!
-//! `engine` starts `server`s, alone or with `replication`, `sentinels` or as a `cluster`. `faults` are
-//! drawn for a scene: `troubles` of one server or the way to it, and the `failover` of a master.
+//! `engine` starts `server`s, alone or with `replication`, `sentinels` or as a `cluster`. `faults`
+//! are drawn for a scene: `troubles` of one server or the way to it, and the `failover` of a
+//! master.
 
 pub(crate) mod cluster;
 pub(crate) mod engine;

@@ -127,7 +127,8 @@ fn no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled() {
     );
 }
 
-/// All, or none: a lock that the thread had before is not kept because of a set that it did not get.
+/// All, or none: a lock that the thread had before is not kept because of a set that it did not
+/// get.
 #[test]
 fn a_set_that_cannot_be_taken_keeps_nothing_of_what_its_thread_has() {
     let (locks, _) = in_memory();

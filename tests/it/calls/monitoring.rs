@@ -265,8 +265,8 @@ fn the_log_says_when_a_wait_begins_and_ends() {
     }
 }
 
-/// A thread says itself that it waits for long: in front of a queue, behind another thread, and while
-/// Redis is silent.
+/// A thread says itself that it waits for long: in front of a queue, behind another thread, and
+/// while Redis is silent.
 #[test]
 fn a_wait_of_five_seconds_says_so_and_whose_lease_it_waits_for() {
     if !is_alone(

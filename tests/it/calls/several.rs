@@ -1,5 +1,5 @@
-//! Several locks at a time: all or none, one after the other, in an order that all callers share; and
-//! a lock inside of one that is lost.
+//! Several locks at a time: all or none, one after the other, in an order that all callers share;
+//! and a lock inside of one that is lost.
 
 use std::env;
 use std::thread;

@@ -1,4 +1,5 @@
-//! The rounds of the keeper: it sends all due commands together, and no call waits for the answer to another call.
+//! The rounds of the keeper: it sends all due commands together, and no call waits for the answer
+//! to another call.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;

@@ -267,8 +267,8 @@ fn a_callback_that_is_slow_or_panics_disturbs_no_other_hold() {
     goes_on.store(true, Ordering::SeqCst);
 }
 
-/// Has two threads wait for the end of a hold, and ends it by `act`. Returns what they were told, and
-/// how long after that.
+/// Has two threads wait for the end of a hold, and ends it by `act`. Returns what they were told,
+/// and how long after that.
 fn acted_on(rig: &Rig, act: impl Fn(LockGuard)) -> (Option<LostCause>, Duration) {
     let key = unique_key("a");
     let guard = rig.locks.lock(&key).expect("locks");
@@ -325,8 +325,8 @@ fn a_watch_wakes_other_threads() {
     });
 }
 
-/// While renewals succeed, a hold is not at risk. Once they fail, its watchers learn of it before the
-/// hold is lost.
+/// While renewals succeed, a hold is not at risk. Once they fail, its watchers learn of it before
+/// the hold is lost.
 #[test]
 fn a_watch_tells_that_a_hold_is_at_risk_before_it_is_lost() {
     let rig = Rig::new();

@@ -243,7 +243,8 @@ fn a_cluster_may_be_far_away() {
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }
 
-/// As a proxy may, or a server that is a cluster for those only who know it. `CLUSTER SLOTS` decides.
+/// As a proxy may, or a server that is a cluster for those only who know it. `CLUSTER SLOTS`
+/// decides.
 #[test]
 fn nodes_of_a_cluster_may_call_themselves_standalone() {
     let cluster = small(ClusterSetup {

@@ -317,8 +317,8 @@ fn a_connection_that_is_logging_in_does_not_escape_a_switch() {
     assert_eq!(old.calls("set"), 0);
 }
 
-/// Two sentinels disagree at the start. The manager connects to the server that the first one names,
-/// and then the second one answers.
+/// Two sentinels disagree at the start. The manager connects to the server that the first one
+/// names, and then the second one answers.
 #[test]
 fn the_first_connection_does_not_lead_to_an_old_master_either() {
     let [old, new] = servers();

@@ -27,7 +27,8 @@ fn follow_a_missing_master(server: &Server) {
     server.query::<()>(&["REPLICAOF", "127.0.0.1", &missing.port().to_string()]);
 }
 
-/// Another program has a long value at the key. The lock is busy, and no answer has the whole value.
+/// Another program has a long value at the key. The lock is busy, and no answer has the whole
+/// value.
 #[test]
 fn a_long_value_of_another_program_is_no_outage() {
     let server = Server::start();

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use crate::tidy::{sources, text, without_tests};
 
 /// The most functions. A new one takes the place of another, or says why the face has to grow:
-/// `survey` and `check` are what an operator and a probe ask of a Redis, which nothing else answers.
+/// `survey` and `check` are what an operator and a probe ask of a Redis, which nothing else
+/// answers.
 const MOST: usize = 142;
 
 /// A function that a program can call.

@@ -117,8 +117,8 @@ impl Graph {
     }
 }
 
-/// Adds the paths that begin with `base` and go on with the beginning of `rest`. Returns how much of
-/// `rest` that was.
+/// Adds the paths that begin with `base` and go on with the beginning of `rest`. Returns how much
+/// of `rest` that was.
 fn expand(base: &Module, rest: &str, found: &mut BTreeSet<Module>) -> usize {
     let start = rest.len() - rest.trim_start().len();
     let name_at = &rest[start..];

@@ -1,5 +1,5 @@
-//! Rules for the repository that a test can check: rooms, sizes, versions, and the names and links in
-//! the docs.
+//! Rules for the repository that a test can check: rooms, sizes, versions, and the names and links
+//! in the docs.
 
 // What the code may not do, and how long it may be.
 mod code;

@@ -151,7 +151,8 @@ fn the_links_of_the_guide_work_in_rustdoc_too() {
     );
 }
 
-/// The text of the tests in `tests/it`, `tests/history` and `cli/tests`, and of the scenes of the simulation.
+/// The text of the tests in `tests/it`, `tests/history` and `cli/tests`, and of the scenes of the
+/// simulation.
 fn tests() -> String {
     ["tests/it", "tests/history", "cli/tests", "src/simulation"]
         .into_iter()

@@ -228,8 +228,8 @@ fn a_waiter_polls_when_its_listener_cannot_come_back() {
     });
 }
 
-/// The last look of a short wait often comes just after a change, while the wake-up is on its way. Or
-/// it comes just before, and the change and its wake-up overtake the question.
+/// The last look of a short wait often comes just after a change, while the wake-up is on its way.
+/// Or it comes just before, and the change and its wake-up overtake the question.
 #[test]
 fn a_wake_up_that_is_on_its_way_disconnects_no_listener() {
     let server = Server::start();

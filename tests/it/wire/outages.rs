@@ -98,12 +98,13 @@ pub(crate) fn a_question_in_a_black_hole_ends_by_the_response_timeout(over: Over
                 || {
                     let guard = rig.locks.lock(unique_key("a")).expect("locks");
                     let renewal = renewals_of(&rig.server, guard.key());
-                    // In the black hole, no login is answered, so the keeper needs its connection now.
+                    // In the black hole, no login is answered, so the keeper needs its connection
+                    // now.
                     let has_renewed = || every > PERIOD || renewals(&rig.locks, guard.key()) > 0;
                     eventually(LONG, "the keeper is connected", has_renewed);
                     rig.proxy.black_hole(true);
-                    // If a renewal was on its way when the hole began, the next one is sent over a new
-                    // connection, and gets no further than its login.
+                    // If a renewal was on its way when the hole began, the next one is sent over a
+                    // new connection, and gets no further than its login.
                     let tries = || rig.proxy.commands(&renewal) + rig.proxy.commands("HELLO");
                     let before = tries();
                     let is_renewed = || every > PERIOD || tries() > before;

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 /// The variable with the limit, in seconds, for tests that take long.
 const VARIABLE: &str = "RELATCH_TEST_LIMIT";
 
-/// The limit without that variable, in seconds. Longer than a test waits for anything, so that a test which
-/// waits in vain can still say for what.
+/// The limit without that variable, in seconds. Longer than a test waits for anything, so that a
+/// test which waits in vain can still say for what.
 const USUAL: u64 = 300;
 
 /// How often the limits are looked at.

@@ -98,8 +98,8 @@ impl Relay {
         self.change(|rules| rules.drip = Some(pause));
     }
 
-    /// Passes on what a client sends as if the server were this far away: later by a round trip, and
-    /// the first of each connection by two, since opening it takes one as well.
+    /// Passes on what a client sends as if the server were this far away: later by a round trip,
+    /// and the first of each connection by two, since opening it takes one as well.
     pub fn be_far(&self, round_trip: Duration) {
         self.change(|rules| rules.far = Some(round_trip));
     }

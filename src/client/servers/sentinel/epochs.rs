@@ -13,8 +13,9 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 
 /// For how long an epoch counts after a sentinel has shown it last, if other sentinels cannot be
-/// asked. (Sentinels that were set up anew begin with a lower epoch.) While no connection is opened,
-/// they are asked every ten seconds, so a sentinel that knows the epoch may miss two questions.
+/// asked. (Sentinels that were set up anew begin with a lower epoch.) While no connection is
+/// opened, they are asked every ten seconds, so a sentinel that knows the epoch may miss two
+/// questions.
 const COUNTS_FOR: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
@@ -22,7 +23,8 @@ pub(crate) struct Epochs {
     /// The newest epoch that a sentinel has shown, and when a sentinel has shown it last.
     newest: u64,
     shown: Moment,
-    /// The master from which this process has switched away last, and the newest epoch at that time.
+    /// The master from which this process has switched away last, and the newest epoch at that
+    /// time.
     left: Option<(String, u64)>,
 }
 

@@ -189,8 +189,8 @@ impl Master {
         Ok(())
     }
 
-    /// A server that the sentinels named has said that it is the master. If the master was elsewhere
-    /// before, this is a switch that nobody reported.
+    /// A server that the sentinels named has said that it is the master. If the master was
+    /// elsewhere before, this is a switch that nobody reported.
     fn confirmed(&self, endpoint: &Arc<Endpoint>, generation: u64) -> Result<(), Failure> {
         let state = self.state.lock();
         if state.has_left(endpoint, generation) {

@@ -220,9 +220,9 @@ impl Sentinels {
         to_front(&mut self.known.lock(), sentinel);
     }
 
-    /// Prefers this sentinel, unless another one than `first` has come to the front. That one may have
-    /// reported a switch that this one has not heard of. Preferring this one would lead back to the
-    /// old master where the sentinels do not show their epoch.
+    /// Prefers this sentinel, unless another one than `first` has come to the front. That one may
+    /// have reported a switch that this one has not heard of. Preferring this one would lead back
+    /// to the old master where the sentinels do not show their epoch.
     fn prefer_if_first_is(&self, first: &Arc<Endpoint>, sentinel: &Arc<Endpoint>) {
         let mut known = self.known.lock();
         if Arc::ptr_eq(&known[0].endpoint, first) {

@@ -1,4 +1,5 @@
-//! The thread that hears of another master: from the sentinels' reports, or because it asks them all.
+//! The thread that hears of another master: from the sentinels' reports, or because it asks them
+//! all.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -147,9 +148,9 @@ impl Master {
         }
     }
 
-    /// A sentinel reports that the master has moved from `old` to `new`. Follows it if the master was
-    /// at `old`, or nowhere yet. False if the master was known at a third place: then the report comes
-    /// late, or an earlier one was missed.
+    /// A sentinel reports that the master has moved from `old` to `new`. Follows it if the master
+    /// was at `old`, or nowhere yet. False if the master was known at a third place: then the
+    /// report comes late, or an earlier one was missed.
     fn follow(&self, old: &Place, new: Place) -> bool {
         let endpoint = self.endpoint(new);
         let state = self.state.lock();

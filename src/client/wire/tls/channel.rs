@@ -228,8 +228,8 @@ impl Channel {
     }
 }
 
-/// Has rustls do what may call code of the program: a verifier, a key log, a logger. If that panics,
-/// the connection ends, and the thread of the manager or the drop of a guard goes on.
+/// Has rustls do what may call code of the program: a verifier, a key log, a logger. If that
+/// panics, the connection ends, and the thread of the manager or the drop of a guard goes on.
 fn contain<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     let panicked = |_| {
         Err(Error::General(

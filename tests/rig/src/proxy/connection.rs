@@ -350,8 +350,8 @@ impl ProxiedConnection {
         self.changed.notify_all();
     }
 
-    /// Waits for `delay`, or until `is_ended`; returns false, at once, when the connection is closed
-    /// meanwhile.
+    /// Waits for `delay`, or until `is_ended`; returns false, at once, when the connection is
+    /// closed meanwhile.
     fn pause(&self, delay: Duration, is_ended: impl Fn() -> bool) -> bool {
         let end = Instant::now() + delay;
         let mut pending = self.pending.lock();

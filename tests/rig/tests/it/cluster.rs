@@ -54,8 +54,8 @@ fn three_masters_share_the_slots() {
     assert_eq!((cluster.count(), cluster.replicas_of(0).len()), (3, 0));
 }
 
-/// If two masters had taken the same one, and one of them had died before its replica had heard which
-/// one it has instead, nobody would have voted for the replica.
+/// If two masters had taken the same one, and one of them had died before its replica had heard
+/// which one it has instead, nobody would have voted for the replica.
 #[test]
 fn each_master_starts_with_an_epoch_of_its_own() {
     for _ in 0..5 {
