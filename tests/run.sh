@@ -68,7 +68,8 @@ part 600 "cargo test $all --benches --no-run"
 # These wait most of the time, so many can run at once, beside what does not wait.
 start "cargo test $all --test it -- --test-threads=20"
 start "cargo test $all --test history -- --test-threads=4"
-part 600 "cargo test $all --lib"
+start "cargo test $all --test command -- --test-threads=4"
+part 600 "cargo test $all --lib --bins"
 part 300 "cargo test $all --doc"
 part 300 'cargo check --locked --lib'
 part 300 'cargo check --locked --lib --features tls-no-provider'

@@ -13,7 +13,7 @@ fn generated(what: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// If it fails: `cargo run --manifest-path cli/Cargo.toml -- generate man > cli/relatch.1`.
+/// If it fails: `cargo run -p relatch-cli -- generate man > cli/relatch.1`.
 #[test]
 fn the_manual_page_is_that_of_the_program() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("relatch.1");
