@@ -173,21 +173,24 @@ pub(crate) struct Ls {
     /// Only keys that begin with this
     #[arg(default_value = "")]
     pub(crate) begin: String,
-    /// Also what cannot be a lock: keys that never expire, or are no strings
+    /// Also what cannot be a lock: keys that never expire, that are no strings, and the counters of
+    /// fenced locks
     #[arg(long)]
     pub(crate) all: bool,
+    /// The order of the lines. (Redis does not know for how long a lock has been held)
     #[arg(long, value_name = "BY", default_value = "key")]
     pub(crate) sort: Sort,
-    /// Again and again
+    /// Again and again, until it is interrupted [default: each 2s]
     #[arg(long, value_name = "SPAN", num_args = 0..=1, require_equals = true, default_missing_value = "2", value_parser = span::parse)]
     pub(crate) watch: Option<Duration>,
-    /// Gives up after this time
+    /// How long to go through the keys of Redis, before it is a failure
     #[arg(long, value_name = "SPAN", default_value = "1m", value_parser = span::parse)]
     pub(crate) limit: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Sort {
+    /// By name
     Key,
     /// What expires first comes first
     Left,

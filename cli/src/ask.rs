@@ -12,7 +12,7 @@ use crate::args::{Common, Confirm, ForceUnlock, Holder as HolderArgs, Wait};
 use crate::connect::connect;
 use crate::exit::{Failure, code};
 use crate::json;
-use crate::output::write;
+use crate::output::{json_line, plain, tell, write};
 use crate::run::nested::Outer;
 
 /// The longest pause between two looks of `wait`.
@@ -23,25 +23,13 @@ pub(crate) fn holder(common: &Common, asked: &HolderArgs) -> Result<u8, Failure>
     if common.json {
         let mut object = json!({ "v": 1, "key": asked.key, "holder": null });
         object["holder"] = holder.as_ref().map(json::holder).into();
-        write(&format!("{object}\n"))?;
+        write(&json_line(&object))?;
     } else if let Some(holder) = &holder {
-        write(&format!("{holder}\ntoken {}\n", one_line(&holder.raw)))?;
+        write(&format!("{holder}\ntoken {}\n", plain(&holder.raw)))?;
     } else if !common.quiet {
         write("free\n")?;
     }
     Ok(holder.map_or(code::NOTHING, |_| code::OK))
-}
-
-/// A text that does not break the line or confuse a terminal.
-pub(crate) fn one_line(text: &str) -> String {
-    let escape = |c: char| {
-        if c.is_control() {
-            c.escape_default().to_string()
-        } else {
-            c.to_string()
-        }
-    };
-    text.chars().map(escape).collect()
 }
 
 pub(crate) fn wait(common: &Common, asked: &Wait) -> Result<u8, Failure> {
@@ -55,7 +43,7 @@ pub(crate) fn wait(common: &Common, asked: &Wait) -> Result<u8, Failure> {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         if left == Some(Duration::ZERO) {
             if !common.quiet {
-                eprintln!("relatch: lock {:?} is still held: {holder}", asked.key);
+                tell(&format!("lock {:?} is still held: {holder}", asked.key));
             }
             return Ok(code::BUSY);
         }
@@ -98,12 +86,12 @@ pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
 pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, Failure> {
     let lock = connect(common)?.named(&asked.key);
     let nothing = |what: &str| {
-        eprintln!("relatch: lock {:?} {what}", asked.key);
+        tell(&format!("lock {:?} {what}", asked.key));
         Ok(code::NOTHING)
     };
     if let Some(token) = &asked.if_token {
         return if lock.force_unlock_if(token)? {
-            deleted(common, asked, &format!("token {}", one_line(token)))
+            deleted(common, asked, &format!("token {}", plain(token)))
         } else {
             nothing("has another token, or is free")
         };
@@ -149,15 +137,14 @@ pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, F
 
 fn deleted(common: &Common, asked: &ForceUnlock, whose: &str) -> Result<u8, Failure> {
     if common.json {
-        write(&format!(
-            "{}\n",
-            json!({ "v": 1, "key": asked.key, "deleted": true })
+        write(&json_line(
+            &json!({ "v": 1, "key": asked.key, "deleted": true }),
         ))?;
     } else if !common.quiet {
-        eprintln!(
-            "relatch: lock {:?} is deleted; it was held by {whose}",
+        tell(&format!(
+            "lock {:?} is deleted; it was held by {whose}",
             asked.key
-        );
+        ));
     }
     Ok(code::OK)
 }

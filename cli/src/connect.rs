@@ -7,15 +7,16 @@ use relatch::{Builder, LockManager};
 
 use crate::args::Common;
 use crate::exit::{Failure, code};
+use crate::output::tell;
 
 /// A builder with the address and the prefix.
 pub(crate) fn builder(common: &Common) -> Result<Builder, Failure> {
     let url = match (&common.redis, &common.redis_file) {
         (Some(url), _) => {
             if has_password(url) {
-                eprintln!(
-                    "relatch: others on this machine can read the password on the command line: \
-                     use --redis-file or REDIS_URL"
+                tell(
+                    "others on this machine can read the password on the command line: \
+                     use --redis-file or REDIS_URL",
                 );
             }
             url.clone()

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::args::{Common, Doctor};
 use crate::connect::builder;
 use crate::exit::Failure;
-use crate::output::write;
+use crate::output::{json_line, plain, write};
 
 /// For the examination, and for the look at the keys.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -42,10 +42,11 @@ pub(crate) fn doctor(common: &Common, asked: &Doctor) -> Result<u8, Failure> {
         if common.json {
             let verdict = verdict.to_string().to_lowercase();
             let object = json!({ "v": 1, "verdict": verdict, "found": found, "advice": advice });
-            write(&format!("{object}\n"))?;
+            write(&json_line(&object))?;
         } else {
             let arrow = if advice.is_empty() { "" } else { "  -> " };
-            write(&format!("{verdict:4}  {found}{arrow}{advice}\n"))?;
+            let line = plain(&format!("{verdict:4}  {found}{arrow}{advice}"));
+            write(&format!("{line}\n"))?;
         }
     }
     // As Nagios has them.

@@ -15,6 +15,11 @@ pub(crate) fn owner(holder: &Holder) -> Option<Owner> {
     holder.owner().or_else(|| kept_by.and_then(Owner::parse))
 }
 
+/// Bytes that are no text.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 pub(crate) fn holder(holder: &Holder) -> Value {
     let owner = owner(holder);
     let kind = match (&owner, holder.owner()) {

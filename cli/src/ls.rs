@@ -1,6 +1,5 @@
 //! `relatch ls`: the locks that are in Redis.
 
-use std::fmt::Write;
 use std::io::{self, IsTerminal};
 use std::thread;
 use std::time::Duration;
@@ -9,31 +8,42 @@ use relatch::{Found, Holder, LockManager, SurveyedLock};
 use serde_json::{Value, json};
 
 use crate::args::{Common, Ls, Sort};
-use crate::ask::one_line;
 use crate::connect::builder;
 use crate::exit::{Failure, code};
 use crate::json;
-use crate::output::write;
+use crate::output::{json_line, plain, tell, write};
 use crate::span;
 
 /// The most characters of a key, and of a foreign value, in a line for people.
 const LONGEST_KEY: usize = 40;
 const LONGEST_VALUE: usize = 24;
 
+/// They are sorted, so all are in memory. A server that never ends its list would fill it.
+const MOST_KEYS: usize = 1_000_000;
+
+/// A watch with a shorter pause would ask Redis without a break.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+
 pub(crate) fn ls(common: &Common, asked: &Ls) -> Result<u8, Failure> {
     // The prefix of the survey is the whole beginning: Redis looks for no more than is asked for.
     let prefix = format!("{}{}", common.prefix, asked.begin);
     let locks = builder(common)?.prefix(prefix).build()?;
+    write(&shown(common, &found(&locks, asked)?))?;
     let Some(pause) = asked.watch else {
-        write(&shown(common, &found(&locks, asked)?))?;
         return Ok(code::OK);
     };
-    let clears = io::stdout().is_terminal();
+    let begin = if io::stdout().is_terminal() {
+        "\x1b[H\x1b[2J"
+    } else {
+        ""
+    };
     loop {
-        let table = shown(common, &found(&locks, asked)?);
-        let begin = if clears { "\x1b[H\x1b[2J" } else { "" };
-        write(&format!("{begin}{table}"))?;
-        thread::sleep(pause);
+        thread::sleep(pause.max(SHORTEST_PAUSE));
+        // A server that is away for a while does not end the watch.
+        match found(&locks, asked) {
+            Ok(found) => write(&format!("{begin}{}", shown(common, &found)))?,
+            Err(failure) => tell(&failure.message),
+        }
     }
 }
 
@@ -43,12 +53,18 @@ fn found(locks: &LockManager, asked: &Ls) -> Result<Vec<SurveyedLock>, Failure> 
     for found in locks.survey(asked.limit) {
         let mut found = found?;
         let is_no_lock = matches!(found.found, Found::NotALock | Found::NeverExpires);
-        if asked.all || !is_no_lock {
-            found.key.insert_str(0, &asked.begin);
-            all.push(found);
+        if !asked.all && (is_no_lock || is_counter(&found)) {
+            continue;
         }
+        if all.len() == MOST_KEYS {
+            let message = format!("there are more than {MOST_KEYS} keys: give their beginning");
+            return Err(Failure::new(code::CONFIG, message));
+        }
+        found.key.insert_str(0, &asked.begin);
+        all.push(found);
     }
     all.sort_by(|one, other| one.redis_key.cmp(&other.redis_key));
+    all.dedup_by(|one, other| one.redis_key == other.redis_key); // Redis may name a key twice.
     let left = |lock: &SurveyedLock| {
         let left = lock.holder.as_ref().and_then(|holder| holder.remaining);
         left.unwrap_or(Duration::MAX)
@@ -65,13 +81,18 @@ fn found(locks: &LockManager, asked: &Ls) -> Result<Vec<SurveyedLock>, Failure> 
     Ok(all)
 }
 
+/// True for the counter of a fenced lock. (The survey leaves out those of its own prefix, and here
+/// the prefix may end anywhere in a key.)
+fn is_counter(lock: &SurveyedLock) -> bool {
+    let is_number =
+        |holder: &Holder| !holder.raw.is_empty() && holder.raw.bytes().all(|b| b.is_ascii_digit());
+    let key = String::from_utf8_lossy(&lock.redis_key);
+    key.contains("fence:") && key.contains('{') && lock.holder.as_ref().is_some_and(is_number)
+}
+
 fn shown(common: &Common, found: &[SurveyedLock]) -> String {
     if common.json {
-        let mut lines = String::new();
-        for lock in found {
-            let _ = writeln!(lines, "{}", object(lock)); // Writing to a text does not fail.
-        }
-        return lines;
+        return found.iter().map(|lock| json_line(&object(lock))).collect();
     }
     let head = ["KEY", "HOST", "PID", "THREAD", "LEFT", "NOTE"].map(str::to_owned);
     let rows: Vec<_> = std::iter::once(head).chain(found.iter().map(row)).collect();
@@ -86,10 +107,10 @@ fn shown(common: &Common, found: &[SurveyedLock]) -> String {
         let mut line = String::new();
         for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
             // Numbers end in one column.
-            let _ = match at {
-                2..=4 => write!(line, "{cell:>width$}  "),
-                _ => write!(line, "{cell:width$}  "),
-            };
+            line.push_str(&match at {
+                2..=4 => format!("{cell:>width$}  "),
+                _ => format!("{cell:width$}  "),
+            });
         }
         table.push_str(line.trim_end());
         table.push('\n');
@@ -98,7 +119,7 @@ fn shown(common: &Common, found: &[SurveyedLock]) -> String {
 }
 
 fn cut(text: &str, longest: usize) -> String {
-    let line = one_line(text);
+    let line = plain(text);
     match line.char_indices().nth(longest) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,
@@ -163,8 +184,7 @@ fn object(lock: &SurveyedLock) -> Value {
     object["key"] = lock.key.clone().into();
     // The key as it is in Redis, for what is not UTF-8.
     if str::from_utf8(&lock.redis_key).is_err() {
-        let hex = lock.redis_key.iter().map(|byte| format!("{byte:02x}"));
-        object["redis_key_hex"] = hex.collect::<String>().into();
+        object["redis_key_hex"] = json::hex(&lock.redis_key).into();
     }
     object
 }

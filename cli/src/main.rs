@@ -57,7 +57,7 @@ fn main() -> ExitCode {
         Cmd::ForceUnlock(asked) => ask::force_unlock(common, asked),
     };
     let code = done.unwrap_or_else(|Failure { code, message }| {
-        eprintln!("relatch: {message}");
+        output::tell(&message);
         code
     });
     code.into()

@@ -237,10 +237,10 @@ impl LockManager {
     /// for the answer, at most for the response timeout. When `limit` is over, the next step is an
     /// error.
     ///
-    /// What is there from beginning to end is found, once. A lock that is taken or released
-    /// meanwhile may be found or not, and in a cluster also one whose slot moves. The survey
-    /// remembers the keys that it has found. The counters of [fenced](Lock::fenced) locks are left
-    /// out.
+    /// What is there from beginning to end is found; twice if Redis changes the size of its table
+    /// of keys meanwhile. A lock that is taken or released meanwhile may be found or not, and in a
+    /// cluster also one whose slot moves. The survey remembers nothing of what it has found, so its
+    /// memory does not grow. The counters of [fenced](Lock::fenced) locks are left out.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -1,12 +1,6 @@
 //! The commands that ask.
 
-use serde_json::Value;
-
-use crate::support::{Place, stdout};
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
-}
+use crate::support::{Place, as_operator, json, stdout};
 
 #[test]
 fn a_lock_is_deleted_if_its_token_is_meant() {
@@ -35,13 +29,6 @@ fn a_wait_ends_when_the_lock_is_free() {
     assert_eq!(place.code(&["wait", "k"]), 0);
     assert_eq!(place.code(&["holder", "k"]), 1);
     assert!(run.wait().unwrap().success());
-}
-
-/// `ls` and `doctor` need more rights than locks do.
-fn as_operator(place: &Place, arguments: &[&str]) -> std::process::Output {
-    let mut command = place.relatch(arguments);
-    command.env("REDIS_URL", place.server.bare_url());
-    command.output().unwrap()
 }
 
 #[test]

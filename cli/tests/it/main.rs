@@ -10,6 +10,7 @@ mod asking;
 mod codes;
 mod deaths;
 mod flock;
+mod listing;
 mod papers;
 mod support;
 mod terminal;

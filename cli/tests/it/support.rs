@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
 use relatch_rig::{LONG, Server, eventually};
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// A Redis, and a folder for what jobs write.
@@ -70,6 +71,17 @@ impl Place {
         });
         child
     }
+}
+
+/// `ls` and `doctor` need more rights than locks do.
+pub(crate) fn as_operator(place: &Place, arguments: &[&str]) -> Output {
+    let mut command = place.relatch(arguments);
+    command.env("REDIS_URL", place.server.bare_url());
+    command.output().unwrap()
+}
+
+pub(crate) fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
 pub(crate) fn stdout(output: &Output) -> String {

@@ -9,7 +9,6 @@ use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::{Holder, KEPT};
-use crate::base::sync::HashSet;
 use crate::session::Session;
 use crate::store::{Failure, Node, Seen, ServerConnection};
 
@@ -93,8 +92,6 @@ pub struct Survey {
     stage: Stage,
     /// What was found and not returned yet.
     found: VecDeque<SurveyedLock>,
-    /// Redis may name a key twice.
-    seen: HashSet<Vec<u8>>,
 }
 
 enum Stage {
@@ -122,7 +119,6 @@ impl Survey {
             deadline: Moment::now().after(limit),
             stage: Stage::Begins,
             found: VecDeque::new(),
-            seen: HashSet::default(),
         }
     }
 
@@ -160,12 +156,7 @@ impl Survey {
                 ..
             } => {
                 if let Some(on) = walk
-                    && on.step(
-                        &self.session,
-                        self.deadline,
-                        &mut self.seen,
-                        &mut self.found,
-                    )?
+                    && on.step(&self.session, self.deadline, &mut self.found)?
                 {
                     *walk = None;
                 }
@@ -182,7 +173,6 @@ impl Walk {
         &mut self,
         session: &Session,
         deadline: Moment,
-        seen: &mut HashSet<Vec<u8>>,
         found: &mut VecDeque<SurveyedLock>,
     ) -> Result<bool, Failure> {
         let prefix = &session.core.settings.prefix;
@@ -200,7 +190,7 @@ impl Walk {
             }
         };
         let mut keys = step.keys;
-        keys.retain(|key| !is_counter(prefix, key) && seen.insert(key.clone()));
+        keys.retain(|key| !is_counter(prefix, key));
         for some in keys.chunks(LOOKS_AT_ONCE) {
             let names = some.iter().filter_map(|key| str::from_utf8(key).ok());
             let names: Vec<_> = names.collect();

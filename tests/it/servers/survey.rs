@@ -22,7 +22,7 @@ fn place() -> (Server, LockManager) {
 }
 
 #[test]
-fn a_survey_finds_each_lock_once_and_says_whose_it_is() {
+fn a_survey_finds_each_lock_and_says_whose_it_is() {
     let (server, locks) = place();
     let _held = locks.named("held").fenced(true).lock().expect("a lock");
     let kept = locks.named("kept").keep_at_least(Duration::from_secs(60));
