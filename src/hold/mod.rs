@@ -237,8 +237,8 @@ impl Hold {
         }
     }
 
-    /// The `max_hold` of this hold, if that has passed at `now`, or if a lease that begins then
-    /// would extend the hold past it.
+    /// The `max_hold` of this hold, if no lease may begin at `now` any more: it would end later than
+    /// the hold may, which is one first lease after `max_hold`.
     pub(crate) fn limit_of(&self, lease: Lease, now: Moment) -> Option<Duration> {
         let lease = lease.time().max(self.first_lease.time());
         self.renewal
@@ -250,7 +250,7 @@ impl Hold {
         Moment::from_nanos(self.latest_end.load(Ordering::Relaxed))
     }
 
-    /// True once the thread has ended and the lease has run out: nobody will ask for the hold
+    /// True once the thread has ended and the hold is not valid any more: nobody will ask for it
     /// again.
     pub(crate) fn can_be_forgotten(&self, now: Moment) -> bool {
         self.thread_has_ended() && !self.is_valid(now)
@@ -285,8 +285,9 @@ impl Hold {
     }
 
     /// Redis has extended the lease by a command sent at `sent`: the hold is valid for a lease from
-    /// then on, but not past its `max_hold`, even if the command was sent late. Returns an error if
-    /// the hold is not valid any more at `now`, or if another thread has found it over.
+    /// then on, but not past its latest end. (The keeper looks at `max_hold` before it sends; the
+    /// command may have been sent much later than that.) Returns an error if the hold is not valid
+    /// any more at `now`, or if another thread has found it over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
         let older = Duration::from_nanos(self.older.load(Ordering::Relaxed));
         let new = lease

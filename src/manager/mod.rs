@@ -268,14 +268,15 @@ impl LockManager {
     /// probe, and for people who look for what is wrong.
     ///
     /// Takes a lock with a key of its own (the prefix and `relatch-check-`), renews it, looks at it
-    /// and deletes it. Then, of each server that has locks: whether an invalidation comes, how long
+    /// and deletes it. Then, of each server that can have locks (in a cluster, each master): whether an invalidation comes, how long
     /// a round trip takes (21 of `PING`), its clock (`TIME`), and what `INFO` says of its version,
     /// its role, evictions and replicas. Without the right to `TIME` or `INFO`, there is a warning.
     /// A failure ends the examination, since it would be the cause of others. No lock of a program
     /// is touched.
     ///
-    /// Blocks for some 30 answers for each server, for `limit` at most, and longer by the test for
-    /// invalidations (connect timeout and response timeout) if Redis does not answer.
+    /// Waits for some 30 answers of each server, for `limit` at most. Only the test for invalidations
+    /// does not keep to `limit`: if Redis does not answer it, the call may take a connect timeout and
+    /// a response timeout longer.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -52,7 +52,6 @@ pub(crate) fn give_back(
     let mut release = Release {
         hold,
         valid_until,
-        began,
         deadline,
         deletes,
         maybe_done: false,
@@ -199,7 +198,6 @@ pub(crate) struct Release<'a> {
     /// When the validity of the hold would have ended. `None` if the hold was over when the release
     /// began.
     valid_until: Option<Moment>,
-    began: Moment,
     deadline: Moment,
     /// False if the lock stays taken for a while.
     deletes: bool,
@@ -245,22 +243,16 @@ impl Release<'_> {
         if let Ok(()) | Err(Error::Unconfirmed { .. }) = &outcome.result {
             self.hold.mark_released();
         }
-        // Also if the key was there: a call may have told the thread that the hold was lost, and
-        // the keeper would have found that a moment later.
+        // This does nothing unless a loss is on record. There may be one although Redis has found the
+        // token: a call such as `ensure` has told the thread that the lease had run out, and the
+        // keeper, which would have reported that, does not have this hold since step 2.
         keeper.report_loss(self.hold);
 
         // 5. Have the keeper delete what may be left of the key. If this came before step 3, the
         //    keeper could delete the key first, and the answer to our own release would look like a
-        //    loss. Even if the lease has run out by our clock, the key may exist: a renewal without
-        //    an answer may have extended it. A key that was to be kept stays until its time.
-        let outlived = matches!(
-            outcome.result,
-            Err(Error::Lost {
-                cause: LostCause::Expired,
-                ..
-            })
-        );
-        if !outcome.answered || outlived && self.hold.gone_by() > self.began {
+        //    loss. This is done even if the lease has run out by our clock: a renewal without an
+        //    answer may have extended it. A key that was to be kept stays until its time.
+        if !outcome.answered {
             delete_from(
                 keeper,
                 self.hold,
@@ -438,11 +430,10 @@ mod tests {
     use Timing::{InTime, Over, ValidButAnsweredLate};
 
     fn release_of(hold: &Hold, valid_until: Option<Moment>) -> Release<'_> {
-        let (began, deadline) = (Moment::now(), Moment::NEVER);
+        let deadline = Moment::NEVER;
         Release {
             hold,
             valid_until,
-            began,
             deadline,
             deletes: true,
             maybe_done: false,

@@ -13,8 +13,8 @@ use crate::waiting::deadlocks::{DeadlockWatch, HeldBy};
 use crate::waiting::patience::Patience;
 use crate::waiting::waits::{Awaited, ListedWait, Waits};
 
-/// The wait of one thread for one lock, from the call to the lock or the error. A thread that never
-/// sleeps pays nothing for it.
+/// The wait of one thread for one lock. It begins with the call, and ends when the thread has the
+/// lock, or an error. A thread that never sleeps pays nothing for it.
 pub(crate) struct Wait<'a> {
     manager: OfManager<'a>,
     pub(crate) key: &'a Key,

@@ -23,7 +23,7 @@ per_thread! {
 
 /// The threads that do a manager's work, so that none of them waits for its own end.
 ///
-/// `std::thread::current` would not do: it panics in a destructor of a thread-local.
+/// `std::thread::current` would not do: it can panic in a destructor of a thread-local.
 #[derive(Debug, Default)]
 pub(crate) struct Workers(Mutex<Vec<u64>>);
 
@@ -82,6 +82,7 @@ fn read_thread_id() -> u64 {
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn read_thread_id() -> u64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }

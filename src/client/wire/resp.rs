@@ -255,8 +255,9 @@ impl Reader {
     }
 }
 
-/// Reads the first piece of a reply, of at most `longest` bytes. Returns the piece and its length,
-/// or `None` if the piece has not come whole.
+/// Reads the piece at the beginning of `bytes`. Returns the piece and its length, or `None` if it
+/// has not come whole. It is an error if the piece takes more than `longest` bytes: what the reply
+/// that it belongs to may still take.
 fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
     let Some((kind, rest)) = bytes.split_first() else {
         return Ok(None);

@@ -91,14 +91,16 @@ impl Session {
     fn cycle(&self, deadline: Moment) -> Finding {
         let began = Moment::now();
         match self.try_cycle(deadline) {
-            Ok(()) => {
+            Ok(true) => {
                 let took = Moment::now().since(began);
-                let (server, key) = (
-                    "a lock of its own was taken, renewed, seen and given back",
-                    took,
-                );
-                Finding::well(format!("{server}, in {key:.1?}"))
+                Finding::well(format!(
+                    "a lock of its own was taken, renewed, seen and given back, in {took:.1?}"
+                ))
             }
+            Ok(false) => Finding::failed(
+                "a lock of its own was sent, and the answers are not those of a Redis".to_owned(),
+                "is it a Redis, and does a proxy change what is sent?",
+            ),
             Err(failure) => failed(
                 "a lock cannot be taken, renewed, seen and given back",
                 &failure,
@@ -106,36 +108,39 @@ impl Session {
         }
     }
 
-    fn try_cycle(&self, deadline: Moment) -> Result<(), Failure> {
+    /// False if Redis has answered otherwise than a Redis does.
+    fn try_cycle(&self, deadline: Moment) -> Result<bool, Failure> {
+        /// Milliseconds.
+        const LEASE: u64 = 10_000;
         let key = self.key_of_its_own();
         let owner = self.core.identity.this_thread();
         let fresh = self.core.identity.fresh_token(&owner);
         let token = &*fresh.map_err(Failure::not_sent)?;
-        let unexpected = |what: &str| Err(Failure::not_sent(format!("{what} has another result")));
         let mut connection = self.core.store.checkout(&key, deadline)?;
-        let lease = 10_000;
         let wanted = Wanted {
             key: &key,
             token,
-            lease,
+            lease: LEASE,
             counter: None,
         };
         let ClaimReply::Taken { .. } = connection.claim(wanted, deadline)? else {
-            return unexpected("`SET`");
+            return Ok(false);
         };
         // Longer, so that the script has something to do.
         let extension = Extension {
             key: &key,
             token,
-            lease: 2 * lease,
+            lease: 2 * LEASE,
         };
+        // All three are sent before any answer is judged. So the key is deleted, whatever the first
+        // two have brought.
         let extended = connection.extend(&extension, deadline);
         let seen = connection.look(&key, None, deadline);
         let removed = connection.remove(&key, token, deadline);
-        match (extended?, seen?, removed?) {
-            (Compared::Done, Seen::Somebody(_), Compared::Done) => Ok(()),
-            _ => unexpected("a script"),
-        }
+        Ok(matches!(
+            (extended?, seen?, removed?),
+            (Compared::Done, Seen::Somebody(_), Compared::Done)
+        ))
     }
 
     /// A key that nobody else uses.

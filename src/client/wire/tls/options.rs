@@ -138,26 +138,28 @@ impl Tls {
         self
     }
 
+    /// What a connection needs: the ready configuration of `from_config`, or one that is made of
+    /// the other settings.
     fn client(self) -> Result<Client, Bad> {
         let name = self.server_name.as_ref().map(|name| {
             let reason = "`server_name` has to be the name of a host, or an address";
             ServerName::try_from(name.clone()).map_err(|_| (Some(format!("{name:?}")), reason))
         });
         let name = name.transpose()?;
-        let Some(config) = self.config else {
-            return Ok(Client {
-                config: Arc::new(self.config(default_provider())?),
-                name,
-            });
-        };
-        if self.roots.is_some() || self.certificate.is_some() || self.provider.is_some() {
+        let has_others =
+            self.roots.is_some() || self.certificate.is_some() || self.provider.is_some();
+        if self.config.is_some() && has_others {
             let reason = "beside `from_config`, only `server_name` can be set";
             return Err((None, reason));
         }
+        let config = match self.config {
+            Some(ready) => ready,
+            None => Arc::new(self.build_config(default_provider())?),
+        };
         Ok(Client { config, name })
     }
 
-    fn config(self, default: Option<Arc<CryptoProvider>>) -> Result<ClientConfig, Bad> {
+    fn build_config(self, default: Option<Arc<CryptoProvider>>) -> Result<ClientConfig, Bad> {
         let bad = |reason| (None, reason);
         let Some(provider) = self.provider.or(default) else {
             let reason = "a crypto provider is missing: call `Tls::provider`, or use the feature `tls` of relatch";
@@ -256,7 +258,7 @@ mod tests {
     /// As with the feature `tls-no-provider` alone.
     #[test]
     fn without_a_provider_there_is_an_error_and_no_panic() {
-        let (_, reason) = Tls::new().config(None).unwrap_err();
+        let (_, reason) = Tls::new().build_config(None).unwrap_err();
         assert!(reason.contains("`Tls::provider`"), "{reason}");
     }
 }
