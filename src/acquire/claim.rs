@@ -51,19 +51,16 @@ pub(crate) struct Taken {
     pub(crate) at: AcquiredAt,
 }
 
-/// An attempt: what came of it, and from when on a silence of Redis counts.
-#[derive(Debug)]
-pub(crate) struct Attempt {
-    /// The moment from which a silence counts: when the attempt began or, if Redis has answered
-    /// another thread since then, when the command was sent.
-    pub(crate) since: Moment,
-    pub(crate) answer: Result<Answer, Failure>,
-}
-
 /// What asks Redis for the lock.
 pub(crate) trait AskRedis {
-    /// Asks once.
-    fn attempt(&mut self, ask: Ask) -> Attempt;
+    /// Asks once. The attempt began at `began`.
+    fn attempt(&mut self, ask: Ask, began: Moment) -> Result<Answer, Failure>;
+
+    /// When the command was sent, if Redis answered another thread while the attempt waited for a
+    /// connection. A silence counts from then on, not from the beginning of the attempt.
+    fn silence_counts_from(&self) -> Option<Moment> {
+        None
+    }
 
     /// An attempt has given up a token, which may keep the lock busy.
     fn has_given_up(&self) -> bool {
@@ -101,8 +98,8 @@ pub(crate) struct PendingClaim<'a> {
     counter: Option<Arc<str>>,
     /// The thread in front has taken the lock for this one.
     handed_off: Option<Taken>,
-    /// From when on a silence of Redis counts: see [`Attempt::since`].
-    since: Moment,
+    /// See [`AskRedis::silence_counts_from`].
+    silence_counts_from: Option<Moment>,
 }
 
 impl<'a> PendingClaim<'a> {
@@ -118,7 +115,7 @@ impl<'a> PendingClaim<'a> {
             given_up: None,
             counter: claim.counter,
             handed_off: None,
-            since: Moment::PAST,
+            silence_counts_from: None,
         };
         match handed {
             HandoffOutcome::NotTaken => {}
@@ -141,30 +138,11 @@ impl<'a> PendingClaim<'a> {
 }
 
 impl AskRedis for PendingClaim<'_> {
-    fn attempt(&mut self, ask: Ask) -> Attempt {
-        self.since = Moment::now();
-        let answer = match ask {
-            Ask::Look => self.look(),
-            Ask::Claim | Ask::ClaimOrLook => self.claim(ask),
-        };
-        Attempt {
-            since: self.since,
-            answer,
+    fn attempt(&mut self, ask: Ask, began: Moment) -> Result<Answer, Failure> {
+        self.silence_counts_from = None;
+        if ask == Ask::Look {
+            return self.look();
         }
-    }
-
-    fn has_given_up(&self) -> bool {
-        self.given_up.is_some()
-    }
-
-    fn handed_off(&mut self) -> Option<Taken> {
-        self.handed_off.take()
-    }
-}
-
-impl PendingClaim<'_> {
-    /// Asks for the lock.
-    fn claim(&mut self, ask: Ask) -> Result<Answer, Failure> {
         let AcquireContext { core, wait, .. } = self.context;
         let key = wait.key.in_redis();
         let deadline = wait.patience.deadline;
@@ -178,8 +156,8 @@ impl PendingClaim<'_> {
         let listener = self.listener(&connection);
         let number = listener.as_ref().and_then(|listener| listener.client_id());
         let sent = Moment::now();
-        if connection.answered_since(self.since) {
-            self.since = sent;
+        if connection.answered_since(began) {
+            self.silence_counts_from = Some(sent);
         }
         let wanted = self.wanted();
         let mut answer = if ask == Ask::ClaimOrLook {
@@ -217,6 +195,20 @@ impl PendingClaim<'_> {
         }
     }
 
+    fn silence_counts_from(&self) -> Option<Moment> {
+        self.silence_counts_from
+    }
+
+    fn has_given_up(&self) -> bool {
+        self.given_up.is_some()
+    }
+
+    fn handed_off(&mut self) -> Option<Taken> {
+        self.handed_off.take()
+    }
+}
+
+impl PendingClaim<'_> {
     /// Draws a token for the next attempt, unless there is one that is not used up.
     fn draw_token(&mut self) -> Result<(), Failure> {
         if self.token.is_none() {

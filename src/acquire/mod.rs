@@ -28,7 +28,7 @@ use crate::wakeups::listener::Listener;
 use crate::wakeups::table::Registration;
 
 pub(crate) use crate::acquire::adopt::Adoption;
-pub(crate) use crate::acquire::claim::{AcquireContext, Answer, AskRedis, Attempt, Taken};
+pub(crate) use crate::acquire::claim::{AcquireContext, Answer, AskRedis, Taken};
 #[cfg(test)]
 pub(crate) use crate::acquire::step::Ask;
 
@@ -110,7 +110,8 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             self.context.core.counters.handed_off.add(1);
             return Ok(Some(taken));
         }
-        self.joined.turn.asks(Moment::now());
+        let began = Moment::now();
+        self.joined.turn.asks(began);
         // The answer to this attempt is newer than the changes that caused earlier wake-ups.
         self.forget_wake_ups();
         // A wait that is stopped from here on leaves a wake-up, so the next sleep ends at once.
@@ -118,7 +119,8 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             return Err(self.error(End::MustNotWait(why)));
         }
         let ask = self.progress.next_ask(self.attempts.has_given_up());
-        let Attempt { since, answer } = self.attempts.attempt(ask);
+        let answer = self.attempts.attempt(ask, began);
+        let since = self.attempts.silence_counts_from().unwrap_or(began);
         self.next = match answer {
             Ok(Answer::Taken(taken)) => {
                 // The lease runs meanwhile.
@@ -422,12 +424,9 @@ mod tests {
     }
 
     impl<F: FnMut(Ask) -> Result<Answer, Failure>> AskRedis for Told<F> {
-        fn attempt(&mut self, ask: Ask) -> Attempt {
+        fn attempt(&mut self, ask: Ask, _: Moment) -> Result<Answer, Failure> {
             self.has_given_up = false;
-            Attempt {
-                since: Moment::now(),
-                answer: (self.tell)(ask),
-            }
+            (self.tell)(ask)
         }
 
         fn has_given_up(&self) -> bool {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::base::sync::thread;
 
-use crate::acquire::{AcquireContext, Acquisition, Answer, Ask, AskRedis, Attempt, Taken};
+use crate::acquire::{AcquireContext, Acquisition, Answer, Ask, AskRedis, Taken};
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::Lease;
@@ -17,7 +17,7 @@ use crate::base::sync::{Condvar, Mutex};
 use crate::hold::AcquiredAt;
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::work::Keeper;
-use crate::store::{Compared, Heard, Tracking};
+use crate::store::{Compared, Failure, Heard, Tracking};
 use crate::waiting::patience::tests::until;
 use crate::waiting::wait::tests::WaitRig;
 use crate::wakeups::listener::Listener;
@@ -255,30 +255,25 @@ impl Scene {
 
 /// The attempts of the waiter.
 impl AskRedis for &Scene {
-    fn attempt(&mut self, ask: Ask) -> Attempt {
+    fn attempt(&mut self, ask: Ask, began: Moment) -> Result<Answer, Failure> {
         let listener = self.keeper.core.listeners.only();
-        let (since, looks) = (Moment::now(), ask != Ask::Claim);
+        let looks = ask != Ask::Claim;
         let client = if looks { listener.client_id() } else { None };
         let (is_taken, tracking) = self.redis.claim(OURS, client);
-        let answer = if is_taken {
+        if is_taken {
             let at = AcquiredAt {
-                sent: since,
+                sent: began,
                 answered: Moment::now(),
             };
-            Answer::Taken(Taken {
+            return Ok(Answer::Taken(Taken {
                 token: OURS.to_owned(),
                 fence: None,
                 at,
-            })
-        } else {
-            let holder = looks.then(|| Holder::new(THEIRS.as_bytes(), Some(LEASE)));
-            let tracked = client.is_some_and(|client| listener.will_wake(KEY, client, tracking));
-            Answer::Busy { holder, tracked }
-        };
-        Attempt {
-            since,
-            answer: Ok(answer),
+            }));
         }
+        let holder = looks.then(|| Holder::new(THEIRS.as_bytes(), Some(LEASE)));
+        let tracked = client.is_some_and(|client| listener.will_wake(KEY, client, tracking));
+        Ok(Answer::Busy { holder, tracked })
     }
 }
 
