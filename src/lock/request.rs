@@ -14,6 +14,7 @@ use crate::guard::LockGuard;
 use crate::hold::LockParcel;
 use crate::session::Session;
 
+#[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     pub(crate) session: &'a Arc<Session>,
     pub(crate) name: Name<'a>,
@@ -24,13 +25,21 @@ pub(crate) struct Request<'a> {
 
 impl Request<'_> {
     pub(crate) fn lock(&self) -> Result<LockGuard, Error> {
-        self.enter(self.options.wait)
+        let patience = self.session.patience(self.options.wait);
+        let held = self
+            .session
+            .enter(self.name, self.options, &patience, self.stop)?;
+        Ok(LockGuard::new(Arc::clone(self.session), held))
     }
 
     pub(crate) fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
-        match self.enter(Some(limit)) {
+        let options = &Options {
+            wait: Some(limit),
+            ..*self.options
+        };
+        match (Request { options, ..*self }).lock() {
             Err(Error::Timeout { .. }) => Ok(None),
-            entered => entered.map(Some),
+            taken => taken.map(Some),
         }
     }
 
@@ -50,23 +59,15 @@ impl Request<'_> {
         Ok(LockGuard::new(Arc::clone(self.session), held))
     }
 
-    fn enter(&self, limit: Option<Duration>) -> Result<LockGuard, Error> {
-        let patience = self.session.patience(limit);
-        let held = self
-            .session
-            .enter(self.name, self.options, &patience, self.stop)?;
-        Ok(LockGuard::new(Arc::clone(self.session), held))
-    }
-
     pub(crate) fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
-        self.run(self.enter(self.options.wait)?, |_| Ok(body()))
+        self.run(self.lock()?, |_| Ok(body()))
     }
 
     pub(crate) fn with_lock_result<T, E: From<Error>>(
         &self,
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.run(self.enter(self.options.wait)?, body)
+        self.run(self.lock()?, body)
     }
 
     pub(crate) fn try_with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<Option<T>, Error> {
