@@ -41,7 +41,7 @@ use crate::base::stop::{StopHandle, Wake};
 use crate::hold::{Hold, Unlocked};
 use crate::keeping::work::Keeper;
 use crate::session::adoptions::Adoptions;
-use crate::session::release::{Delete, Keep};
+use crate::session::release::Tried;
 use crate::session::thread_map::{Held, Left, still_has_outer};
 use crate::waiting::core::Core;
 use crate::waiting::handoff::Claim;
@@ -164,13 +164,13 @@ impl Session {
         let rest = hold.keep_until().since(Moment::now());
         if rest.is_zero() {
             let handoff = self.core.settings.local_handoff();
-            let delete = Delete { store, hold };
+            let delete = |claim: Option<&Claim>, by| release::delete(store, hold, claim, by);
             release::give_back(&self.keeper, hold, turn, Some(handoff), deadline, delete)?;
             return Ok(Unlocked::Released);
         }
         // The lock stays taken for a while: see `Lock::keep_at_least`.
         let until = Instant::now() + rest;
-        let keep = Keep { store, hold };
+        let keep = |_: Option<&Claim>, by| Tried::alone(release::keep(store, hold, by));
         release::give_back(&self.keeper, hold, turn, None, deadline, keep)?;
         Ok(Unlocked::Kept { until })
     }

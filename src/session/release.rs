@@ -23,6 +23,9 @@ use crate::waiting::queues::Turn;
 /// `None`: the lock stays taken for a while, so no thread gets it, and nothing deletes its key
 /// until then.
 ///
+/// `command` sends one try by a deadline. The claim of the next thread of this process goes out
+/// behind it, so Redis executes the end of this hold first.
+///
 /// The caller has taken the hold out of the thread's map already. If it were still there, a
 /// destructor that takes the lock meanwhile would re-enter a hold that is being released.
 pub(crate) fn give_back(
@@ -31,7 +34,7 @@ pub(crate) fn give_back(
     turn: Turn,
     local_handoff: Option<Duration>,
     deadline: Moment,
-    command: impl Command,
+    command: impl FnMut(Option<&Claim>, Moment) -> Tried,
 ) -> Result<(), Error> {
     let began = Moment::now();
     // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the claim
@@ -95,13 +98,6 @@ pub(crate) fn delete_from(keeper: &Arc<Keeper>, hold: &Hold, moment: Moment) {
     );
 }
 
-/// What ends a lock in Redis.
-pub(crate) trait Command {
-    /// Sends one try. The `claim` of the next thread of this process goes out behind it, so Redis
-    /// executes the end of this hold first.
-    fn send(&mut self, claim: Option<&Claim>, deadline: Moment) -> Tried;
-}
-
 /// What came of one try.
 #[derive(Debug)]
 pub(crate) struct Tried {
@@ -119,61 +115,42 @@ impl Tried {
     }
 }
 
-/// Compare and delete.
-pub(crate) struct Delete<'a> {
-    pub(crate) store: &'a Store,
-    pub(crate) hold: &'a Hold,
-}
-
-impl Command for Delete<'_> {
-    fn send(&mut self, claim: Option<&Claim>, deadline: Moment) -> Tried {
-        let key = self.hold.key.in_redis();
-        let token = &self.hold.token;
-        let mut connection = match self.store.checkout(key, deadline) {
-            Ok(connection) => connection,
-            Err(failure) => return Tried::alone(Err(failure)),
-        };
-        let Some(claim) = claim else {
-            return Tried::alone(connection.remove(key, token, deadline));
-        };
-        let sent = Moment::now();
-        match connection.remove_and_claim(token, claim.wanted(key), deadline) {
-            Ok((removed, ClaimReply::Taken { fence })) => Tried {
-                answer: removed,
-                handed: HandoffOutcome::Taken {
-                    sent,
-                    answered: Moment::now(),
-                    fence,
-                },
+/// Sends one try of a release that deletes the key, and behind it the claim of the next thread.
+pub(crate) fn delete(store: &Store, hold: &Hold, claim: Option<&Claim>, deadline: Moment) -> Tried {
+    let key = hold.key.in_redis();
+    let token = &hold.token;
+    let mut connection = match store.checkout(key, deadline) {
+        Ok(connection) => connection,
+        Err(failure) => return Tried::alone(Err(failure)),
+    };
+    let Some(claim) = claim else {
+        return Tried::alone(connection.remove(key, token, deadline));
+    };
+    let sent = Moment::now();
+    match connection.remove_and_claim(token, claim.wanted(key), deadline) {
+        Ok((removed, ClaimReply::Taken { fence })) => Tried {
+            answer: removed,
+            handed: HandoffOutcome::Taken {
+                sent,
+                answered: Moment::now(),
+                fence,
             },
-            Ok((removed, _)) => Tried::alone(removed),
-            Err(failure) => {
-                let Fate::Unknown { link_stands } = failure.fate() else {
-                    return Tried::alone(Err(failure));
-                };
-                if link_stands {
-                    // Redis may still execute the claim. `abandon` writes a deletion behind it on
-                    // the same connection, so that Redis executes the deletion later.
-                    connection.abandon(key, &claim.token);
-                }
-                Tried {
-                    answer: Err(failure),
-                    handed: HandoffOutcome::Unanswered { sent },
-                }
+        },
+        Ok((removed, _)) => Tried::alone(removed),
+        Err(failure) => {
+            let Fate::Unknown { link_stands } = failure.fate() else {
+                return Tried::alone(Err(failure));
+            };
+            if link_stands {
+                // Redis may still execute the claim. `abandon` writes a deletion behind it on the
+                // same connection, so that Redis executes the deletion later.
+                connection.abandon(key, &claim.token);
+            }
+            Tried {
+                answer: Err(failure),
+                handed: HandoffOutcome::Unanswered { sent },
             }
         }
-    }
-}
-
-/// Compare and keep: the lock stays taken for a while, and nobody holds it.
-pub(crate) struct Keep<'a> {
-    pub(crate) store: &'a Store,
-    pub(crate) hold: &'a Hold,
-}
-
-impl Command for Keep<'_> {
-    fn send(&mut self, _: Option<&Claim>, deadline: Moment) -> Tried {
-        Tried::alone(keep(self.store, self.hold, deadline))
     }
 }
 
@@ -218,14 +195,18 @@ struct Outcome {
 impl Release<'_> {
     /// Repeats the release until Redis answers, another try would not help, or the next try would
     /// come after the deadline.
-    fn run(&mut self, claim: Option<&Claim>, mut command: impl Command) -> Outcome {
+    fn run(
+        &mut self,
+        claim: Option<&Claim>,
+        mut command: impl FnMut(Option<&Claim>, Moment) -> Tried,
+    ) -> Outcome {
         let mut backoff = Backoff::after_failure();
         let mut handed = HandoffOutcome::NotTaken;
         loop {
             // The claim is sent once. If a try has no answer, Redis may still execute the claim
             // that went out with it.
             let claim = claim.filter(|_| handed == HandoffOutcome::NotTaken);
-            let tried = command.send(claim, self.deadline);
+            let tried = command(claim, self.deadline);
             if claim.is_some() {
                 handed = tried.handed;
             }
@@ -668,21 +649,6 @@ mod tests {
         ));
     }
 
-    /// The first try has no answer.
-    struct Twice(Vec<bool>);
-    impl Command for &mut Twice {
-        fn send(&mut self, claim: Option<&Claim>, _: Moment) -> Tried {
-            self.0.push(claim.is_some());
-            if self.0.len() == 2 {
-                return Tried::alone(Ok(Compared::Done));
-            }
-            Tried {
-                answer: Err(lost_answer()),
-                handed: HandoffOutcome::Unanswered { sent: Moment::PAST },
-            }
-        }
-    }
-
     #[test]
     fn a_claim_of_the_next_thread_is_sent_once() {
         let hold = sample("a", LEASE, Moment::now());
@@ -691,14 +657,23 @@ mod tests {
             lease: Lease::new(LEASE),
             counter: None,
         };
-        let mut twice = Twice(Vec::new());
+        let mut tries = Vec::new();
         let mut release = release_of(&hold, Some(hold.valid_until()));
-        let released = release.run(Some(&next), &mut twice);
+        let released = release.run(Some(&next), |claim, _| {
+            tries.push(claim.is_some());
+            if tries.len() == 2 {
+                return Tried::alone(Ok(Compared::Done));
+            }
+            Tried {
+                answer: Err(lost_answer()),
+                handed: HandoffOutcome::Unanswered { sent: Moment::PAST },
+            }
+        });
         assert_eq!(
             released.handed,
             HandoffOutcome::Unanswered { sent: Moment::PAST }
         );
         assert!(released.result.is_ok());
-        assert_eq!(twice.0, [true, false]);
+        assert_eq!(tries, [true, false]);
     }
 }

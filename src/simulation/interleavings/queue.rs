@@ -15,7 +15,7 @@ use crate::base::sync::scheduler::{advance, below, in_many_orders, one_in, step}
 use crate::hold::{Hold, tests::sample_by};
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::work::Keeper;
-use crate::session::release::{Command, Tried, give_back};
+use crate::session::release::{Tried, give_back};
 use crate::simulation::interleavings::expiring_key::Redis;
 use crate::store::Failure;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
@@ -75,27 +75,6 @@ struct Front {
     who: u64,
     hold: Option<(Arc<Hold>, Moment)>,
     handing_off: bool,
-}
-
-/// The release of one hold.
-struct Asks<'a> {
-    scene: &'a Scene,
-    hold: &'a Hold,
-    /// The turn is being handed off, or is not any more.
-    handing: &'a dyn Fn(bool),
-}
-
-impl Command for Asks<'_> {
-    fn send(&mut self, claim: Option<&Claim>, _: Moment) -> Tried {
-        assert!(
-            !self.hold.is_valid(Moment::now()),
-            "it is trusted while its release is under way"
-        );
-        (self.handing)(claim.is_some());
-        let tried = self.scene.ask(self.hold, claim);
-        (self.handing)(false);
-        tried
-    }
 }
 
 impl Scene {
@@ -257,19 +236,17 @@ impl Scene {
             }
         };
         let deadline = Moment::now().after(ANSWER);
-        let asks = Asks {
-            scene: self,
-            hold,
-            handing: &handing,
+        let ask = |claim: Option<&Claim>, _| {
+            assert!(
+                !hold.is_valid(Moment::now()),
+                "it is trusted while its release is under way"
+            );
+            handing(claim.is_some());
+            let tried = self.ask(hold, claim);
+            handing(false);
+            tried
         };
-        let released = give_back(
-            &self.keeper,
-            hold,
-            turn,
-            Some(local_handoff),
-            deadline,
-            asks,
-        );
+        let released = give_back(&self.keeper, hold, turn, Some(local_handoff), deadline, ask);
         let is_lost = matches!(released, Err(Error::Lost { .. }));
         assert_eq!(hold.lost().is_some(), is_lost, "{released:?}");
         assert!(hold.is_over(Moment::now()), "{released:?}");

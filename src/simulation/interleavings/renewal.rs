@@ -19,10 +19,9 @@ use crate::keeping::connection::{ExtendAnswers, Extended, KeeperCommands, Remove
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::renewal::{on_renewal, round};
 use crate::keeping::work::Keeper;
-use crate::session::release::{Command, Tried, give_back};
+use crate::session::release::{Tried, give_back};
 use crate::simulation::interleavings::wakeups::{Redis, a_change};
 use crate::store::{Compared, Extension, Failure, Node};
-use crate::waiting::handoff::Claim;
 
 const LEASE: Duration = Duration::from_millis(300);
 
@@ -209,7 +208,7 @@ impl Scene {
             turn,
             Some(Duration::ZERO),
             deadline,
-            self,
+            |_, _| self.delete(),
         );
         assert!(!hold.is_valid(Moment::now()));
         self.log.lock().released = released.is_ok();
@@ -217,11 +216,9 @@ impl Scene {
         self.keeper.work.lock().stop = true;
         self.keeper.due_sooner.notify_one();
     }
-}
 
-/// The release of the holder.
-impl Command for &Scene {
-    fn send(&mut self, _: Option<&Claim>, _: Moment) -> Tried {
+    /// The holder's release in Redis.
+    fn delete(&self) -> Tried {
         let is_trusted = || self.hold.is_valid(Moment::now());
         assert!(
             !is_trusted(),
