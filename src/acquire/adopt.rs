@@ -25,7 +25,7 @@ use crate::base::sync::thread;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::work::Keeper;
-use crate::store::{AdoptReply, Connection, Failure, Fate, Store};
+use crate::store::{AdoptReply, Connection, Failure, Store};
 use crate::waiting::handoff::Claim;
 
 /// An adoption, over as many tries as it takes.
@@ -65,7 +65,7 @@ impl Adoption<'_> {
             };
             let name = self.key.name();
             debug!(target: "relatch::acquire", "adopting lock {name:?}: {failure:?}");
-            let is_lost = matches!(failure.fate(), Fate::Unknown { .. });
+            let is_lost = matches!(failure, Failure::Unanswered { .. });
             let pause = if is_lost && !maybe_done {
                 Duration::ZERO
             } else {
@@ -78,8 +78,9 @@ impl Adoption<'_> {
                 thread::sleep(pause);
                 continue;
             }
-            if let (Fate::Unknown { link_stands: true }, Some(connection)) =
-                (failure.fate(), connection)
+            if let (Failure::Unanswered { link_stands, .. }, Some(connection)) =
+                (&failure, connection)
+                && *link_stands
             {
                 connection.abandon(key, &self.claim.token);
             }

@@ -26,7 +26,7 @@ use crate::base::owner::holder::Holder;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::work::Keeper;
-use crate::store::{ClaimReply, Connection, Failure, Fate, Seen, Tracking, Wanted};
+use crate::store::{ClaimReply, Connection, Failure, Seen, Tracking, Wanted};
 use crate::waiting::core::Core;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::wait::Wait;
@@ -305,8 +305,8 @@ impl PendingClaim<'_> {
 
     /// Gives up the token if Redis may have executed its `SET`, or may still do so.
     fn note_lost_answer(&mut self, connection: Connection<'_>, failure: &Failure) {
-        if let (Fate::Unknown { link_stands }, Some(token)) = (failure.fate(), &self.token) {
-            if link_stands {
+        if let (Failure::Unanswered { link_stands, .. }, Some(token)) = (failure, &self.token) {
+            if *link_stands {
                 connection.abandon(self.context.wait.key.in_redis(), token);
             }
             self.give_up();

@@ -23,7 +23,7 @@ pub(crate) use crate::client::servers::tracking::{Heard, TrackingConnection};
 pub(crate) use crate::client::url::address::Address;
 pub(crate) use crate::client::url::target::Target;
 pub(crate) use crate::client::wire::endpoint::Login;
-pub(crate) use crate::client::wire::failure::{Cause, Failure, Fate};
+pub(crate) use crate::client::wire::failure::{Cause, Failure};
 pub(crate) use crate::client::wire::link::FAIR_TRY;
 pub(crate) use crate::client::wire::login::AskCredentials;
 pub(crate) use crate::client::wire::refusal::Refusal;

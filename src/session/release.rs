@@ -13,7 +13,7 @@ use crate::base::sync::thread;
 use crate::hold::Hold;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::work::Keeper;
-use crate::store::{ClaimReply, Compared, Failure, Fate, Store};
+use crate::store::{ClaimReply, Compared, Failure, Store};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
 
@@ -138,7 +138,7 @@ pub(crate) fn delete(store: &Store, hold: &Hold, claim: Option<&Claim>, deadline
         },
         Ok((removed, _)) => Tried::alone(removed),
         Err(failure) => {
-            let Fate::Unknown { link_stands } = failure.fate() else {
+            let Failure::Unanswered { link_stands, .. } = failure else {
                 return Tried::alone(Err(failure));
             };
             if link_stands {
@@ -280,7 +280,7 @@ impl Release<'_> {
             Err(failure) => failure,
         };
         debug!(target: "relatch::release", "releasing lock {:?}: {failure:?}", self.hold.key.name());
-        let is_lost = matches!(failure.fate(), Fate::Unknown { .. });
+        let is_lost = matches!(failure, Failure::Unanswered { .. });
         let pause = if is_lost && !self.maybe_done {
             Duration::ZERO
         } else {

@@ -8,7 +8,9 @@ use crate::client::wire::io_error;
 use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::Reply;
 
-/// Why a command has no result. [`Failure::fate`] says whether Redis executed it.
+/// Why a command has no result, and whether Redis executed it. [`Unanswered`](Failure::Unanswered):
+/// Redis may have executed the command, or may still execute it. Any other failure: it has not, and
+/// will not.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// Redis did not get the command: there was no connection, or only a part of the command was
@@ -28,18 +30,6 @@ pub(crate) enum Failure {
     /// The time ran out in this process, before the command was sent. It does not mean that Redis
     /// is slow or unreachable.
     OutOfTime(Cause),
-}
-
-/// What became of a command that failed. (An executed command has a reply and no failure.)
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// Redis has not executed the command, and will not.
-    NotExecuted,
-    /// Redis may have executed the command, or may still execute it.
-    Unknown {
-        /// Whether Redis executes this command before any that is sent over the connection now.
-        link_stands: bool,
-    },
 }
 
 pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
@@ -77,19 +67,6 @@ impl Failure {
         Failure::Unanswered {
             link_stands: false,
             cause,
-        }
-    }
-
-    /// What became of the command.
-    pub(crate) fn fate(&self) -> Fate {
-        match self {
-            Failure::Unanswered { link_stands, .. } => Fate::Unknown {
-                link_stands: *link_stands,
-            },
-            Failure::Refused(_)
-            | Failure::NotSent(_)
-            | Failure::Tls { .. }
-            | Failure::OutOfTime(_) => Fate::NotExecuted,
         }
     }
 
@@ -218,34 +195,5 @@ pub(crate) fn nonsense(reply: &Reply) -> Failure {
     Failure::Unanswered {
         link_stands: false,
         cause: Refusal::nonsense(reply.kind()).into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_failure_says_whether_the_command_was_executed() {
-        let refused = |error: &str| Failure::Refused(Refusal::new(error)).fate();
-        assert_eq!(Failure::not_sent("no connection").fate(), Fate::NotExecuted);
-        assert_eq!(
-            Failure::OutOfTime("all connections in use".into()).fate(),
-            Fate::NotExecuted
-        );
-        assert_eq!(refused("OOM command not allowed"), Fate::NotExecuted);
-        assert_eq!(
-            refused("READONLY You can't write against a read only replica."),
-            Fate::NotExecuted
-        );
-        assert_eq!(refused("MOVED 3999 127.0.0.1:6381"), Fate::NotExecuted);
-        for link_stands in [false, true] {
-            let fate = Failure::Unanswered {
-                link_stands,
-                cause: "no answer in time".into(),
-            }
-            .fate();
-            assert_eq!(fate, Fate::Unknown { link_stands });
-        }
     }
 }
