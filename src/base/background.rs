@@ -2,6 +2,7 @@
 //! is made to end.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -17,7 +18,7 @@ const GRACE: Duration = Duration::from_millis(100);
 pub(crate) struct Background {
     state: Mutex<Life>,
     stopped: Condvar,
-    worker: Workers,
+    worker: Arc<Workers>,
 }
 
 #[derive(Default)]
@@ -32,16 +33,6 @@ struct Life {
     stop: bool,
 }
 
-/// What became of a thread that was told to stop.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Stopped {
-    /// The thread has ended, or there was none.
-    Ended,
-    Panicked,
-    /// The thread did not end in time. It ends by itself.
-    LeftBehind,
-}
-
 impl Background {
     /// Starts the thread. Only the first call that succeeds does so; later calls, and calls after
     /// [`stop`](Self::stop), do nothing.
@@ -51,7 +42,9 @@ impl Background {
             return Ok(());
         }
         let (alive, done) = mpsc::channel::<()>();
+        let worker = Arc::clone(&self.worker);
         let run = move || {
+            worker.enter();
             let _alive = alive;
             run();
         };
@@ -74,11 +67,6 @@ impl Background {
             .thread
             .as_ref()
             .is_none_or(JoinHandle::is_finished)
-    }
-
-    /// The thread calls this first.
-    pub(crate) fn enter(&self) {
-        self.worker.enter();
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
@@ -120,21 +108,19 @@ impl Background {
     }
 
     /// Tells the thread to stop, and waits for it, a little longer than `limit` at most. The thread
-    /// itself may call this, and then waits for nothing.
-    pub(crate) fn stop(&self, limit: Duration) -> Stopped {
+    /// itself may call this, and then waits for nothing. An error says what went wrong with the
+    /// thread.
+    pub(crate) fn stop(&self, limit: Duration) -> Result<(), &'static str> {
         self.tell_to_stop();
         let mut state = self.state.lock();
         let thread = state.thread.take().zip(state.done.take());
         drop(state);
         let Some((thread, done)) = thread.filter(|_| !self.worker.is_current()) else {
-            return Stopped::Ended;
+            return Ok(());
         };
         if done.recv_timeout(limit.saturating_add(GRACE)) != Err(RecvTimeoutError::Disconnected) {
-            Stopped::LeftBehind
-        } else if thread.join().is_err() {
-            Stopped::Panicked
-        } else {
-            Stopped::Ended
+            return Err("does not end in time: it is left behind, and ends by itself");
         }
+        thread.join().map_err(|_| "had panicked")
     }
 }

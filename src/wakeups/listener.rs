@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::base::background::{Background, Stopped};
+use crate::base::background::Background;
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::emit::{info, warn};
@@ -133,16 +133,12 @@ impl Listener {
     /// take three connect timeouts and two response timeouts. This function waits for about one
     /// response timeout. If the thread needs longer, it is left behind and ends by itself.
     pub(crate) fn stop(&self) {
-        match self.thread.stop(self.response_timeout.max(SILENCE[0])) {
-            Stopped::Ended => {}
-            Stopped::Panicked => warn!(target: "relatch::listener", "the listener had panicked"),
-            Stopped::LeftBehind => warn!(target: "relatch::listener",
-                "the listener still connects: its thread is left behind, and ends by itself"),
+        if let Err(what) = self.thread.stop(self.response_timeout.max(SILENCE[0])) {
+            warn!(target: "relatch::listener", "the listener {what}");
         }
     }
 
     fn run(&self, probe: &str) {
-        self.thread.enter();
         let mut pauses = Pauses::new();
         while !self.is_stopping() {
             let ended = self.listen(probe, &mut pauses);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::base::background::{Background, Stopped};
+use crate::base::background::Background;
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, info, warn};
@@ -236,16 +236,12 @@ impl Cluster {
 
     /// Ends the thread.
     pub(crate) fn stop(&self, limit: Duration) {
-        match self.thread.stop(limit) {
-            Stopped::Ended => {}
-            Stopped::Panicked => warn!(target: "relatch::cluster", "the thread had panicked"),
-            Stopped::LeftBehind => warn!(target: "relatch::cluster",
-                "the thread still asks a node for the map: it is left behind, and ends by itself"),
+        if let Err(what) = self.thread.stop(limit) {
+            warn!(target: "relatch::cluster", "the thread that reads the map {what}");
         }
     }
 
     fn run(self: &Arc<Cluster>) {
-        self.thread.enter();
         let mut pauses = Backoff::for_listener();
         let mut repeats = false;
         loop {

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::base::background::Stopped;
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::emit::{info, warn};
@@ -43,16 +42,12 @@ impl Master {
 
     /// Ends the thread.
     pub(crate) fn stop(&self, limit: Duration) {
-        match self.watch.stop(limit) {
-            Stopped::Ended => {}
-            Stopped::Panicked => warn!(target: "relatch::sentinel", "the thread had panicked"),
-            Stopped::LeftBehind => warn!(target: "relatch::sentinel",
-                "the thread still connects to a sentinel: it is left behind, and ends by itself"),
+        if let Err(what) = self.watch.stop(limit) {
+            warn!(target: "relatch::sentinel", "the thread that listens to the sentinels {what}");
         }
     }
 
     fn run(&self, limit: Duration) {
-        self.watch.enter();
         let mut pauses = Backoff::for_listener();
         let mut look_at = Moment::now().after(LOOKS_EVERY);
         while !self.watch.is_stopping() {
