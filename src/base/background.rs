@@ -1,5 +1,5 @@
-//! A thread of the manager's own that blocks in a read most of the time: how it begins, and how it
-//! is made to end.
+//! A thread of the manager's own that blocks most of the time: how it begins, and how it is made to
+//! end.
 
 use std::io;
 use std::sync::Arc;

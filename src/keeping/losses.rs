@@ -7,14 +7,13 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::background::Background;
 use crate::base::clock::Moment;
 use crate::base::emit::error;
 use crate::base::error::LostCause;
 use crate::base::owner::Owner;
-use crate::base::owner::process::Workers;
 use crate::base::sync::Mutex;
-use crate::base::sync::mpsc::{self, Receiver, Sender};
-use crate::base::sync::thread::{self, JoinHandle};
+use crate::base::sync::mpsc::{self, Sender};
 use crate::hold::Hold;
 
 /// A hold that was lost, as the callback of [`on_lost`](crate::Builder::on_lost) gets it.
@@ -55,25 +54,17 @@ pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
 /// renewed.
 pub(crate) struct LossNotifier {
     on_lost: OnLost,
-    state: Mutex<Queue>,
-    worker: Arc<Workers>,
-}
-
-#[derive(Default)]
-struct Queue {
-    losses: Option<Sender<LostLock>>,
-    /// Closed when the thread has ended.
-    done: Option<Receiver<()>>,
-    thread: Option<JoinHandle<()>>,
-    stopped: bool,
+    /// To the thread. `None` until the first loss, and once the thread is to end.
+    losses: Mutex<Option<Sender<LostLock>>>,
+    thread: Background,
 }
 
 impl LossNotifier {
     pub(crate) fn new(on_lost: OnLost) -> LossNotifier {
         LossNotifier {
             on_lost,
-            state: Mutex::default(),
-            worker: Arc::default(),
+            losses: Mutex::default(),
+            thread: Background::default(),
         }
     }
 
@@ -85,68 +76,43 @@ impl LossNotifier {
             cause,
             held_for: now.since(hold.acquired.answered),
         };
-        let mut state = self.state.lock();
+        let mut losses = self.losses.lock();
         let mut started = Ok(());
-        if state.losses.is_none() && !state.stopped {
-            started = self.start(&mut state);
+        if losses.is_none() {
+            started = self.start().map(|sender| *losses = Some(sender));
         }
-        if let Some(losses) = &state.losses {
-            // This does not fail: the thread receives for as long as there is a sender.
+        if let Some(losses) = &*losses {
+            // This fails only after the end, when no thread receives any more.
             let _ = losses.send(lost);
         }
-        drop(state); // The program's logger may call this manager.
+        drop(losses); // The program's logger may call this manager.
         if let Err(error) = started {
             error!(target: "relatch::lost", "on_lost cannot be called, no thread can be started: {error}");
         }
     }
 
-    fn start(&self, state: &mut Queue) -> io::Result<()> {
+    /// Starts the thread. After [`stop`](Self::stop), nobody receives what is sent.
+    fn start(&self) -> io::Result<Sender<LostLock>> {
         let (sender, losses) = mpsc::channel::<LostLock>();
-        let (alive, done) = mpsc::channel::<()>();
         let on_lost = Arc::clone(&self.on_lost);
-        let worker = Arc::clone(&self.worker);
-        let thread = thread::Builder::new().name("relatch-on-lost".to_owned()).spawn(move || {
-            worker.enter();
-            let _alive = alive;
+        self.thread.start("relatch-on-lost", move || {
             while let Ok(lost) = losses.recv() {
                 let key = lost.key.clone();
                 if panic::catch_unwind(AssertUnwindSafe(|| on_lost(&lost))).is_err() {
                     error!(target: "relatch::lost", "the on_lost callback panicked, called for lock {key:?}");
                 }
             }
-        });
-        *state = Queue {
-            losses: Some(sender),
-            done: Some(done),
-            thread: Some(thread?),
-            stopped: false,
-        };
-        Ok(())
+        })?;
+        Ok(sender)
     }
 
     /// Waits until the callback was called for all losses so far, for `limit` at most, and ends the
-    /// thread. A callback that takes longer is left behind with its thread.
+    /// thread. A callback that takes longer is left behind with its thread. If the callback itself
+    /// drops the last handle, nothing is waited for.
     pub(crate) fn stop(&self, limit: Duration) {
-        let mut state = self.state.lock();
-        let Queue {
-            losses,
-            done,
-            thread,
-            ..
-        } = std::mem::take(&mut *state);
-        state.stopped = true;
-        drop(state);
-        drop(losses);
-        let Some((thread, done)) = thread.zip(done) else {
-            return;
-        };
-        if self.worker.is_current() {
-            // The callback itself drops the last handle. The thread ends when the callback returns.
-            return;
-        }
-        if done.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected) {
-            let _ = thread.join();
-        } else {
+        self.thread.tell_to_stop(); // A first loss starts no thread any more.
+        self.losses.lock().take();
+        if self.thread.stop(limit).is_err() {
             error!(target: "relatch::lost", "the on_lost callback does not return, its thread is left behind");
         }
     }
@@ -161,6 +127,8 @@ impl fmt::Debug for LossNotifier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::sync::mpsc::Receiver;
+    use crate::base::sync::thread;
     use crate::hold::tests::sample;
 
     const LONG: Duration = Duration::from_secs(10);
