@@ -43,11 +43,7 @@ impl Slow {
             return;
         }
         let WarnAfter { wait, held } = self.limits;
-        let mut looks = Looks {
-            since: self.looked,
-            now,
-            next: now.after(wait.min(held)),
-        };
+        self.next = now.after(wait.min(held));
         let mut holds: Vec<HeldLock> = keeper
             .work
             .lock()
@@ -55,12 +51,11 @@ impl Slow {
             .holds(now)
             .map(|hold| HeldLock::new(hold, now))
             .collect();
-        holds.retain(|hold| looks.is_due(hold.held_for, held, Moment::PAST));
+        holds.retain(|hold| self.is_due(hold.held_for, held, Moment::PAST, now));
         let mut waits = keeper.core.queues.waiting(now);
         // What was listed meanwhile is new at the next look.
-        waits.retain(|(it, listed)| *listed <= now && looks.is_due(it.waited, wait, *listed));
+        waits.retain(|(it, listed)| *listed <= now && self.is_due(it.waited, wait, *listed, now));
         self.looked = now;
-        self.next = looks.next;
         for hold in holds {
             warn!(target: "relatch::slow", "a lock is held for long: {hold}");
         }
@@ -68,29 +63,19 @@ impl Slow {
             warn!(target: "relatch::slow", "a thread waits for long: {wait}");
         }
     }
-}
 
-/// One look.
-struct Looks {
-    /// When the last look was.
-    since: Moment,
-    now: Moment,
-    next: Moment,
-}
-
-impl Looks {
-    /// Whether what has lasted for so long has reached `limit`, or a doubling of it, since the last
-    /// look; or at all, if it was not `listed` yet at the last look. Notes when it reaches the next
-    /// one.
-    fn is_due(&mut self, lasted: Duration, limit: Duration, listed: Moment) -> bool {
+    /// Whether what has lasted for so long at `now` has reached `limit`, or a doubling of it, since
+    /// the last look; or at all, if it was not `listed` yet at the last look. Notes when it reaches
+    /// the next one.
+    fn is_due(&mut self, lasted: Duration, limit: Duration, listed: Moment, now: Moment) -> bool {
         let reached = |limit: &Duration| *limit <= lasted;
         let doublings = std::iter::successors(Some(limit), |limit| limit.checked_mul(2));
         let last = doublings.clone().take_while(reached).last();
         if let Some(next) = doublings.into_iter().find(|limit| lasted < *limit) {
-            self.next = self.next.min(self.now.after(next.saturating_sub(lasted)));
+            self.next = self.next.min(now.after(next.saturating_sub(lasted)));
         }
-        let since = self.now.since(self.since);
-        last.is_some_and(|limit| listed > self.since || lasted.saturating_sub(limit) < since)
+        let since = now.since(self.looked);
+        last.is_some_and(|limit| listed > self.looked || lasted.saturating_sub(limit) < since)
     }
 }
 
@@ -98,20 +83,30 @@ impl Looks {
 mod tests {
     use super::*;
 
+    const LIMIT: Duration = Duration::from_millis(100);
+
+    /// After a look.
+    fn looked(looked: Moment) -> Slow {
+        let limits = WarnAfter {
+            wait: LIMIT,
+            held: LIMIT,
+        };
+        Slow {
+            limits,
+            looked,
+            next: Moment::NEVER,
+        }
+    }
+
     #[test]
     fn what_lasts_is_due_at_its_limit_and_at_each_doubling_of_it() {
         let at = |millis: u64| Moment::from_nanos(1_000_000 * millis);
-        let limit = Duration::from_millis(100);
         // Something that began at 1000 ms, and a look every 10 ms; and two looks that came late.
         let looks = (1000..2000).step_by(10).chain([4500, 4510]);
         let (mut due, mut since) = (Vec::new(), at(0));
         for now in looks {
-            let mut look = Looks {
-                since,
-                now: at(now),
-                next: Moment::NEVER,
-            };
-            if look.is_due(at(now).since(at(1000)), limit, at(1000)) {
+            let mut look = looked(since);
+            if look.is_due(at(now).since(at(1000)), LIMIT, at(1000), at(now)) {
                 due.push(now - 1000);
             }
             assert!(look.next > at(now));
@@ -119,12 +114,8 @@ mod tests {
         }
         assert_eq!(due, [100, 200, 400, 800, 3500]);
         let is_due = |lasted, listed| {
-            let mut look = Looks {
-                since: at(4510),
-                now: at(4520),
-                next: Moment::NEVER,
-            };
-            look.is_due(Duration::from_millis(lasted), limit, at(listed))
+            let lasted = Duration::from_millis(lasted);
+            looked(at(4510)).is_due(lasted, LIMIT, at(listed), at(4520))
         };
         assert!(
             is_due(300, 4515) && !is_due(300, 4500),
@@ -136,17 +127,13 @@ mod tests {
     #[test]
     fn the_next_look_is_when_the_next_limit_is_reached() {
         let now = Moment::from_nanos(1_000_000_000);
-        let mut look = Looks {
-            since: now,
-            now,
-            next: Moment::NEVER,
-        };
+        let mut look = looked(now);
         let millis = Duration::from_millis;
-        look.is_due(millis(30), millis(100), Moment::PAST);
+        look.is_due(millis(30), LIMIT, Moment::PAST, now);
         assert_eq!(look.next.since(now), millis(70));
-        look.is_due(millis(150), millis(100), Moment::PAST);
+        look.is_due(millis(150), LIMIT, Moment::PAST, now);
         assert_eq!(look.next.since(now), millis(50));
-        look.is_due(Duration::MAX, Duration::MAX, Moment::PAST);
+        look.is_due(Duration::MAX, Duration::MAX, Moment::PAST, now);
         assert_eq!(look.next.since(now), millis(50));
     }
 }
