@@ -115,9 +115,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         // The answer to this attempt is newer than the changes that caused earlier wake-ups.
         self.forget_wake_ups();
         // A wait that is stopped from here on leaves a wake-up, so the next sleep ends at once.
-        if let Err(why) = self.context.wait.may_go_on() {
-            return Err(self.error(End::MustNotWait(why)));
-        }
+        self.context.wait.may_go_on()?;
         let ask = self.progress.next_ask(self.attempts.has_given_up());
         let answer = self.attempts.attempt(ask, began);
         let since = self.attempts.silence_counts_from().unwrap_or(began);
@@ -277,8 +275,8 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         } else {
             wait.before_sleep(Some(holder))
         };
-        if let Err(why) = may {
-            return Some(End::MustNotWait(why));
+        if let Err(error) = may {
+            return Some(End::MustNotWait(error));
         }
         let end = self.progress.note_holder(holder, now);
         if end.is_none() {
@@ -386,7 +384,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
                 }
                 core.store.error(Some(wait.key), "taking", failure)
             }
-            End::MustNotWait(why) => wait.must_not(why),
+            End::MustNotWait(error) => error,
             End::NotALock { found } => wait.key.not_a_lock(&found),
         }
     }

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::base::backoff::{Backoff, safety_poll};
 use crate::base::clock::Moment;
+use crate::base::error::Error;
 use crate::base::owner::holder::Holder;
 use crate::store::Failure;
 use crate::waiting::patience::{Attempts, Kind, Patience, Silence, Verdict, WithoutExpiry};
-use crate::waiting::wait::MustNotWait;
 
 /// The shortest sleep of a waiter: Redis may delete an expired key a moment late.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
@@ -66,7 +66,7 @@ pub(super) enum End {
         final_answer: bool,
     },
     /// The thread must not go on waiting.
-    MustNotWait(MustNotWait),
+    MustNotWait(Error),
     /// The key is no lock: it is not a string, or it will not expire and no holder is going to
     /// change that.
     NotALock { found: String },

@@ -116,7 +116,7 @@ impl Session {
                 waited.add(1);
                 self.failed("taking", wait.key, behind_an_outage(cause.as_deref()))
             }
-            NoTurn::MustNotWait(why) => wait.must_not(why),
+            NoTurn::MustNotWait(error) => error,
         }
     }
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
+use crate::base::error::Error;
 use crate::base::owner::holder::Holder;
 use crate::waiting::patience::{SLOW_ANSWER, Silence};
 use crate::waiting::queue::WaitQueue;
-use crate::waiting::wait::{MustNotWait, Wait};
+use crate::waiting::wait::Wait;
 use crate::waiting::waiter::Waiter;
 use crate::waiting::waits::Waits;
 
@@ -43,7 +44,7 @@ pub(crate) enum NoTurn {
     /// holder is named if it is known.
     Busy(Option<Holder>),
     /// The caller must not go on waiting.
-    MustNotWait(MustNotWait),
+    MustNotWait(Error),
     /// The thread in front has no answer from Redis, and the caller waits no longer: its deadline
     /// has come, or the outage has lasted for `tolerate_outage`. The cause of the outage is named
     /// if it is known.
@@ -122,9 +123,9 @@ impl<'a> QueuePlace<'a> {
         // thread waits for that answer. (At its deadline, a thread leaves the key to the keeper.)
         let may_get_it = queue.is_handing_off() && queue.is_next(Some(self.me));
         let must_not = self.wait.before_sleep(queue.seen()).err();
-        let stays = |why: &MustNotWait| matches!(why, MustNotWait::Stopped) && may_get_it;
-        if let Some(why) = must_not.filter(|why| !stays(why)) {
-            Some(NoTurn::MustNotWait(why))
+        let stays = |error: &Error| matches!(error, Error::Stopped { .. }) && may_get_it;
+        if let Some(error) = must_not.filter(|error| !stays(error)) {
+            Some(NoTurn::MustNotWait(error))
         } else if let Some(silence) = outage {
             Some(NoTurn::Outage(silence.cause.clone()))
         } else {

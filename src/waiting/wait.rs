@@ -1,8 +1,8 @@
 //! The wait of one thread for one lock: which lock, until when, and what ends it early.
 
 use crate::base::clock::Moment;
+use crate::base::error::Error;
 use crate::base::error::body::Made;
-use crate::base::error::{BlockedThread, Error};
 use crate::base::key::Key;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
@@ -24,15 +24,6 @@ pub(crate) struct Wait<'a> {
     stops: [Option<&'a StopHandle>; 2],
     deadlock: DeadlockWatch<'a>,
     listed: ListedWait<'a>,
-}
-
-/// Why a thread must not go on waiting.
-#[derive(Debug)]
-pub(crate) enum MustNotWait {
-    /// It would wait for itself.
-    Deadlock(Vec<BlockedThread>),
-    /// The program has stopped the wait.
-    Stopped,
 }
 
 /// Of which manager a wait is, and what of that manager it uses.
@@ -85,20 +76,26 @@ impl<'a> Wait<'a> {
         store.answered_since(self.key.in_redis(), moment)
     }
 
-    /// Returns why the thread must not go on, if it must not.
-    pub(crate) fn may_go_on(&self) -> Result<(), MustNotWait> {
+    /// Returns an error if the thread must not go on waiting.
+    pub(crate) fn may_go_on(&self) -> Result<(), Error> {
         if self.is_stopped() {
-            return Err(MustNotWait::Stopped);
+            let key = self.key.name().to_string();
+            let made = Made::now();
+            return Err(Error::Stopped { key, made });
         }
         Ok(())
     }
 
     /// Lists the thread as waiting, and as blocked, since it is about to sleep. Redis has named
-    /// this holder, if any. Returns why the thread must not sleep, if it must not. The caller may
-    /// hold a lock.
-    pub(crate) fn before_sleep(&self, seen: Option<&Holder>) -> Result<(), MustNotWait> {
+    /// this holder, if any. Returns an error if the thread must not sleep: the program has stopped
+    /// the wait, or the thread would wait for itself. The caller may hold a lock.
+    pub(crate) fn before_sleep(&self, seen: Option<&Holder>) -> Result<(), Error> {
         self.may_go_on()?;
-        self.deadlock.begins(seen).map_err(MustNotWait::Deadlock)?;
+        self.deadlock.begins(seen).map_err(|cycle| {
+            let key = self.key.name().to_string();
+            let made = Made::now();
+            Error::WouldDeadlock { key, cycle, made }
+        })?;
         self.listed.begins();
         Ok(())
     }
@@ -136,15 +133,6 @@ impl<'a> Wait<'a> {
             error => self.manager.counters.failed(error),
         }
         error
-    }
-
-    pub(crate) fn must_not(&self, why: MustNotWait) -> Error {
-        let key = self.key.name().to_string();
-        let made = Made::now();
-        match why {
-            MustNotWait::Deadlock(cycle) => Error::WouldDeadlock { key, cycle, made },
-            MustNotWait::Stopped => Error::Stopped { key, made },
-        }
     }
 
     /// The error of a wait that ends while the lock is busy. `cause` says why the last attempt
