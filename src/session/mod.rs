@@ -42,7 +42,7 @@ use crate::hold::{Hold, Unlocked};
 use crate::keeping::work::Keeper;
 use crate::session::adoptions::Adoptions;
 use crate::session::release::Tried;
-use crate::session::thread_map::{Held, Left, still_has_outer};
+use crate::session::thread_map::{Held, still_has_outer};
 use crate::waiting::core::Core;
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
@@ -132,12 +132,14 @@ impl Session {
     pub(crate) fn leave(&self, held: &Rc<Held>, deadline: Moment) -> Result<Unlocked, Error> {
         // The thread's map comes first. If the hold stayed there during the release, a destructor
         // that takes the lock meanwhile would re-enter a hold that is being released.
-        let turn = match held.leave() {
-            Left::StillHeld(depth) => return Ok(Unlocked::StillHeld { depth }),
-            Left::LastGuard(turn) => turn,
-            // The map is gone, and the turn with it.
-            Left::ThreadEnding => Turn::outside(&self.core.queues, held.hold.key.name()),
-        };
+        let depth = held.leave();
+        if depth > 0 {
+            return Ok(Unlocked::StillHeld { depth });
+        }
+        let turn = held.take_out().unwrap_or_else(|| {
+            // The thread is ending: the map is gone, and the turn with it.
+            Turn::outside(&self.core.queues, held.hold.key.name())
+        });
         match self.release(&held.hold, turn, deadline) {
             // What causes a missing answer may have cost the outer lock, too.
             done @ (Ok(_) | Err(Error::Unconfirmed { .. })) => still_has_outer(held).and(done),

@@ -76,26 +76,13 @@ pub(crate) struct Held {
     pub(crate) entered: u64,
 }
 
-/// What became of a hold when one of its guards was dropped.
-#[derive(Debug)]
-pub(crate) enum Left {
-    /// Other guards are alive, and this is their number.
-    StillHeld(u32),
-    /// It was the last guard. The caller ends the turn, after the release.
-    LastGuard(Turn),
-    /// The thread is ending, and its map is gone. Its turn is over.
-    ThreadEnding,
-}
-
 impl Held {
-    /// Takes one guard off. With the last guard, takes the hold out of the map.
-    pub(crate) fn leave(self: &Rc<Held>) -> Left {
+    /// Takes one guard off, and returns how many are left. With the last guard, the caller takes the
+    /// hold [out of the map](Self::take_out).
+    pub(crate) fn leave(&self) -> u32 {
         let depth = self.hold.depth() - 1;
         self.hold.set_depth(depth);
-        if depth > 0 {
-            return Left::StillHeld(depth);
-        }
-        self.take_out().map_or(Left::ThreadEnding, Left::LastGuard)
+        depth
     }
 
     /// Takes the hold out of the map, whatever its depth. Returns its turn. `None` if the thread is
@@ -255,13 +242,18 @@ mod tests {
         reenter(manager, name, &Options::default(), Moment::now()).map(|held| held.expect("held"))
     }
 
+    fn drop_last_guard(held: &Rc<Held>) {
+        assert_eq!(held.leave(), 0);
+        assert!(held.take_out().is_some());
+    }
+
     #[test]
     fn depth_counts_the_guards_of_a_hold() {
         let held = entered(1, "a");
         assert!(Rc::ptr_eq(&held, &reentered(1, "a").unwrap()));
         assert_eq!(held.hold.depth(), 2);
-        assert!(matches!(held.leave(), Left::StillHeld(1)));
-        assert!(matches!(held.leave(), Left::LastGuard(_)));
+        assert_eq!(held.leave(), 1);
+        drop_last_guard(&held);
         assert!(matches!(
             reenter(1, "a", &Options::default(), Moment::now()),
             Ok(None)
@@ -292,9 +284,9 @@ mod tests {
             .join()
             .unwrap()
         );
-        assert!(matches!(two.leave(), Left::StillHeld(1)));
+        assert_eq!(two.leave(), 1);
         assert_eq!((one.hold.depth(), two.hold.depth()), (2, 1));
-        assert!(matches!(two.leave(), Left::LastGuard(_)));
+        drop_last_guard(&two);
         assert!(
             Rc::ptr_eq(&one, &reentered(1, "a").unwrap()),
             "the other manager's stays"
@@ -324,7 +316,7 @@ mod tests {
                     .iter()
                     .filter(|(manager, _)| order.get(gone) == Some(manager))
                 {
-                    assert!(matches!(next.leave(), Left::LastGuard(_)));
+                    drop_last_guard(next);
                 }
             }
         }
@@ -366,7 +358,7 @@ mod tests {
         assert_eq!(is_lost(u64::MAX).as_deref(), Some("two"));
         assert_eq!(is_lost(number(&three)).as_deref(), Some("two"));
         assert_eq!((is_lost(number(&two)), is_lost(number(&one))), (None, None));
-        assert!(matches!(two.leave(), Left::LastGuard(_)));
+        drop_last_guard(&two);
         assert_eq!(is_lost(u64::MAX), None);
         // By the clock alone, in the middle of time for which all was well.
         let end = one.hold.valid_until();
@@ -403,7 +395,7 @@ mod tests {
         let turn = Arc::new(WaitQueues::default()).free_turn(hold.key.name());
         let short = enter(1, hold, turn);
         assert!(lost_around(u64::MAX, sooner).is_some());
-        assert!(matches!(short.leave(), Left::LastGuard(_)));
+        drop_last_guard(&short);
         assert_eq!(lost_around(u64::MAX, sooner), None);
         long.hold.set_lease(
             crate::base::options::Lease::new(Duration::from_secs(1)),
