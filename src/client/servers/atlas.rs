@@ -9,7 +9,7 @@ use crate::base::random;
 use crate::base::sync::HashMap;
 use crate::client::servers::map::Map;
 use crate::client::servers::node::{Common, Location, Node};
-use crate::client::servers::slots::{Range, slot};
+use crate::client::servers::slots::slot;
 use crate::client::servers::view::View;
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::tls;
@@ -98,10 +98,7 @@ impl Atlas {
     /// Takes in what a node says, and returns the new map.
     pub(super) fn take_in(&mut self, view: View) -> Arc<Map> {
         let before = self.map.take();
-        let owned = |range: Range| {
-            let node = self.node_at(range.master, Moment::PAST);
-            (range.first..=range.last, node)
-        };
+        let owned = |(slots, master)| (slots, self.node_at(master, Moment::PAST));
         let ranges = view.ranges.into_iter().map(owned);
         // A node that is well names the owners of all slots that have one.
         let map = Map::new(ranges, before.as_deref().filter(|_| !view.is_well));

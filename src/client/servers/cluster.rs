@@ -400,7 +400,6 @@ mod tests {
 
     use super::*;
     use crate::base::options::Settings;
-    use crate::client::servers::slots::Range;
     use crate::client::wire::login::{Access, Expected};
 
     fn view(port: u16) -> View {
@@ -408,11 +407,7 @@ mod tests {
             host: "127.0.0.1".to_owned(),
             port,
         };
-        let ranges = vec![Range {
-            first: 0,
-            last: SLOTS - 1,
-            master: master.clone(),
-        }];
+        let ranges = vec![(0..=SLOTS - 1, master.clone())];
         View {
             sender: master,
             ranges,
@@ -446,7 +441,7 @@ mod tests {
     /// Otherwise the keeper would renew a lock that was just taken: once more for each process.
     #[test]
     fn the_first_map_moves_the_keys_of_a_server_that_has_become_a_cluster_and_no_others() {
-        let seed = || view(7001).ranges.remove(0).master;
+        let seed = || view(7001).sender;
         let maps = || [view(7001), view(7001), view(7002)];
         let new = moves(
             |common, on_move| Cluster::new(vec![seed()], None, common, on_move),

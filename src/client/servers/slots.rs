@@ -4,6 +4,7 @@
 //! specification](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 pub(crate) use crate::base::key::hash_tag;
 use crate::client::wire::endpoint::Place;
@@ -49,13 +50,8 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// Slots in a row, first and last, and the master that has them.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Range {
-    pub(crate) first: u16,
-    pub(crate) last: u16,
-    pub(crate) master: Place,
-}
+/// Slots in a row, and the master that has them.
+pub(crate) type Range = (RangeInclusive<u16>, Place);
 
 /// Reads the reply to `CLUSTER SLOTS` of the server at `asked`: the slots with their masters, and
 /// all replicas. Leaves out servers whose address that server does not know. What a map costs is
@@ -77,11 +73,7 @@ pub(crate) fn ranges(
             .into_iter()
             .map(|(host, port)| place(host, port, asked));
         if let Some(master) = servers.next().flatten() {
-            ranges.push(Range {
-                first,
-                last,
-                master,
-            });
+            ranges.push((first..=last, master));
         }
         replicas.extend(servers.flatten());
     }
@@ -90,7 +82,7 @@ pub(crate) fn ranges(
     }
     let masters = ranges
         .iter()
-        .map(|range| &range.master)
+        .map(|(_, master)| master)
         .collect::<BTreeSet<_>>()
         .len();
     if masters > MOST_MASTERS {
@@ -240,29 +232,21 @@ mod tests {
             entry(301, 16383, named("::1"), 5),
         ]);
         let (read, replicas) = ranges(&reply, &at("asked", 9)).unwrap();
-        let range = |first, last, master| Range {
-            first,
-            last,
-            master,
-        };
         let expected = [
-            range(0, 99, at("a", 1)),
-            range(100, 100, at("asked", 2)),
-            range(101, 200, at("asked", 3)),
-            range(301, 16383, at("::1", 5)),
+            (0..=99, at("a", 1)),
+            (100..=100, at("asked", 2)),
+            (101..=200, at("asked", 3)),
+            (301..=16383, at("::1", 5)),
         ];
         assert_eq!(read, expected);
-        assert_eq!(replicas, expected.map(|range| range.master).into());
+        assert_eq!(replicas, expected.map(|(_, master)| master).into());
     }
 
     #[test]
     fn a_host_that_is_left_out_is_whatever_the_program_has_named() {
         let map = |port| Reply::Array(vec![entry(0, 16383, Reply::Nil, port)]);
         for host in ["b\u{fc}cher", "fe80::1%eth0"] {
-            assert_eq!(
-                ranges(&map(1), &at(host, 9)).unwrap().0[0].master,
-                at(host, 1)
-            );
+            assert_eq!(ranges(&map(1), &at(host, 9)).unwrap().0[0].1, at(host, 1));
             assert!(ranges(&map(0), &at(host, 9)).unwrap().0.is_empty());
         }
     }

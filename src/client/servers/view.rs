@@ -136,7 +136,7 @@ mod tests {
                 place,
             )
         });
-        let port = view.ok().map(|view| match &view.ranges[0].master {
+        let port = view.ok().map(|view| match &view.ranges[0].1 {
             Place::Tcp { port, .. } => *port,
             #[cfg(unix)]
             Place::Unix(_) => unreachable!(),
