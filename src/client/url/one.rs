@@ -2,19 +2,14 @@
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
+use crate::base::error::Error;
 use crate::client::url::address::{Address, Servers};
 use crate::client::wire::endpoint::{Login, Place};
-
-/// What is wrong with a URL, and what of it may be shown: nothing, if it may have a password.
-pub(super) struct Bad {
-    pub(super) shown: Option<String>,
-    pub(super) reason: &'static str,
-}
 
 pub(super) const SPILLED: &str = "what follows the host holds a `#` or `@`: in a password, / ? # and @ are written %2F %3F %23 %40";
 
 /// The address of a URL that names one server.
-pub(super) fn one(url: &str) -> Result<Address, Bad> {
+pub(super) fn one(url: &str) -> Result<Address, Error> {
     // The path of a socket may have an `@` or `#`: a password follows it.
     let names_path = |(scheme, _): (&str, &str)| scheme.to_ascii_lowercase().contains("unix");
     let has_path = url.split_once(":///").is_some_and(names_path);
@@ -87,7 +82,7 @@ fn check_query<T: AsRef<str>>(
 }
 
 /// The address in what the `redis` crate has read. `tls`: whether connections use TLS.
-fn address(info: &ConnectionInfo, tls: bool) -> Result<Address, Bad> {
+fn address(info: &ConnectionInfo, tls: bool) -> Result<Address, Error> {
     let place = match info.addr() {
         ConnectionAddr::Tcp(host, port) => Place::Tcp {
             host: host.clone(),
@@ -143,9 +138,11 @@ fn form_of(url: &str) -> &'static str {
     }
 }
 
-pub(super) fn bad(shown: Option<&str>, reason: &'static str) -> Bad {
-    Bad {
-        shown: shown.map(str::to_owned),
+/// What is wrong with a URL, and what of it may be shown: nothing, if it may have a password.
+pub(super) fn bad(shown: Option<&str>, reason: &'static str) -> Error {
+    Error::InvalidOption {
+        option: "url",
+        value: shown.map(str::to_owned),
         reason,
     }
 }

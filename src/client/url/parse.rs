@@ -11,12 +11,7 @@ use crate::client::url::several::several;
 
 impl Address {
     pub(crate) fn parse(url: &str) -> Result<Address, Error> {
-        let address = several(url).unwrap_or_else(|| one(url));
-        address.map_err(|bad| Error::InvalidOption {
-            option: "url",
-            value: bad.shown,
-            reason: bad.reason,
-        })
+        several(url).unwrap_or_else(|| one(url))
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::net::Ipv6Addr;
 
+use crate::base::error::Error;
 use crate::client::url::address::{Address, Servers};
-use crate::client::url::one::{Bad, SPILLED, bad, one};
+use crate::client::url::one::{SPILLED, bad, one};
 use crate::client::wire::endpoint::Place;
 
 /// The port of a sentinel whose URL names none.
@@ -30,7 +31,7 @@ struct Several<'a> {
 }
 
 /// The address of a URL of sentinels or of a cluster. `None` for any other URL.
-pub(super) fn several(url: &str) -> Option<Result<Address, Bad>> {
+pub(super) fn several(url: &str) -> Option<Result<Address, Error>> {
     let (scheme, rest) = url.split_once("://")?;
     let scheme = scheme.to_ascii_lowercase();
     let tls = scheme.starts_with("rediss+");
@@ -44,7 +45,7 @@ pub(super) fn several(url: &str) -> Option<Result<Address, Bad>> {
 
 impl<'a> Several<'a> {
     /// Takes a URL apart, whose `rest` follows the scheme.
-    fn split(url: &'a str, rest: &'a str, tls: bool) -> Result<Several<'a>, Bad> {
+    fn split(url: &'a str, rest: &'a str, tls: bool) -> Result<Several<'a>, Error> {
         let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         let (userinfo, hosts) = authority
             .rsplit_once('@')
@@ -71,7 +72,7 @@ impl<'a> Several<'a> {
     }
 
     /// The address of sentinels.
-    fn sentinels(self) -> Result<Address, Bad> {
+    fn sentinels(self) -> Result<Address, Error> {
         let hosts = self.places(SENTINEL_PORT, NO_SENTINEL)?;
         let (name, db) = self.path.split_once('/').unwrap_or((self.path, ""));
         if !is_name(name) {
@@ -84,12 +85,12 @@ impl<'a> Several<'a> {
     }
 
     /// The address of nodes of a cluster.
-    fn cluster(self) -> Result<Address, Bad> {
+    fn cluster(self) -> Result<Address, Error> {
         let hosts = self.places(REDIS_PORT, NO_NODE)?;
         self.at(Servers::Cluster { hosts }, self.path)
     }
 
-    fn places(&self, default: u16, reason: &'static str) -> Result<Vec<Place>, Bad> {
+    fn places(&self, default: u16, reason: &'static str) -> Result<Vec<Place>, Error> {
         let places = self.hosts.split(',').map(|host| place(host, default));
         let places: Option<Vec<_>> = places.collect();
         places.ok_or_else(|| bad(self.shown, reason))
@@ -97,19 +98,17 @@ impl<'a> Several<'a> {
 
     /// The address of these servers. Login and database are read from a URL that names one server
     /// and is otherwise the same.
-    fn at(&self, servers: Servers, db: &str) -> Result<Address, Bad> {
+    fn at(&self, servers: Servers, db: &str) -> Result<Address, Error> {
         let scheme = if self.tls { "rediss" } else { "redis" };
         let login = self
             .userinfo
             .map_or_else(String::new, |it| format!("{it}@"));
         let query = self.query.map_or_else(String::new, |it| format!("?{it}"));
-        let address = one(&format!("{scheme}://{login}host/{db}{query}"));
-        address
-            .map(|address| Address { servers, ..address })
-            .map_err(|bad| Bad {
-                shown: bad.shown.and(self.shown.map(str::to_owned)),
-                ..bad
-            })
+        let mut address = one(&format!("{scheme}://{login}host/{db}{query}"));
+        if let Err(Error::InvalidOption { value, .. }) = &mut address {
+            *value = value.take().and(self.shown.map(str::to_owned));
+        }
+        address.map(|address| Address { servers, ..address })
     }
 }
 
