@@ -26,13 +26,8 @@ pub(crate) struct Listeners {
     probe: Option<String>,
     on_invalidation: Arc<OnInvalidation>,
     pub(crate) wakeups: Arc<Wakeups>,
-    running: Mutex<Running>,
-}
-
-#[derive(Default)]
-struct Running {
-    by_node: HashMap<u64, Arc<Listener>>,
-    stop: bool,
+    /// Those of each node, by its number. `None` after the end.
+    running: Mutex<Option<HashMap<u64, Arc<Listener>>>>,
 }
 
 impl Listeners {
@@ -62,7 +57,7 @@ impl Listeners {
             probe,
             on_invalidation: Arc::default(),
             wakeups,
-            running: Mutex::default(),
+            running: Mutex::new(Some(HashMap::default())),
         }
     }
 
@@ -76,7 +71,7 @@ impl Listeners {
 
     /// The listener of this node, if there is one.
     pub(crate) fn of(&self, node: &Node) -> Option<Arc<Listener>> {
-        self.running.lock().by_node.get(&node.number).cloned()
+        self.running.lock().as_ref()?.get(&node.number).cloned()
     }
 
     /// The listener of the node that has this key, if there is one.
@@ -94,11 +89,12 @@ impl Listeners {
 
     fn add(&self, node: &Arc<Node>) -> Option<Arc<Listener>> {
         let mut running = self.running.lock();
-        if let Some(listener) = running.by_node.get(&node.number) {
+        let running = running.as_mut()?;
+        if let Some(listener) = running.get(&node.number) {
             return Some(Arc::clone(listener));
         }
-        running.by_node.retain(|_, listener| !listener.is_over());
-        if running.stop || node.is_retired() || running.by_node.len() >= MOST {
+        running.retain(|_, listener| !listener.is_over());
+        if node.is_retired() || running.len() >= MOST {
             return None;
         }
         let store = Arc::clone(&self.store);
@@ -108,25 +104,18 @@ impl Listeners {
         let pass = Arc::clone(&self.on_invalidation);
         let wakeups = Arc::clone(&self.wakeups);
         let listener = Arc::new(Listener::new(store, node, timeout, pass, wakeups));
-        running.by_node.insert(number, Arc::clone(&listener));
+        running.insert(number, Arc::clone(&listener));
         Some(listener)
     }
 
     /// Ends the threads.
     pub(crate) fn stop(&self) {
-        let mut running = self.running.lock();
-        running.stop = true;
-        let listeners: Vec<_> = running
-            .by_node
-            .drain()
-            .map(|(_, listener)| listener)
-            .collect();
-        drop(running);
+        let running = self.running.lock().take().unwrap_or_default();
         // All are told before the first is waited for, so that they end together.
-        for listener in &listeners {
+        for listener in running.values() {
             listener.tell_to_stop();
         }
-        for listener in listeners {
+        for listener in running.values() {
             listener.stop();
         }
     }
