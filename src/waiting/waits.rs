@@ -72,7 +72,7 @@ impl fmt::Display for WaitingThread {
         write!(
             f,
             "{thread} has waited for lock {key:?} for {waited:.1?}, {}, ",
-            Named(holder.as_ref())
+            held_by(holder.as_ref())
         )?;
         match remaining {
             Some(left) => write!(f, "gives up in {left:.1?}"),
@@ -91,33 +91,24 @@ pub(crate) struct Awaited {
 /// How long the silence of Redis has to last to be worth a word.
 const LONG_SILENCE: Duration = Duration::from_secs(1);
 
-/// For how long Redis has been silent at that moment, and why.
-struct Silent<'a>(&'a Silence, Moment);
-
-impl fmt::Display for Silent<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Redis has given no answer for {:.1?}",
-            self.1.since(self.0.since)
-        )?;
-        self.0
-            .cause
-            .as_ref()
-            .map_or(Ok(()), |cause| write!(f, ": {cause}"))
+/// For how long Redis has been silent at `now`, and why.
+fn silent_for(silence: &Silence, now: Moment) -> String {
+    let text = format!(
+        "Redis has given no answer for {:.1?}",
+        now.since(silence.since)
+    );
+    match &silence.cause {
+        Some(cause) => format!("{text}: {cause}"),
+        None => text,
     }
 }
 
 /// A holder, if it is known.
-struct Named<'a>(Option<&'a Holder>);
-
-impl fmt::Display for Named<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(holder) => write!(f, "held by {holder}"),
-            None => f.write_str("whose holder is not known"),
-        }
-    }
+fn held_by(holder: Option<&Holder>) -> String {
+    holder.map_or_else(
+        || "whose holder is not known".to_owned(),
+        |holder| format!("held by {holder}"),
+    )
 }
 
 /// The waits of one manager.
@@ -246,7 +237,7 @@ impl<'a> ListedWait<'a> {
             emit::change(&WAITING, 1.0);
             debug!(
                 target: "relatch::wait",
-                "{} waits for lock {:?}, {}", self.thread, self.key.name(), Named(awaited(now).holder.as_ref())
+                "{} waits for lock {:?}, {}", self.thread, self.key.name(), held_by(awaited(now).holder.as_ref())
             );
         }
         if self.next_report.get() <= now {
@@ -257,7 +248,7 @@ impl<'a> ListedWait<'a> {
             match silence.filter(|silence| now.since(silence.since) >= LONG_SILENCE) {
                 None => info!(target: "relatch::wait", "{waiting}"),
                 Some(silence) => {
-                    info!(target: "relatch::wait", "{waiting}; {}", Silent(&silence, now));
+                    info!(target: "relatch::wait", "{waiting}; {}", silent_for(&silence, now));
                 }
             }
         }
