@@ -70,12 +70,13 @@ pub(crate) fn give_back(
         drop(turn);
         return outcome.result;
     };
-    if let Some(unused) = turn.settle(&next, outcome.handed) {
+    if turn.settle(&next, outcome.handed) {
         keeper.delete_later(OrphanKey {
             redis_key: hold.key.in_redis().to_owned(),
-            token: unused.claim.token,
-            gone_by: unused.claim.lease.gone_by(Moment::now()),
-            may_reappear: unused.may_reappear,
+            token: next.claim.token.clone(),
+            gone_by: next.claim.lease.gone_by(Moment::now()),
+            // If there was no answer, Redis may still execute the `SET`.
+            may_reappear: matches!(outcome.handed, HandoffOutcome::Unanswered { .. }),
         });
     }
     outcome.result

@@ -55,14 +55,6 @@ pub(crate) struct Joined {
     pub(crate) waited: bool,
 }
 
-/// A claim whose token may be in Redis, and that no thread will use.
-#[derive(Debug)]
-pub(crate) struct UnusedClaim {
-    pub(crate) claim: Claim,
-    /// Redis may still execute its `SET`.
-    pub(crate) may_reappear: bool,
-}
-
 /// The number of a [`Turn::outside`]. No other turn has it.
 const OUTSIDE: u64 = 0;
 
@@ -325,16 +317,12 @@ impl Turn {
         to
     }
 
-    /// Ends the turn, and tells the next thread what became of its claim. Returns the claim if its
-    /// token may be in Redis and no thread will use it, so that it has to be deleted.
+    /// Ends the turn, and tells the next thread what became of its claim. True if the claim's token
+    /// may be in Redis and no thread will use it, so that it has to be deleted.
     #[must_use = "the key may exist until its lease is over"]
-    pub(crate) fn settle(
-        mut self,
-        to: &Arc<Waiter>,
-        handed: HandoffOutcome,
-    ) -> Option<UnusedClaim> {
+    pub(crate) fn settle(mut self, to: &Arc<Waiter>, handed: HandoffOutcome) -> bool {
         if handed == HandoffOutcome::NotTaken {
-            return None; // The next thread asks for itself.
+            return false; // The next thread asks for itself.
         }
         let mut table = self.queues.table.lock();
         let now = Moment::now();
@@ -346,11 +334,7 @@ impl Turn {
             drop(table);
             to.wake_for_turn();
         }
-        let may_reappear = matches!(handed, HandoffOutcome::Unanswered { .. });
-        (may_reappear || !self.is_over).then(|| UnusedClaim {
-            claim: to.claim.clone(),
-            may_reappear,
-        })
+        !self.is_over || matches!(handed, HandoffOutcome::Unanswered { .. })
     }
 }
 
@@ -693,12 +677,12 @@ pub(crate) mod tests {
             answered: sent,
             fence: None,
         };
-        // Columns: what became of the claim; the flag that `settle` returns if the waiter has given
-        // up; the flag if it has not. (`None`: the claim need not be deleted.)
+        // Columns: what became of the claim; whether it has to be deleted if the waiter has given
+        // up; whether it has to be if it has not.
         let table = [
-            (HandoffOutcome::NotTaken, None, None),
-            (taken, Some(false), None),
-            (HandoffOutcome::Unanswered { sent }, Some(true), Some(true)),
+            (HandoffOutcome::NotTaken, false, false),
+            (taken, true, false),
+            (HandoffOutcome::Unanswered { sent }, true, true),
         ];
         for (handed, where_gone, where_there) in table {
             for (wait, cleaned_up) in [(10, where_gone), (10_000, where_there)] {
@@ -720,12 +704,8 @@ pub(crate) mod tests {
                 while wait == 10 && !next.is_finished() {
                     thread::yield_now();
                 }
-                let left = turn.settle(&to, handed);
-                assert_eq!(
-                    left.map(|unused| unused.may_reappear),
-                    cleaned_up,
-                    "{handed:?}, {wait} ms"
-                );
+                let is_left = turn.settle(&to, handed);
+                assert_eq!(is_left, cleaned_up, "{handed:?}, {wait} ms");
                 assert_eq!(next.join().unwrap(), wait > 10);
             }
         }
