@@ -21,14 +21,6 @@ pub(crate) struct Metric {
     pub(crate) help: &'static str,
 }
 
-/// What a metric counts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum MetricKind {
-    Counter,
-    Gauge,
-    Histogram,
-}
-
 /// Whether a line at `debug`, or the change of a gauge, may go anywhere. Calls no code of the
 /// program.
 pub(crate) fn may_be_on() -> bool {
@@ -64,7 +56,7 @@ mod with_recorder {
         Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
     };
 
-    use super::{Metric, MetricKind, contain};
+    use super::{Metric, contain};
 
     pub(crate) fn count(metric: &Metric, more: u64) {
         if more > 0 {
@@ -80,14 +72,17 @@ mod with_recorder {
         contain(|| histogram!(metric.name).record(time.as_secs_f64()));
     }
 
-    /// Gives the recorder the text of a metric.
-    pub(crate) fn describe(metric: &Metric, kind: MetricKind) {
-        let Metric { name, help } = *metric;
-        contain(|| match kind {
-            MetricKind::Counter => describe_counter!(name, help),
-            MetricKind::Gauge => describe_gauge!(name, help),
-            MetricKind::Histogram => describe_histogram!(name, Unit::Seconds, help),
-        });
+    /// Gives the recorder the texts of metrics.
+    pub(crate) fn describe(counters: &[&Metric], gauges: &[&Metric], times: &[&Metric]) {
+        for it in counters {
+            contain(|| describe_counter!(it.name, it.help));
+        }
+        for it in gauges {
+            contain(|| describe_gauge!(it.name, it.help));
+        }
+        for it in times {
+            contain(|| describe_histogram!(it.name, Unit::Seconds, it.help));
+        }
     }
 }
 
@@ -95,7 +90,7 @@ mod with_recorder {
 mod without_recorder {
     use std::time::Duration;
 
-    use super::{Metric, MetricKind};
+    use super::Metric;
 
     #[inline]
     pub(crate) fn count(_: &Metric, _: u64) {}
@@ -107,5 +102,5 @@ mod without_recorder {
     pub(crate) fn record(_: &Metric, _: Duration) {}
 
     #[inline]
-    pub(crate) fn describe(_: &Metric, _: MetricKind) {}
+    pub(crate) fn describe(_: &[&Metric], _: &[&Metric], _: &[&Metric]) {}
 }

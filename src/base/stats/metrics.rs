@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::base::emit::{self, Metric, MetricKind};
+use crate::base::emit::{self, Metric};
 use crate::base::stats::{Histogram, Stats};
 
 const fn metric(name: &'static str, help: &'static str) -> Metric {
@@ -86,15 +86,11 @@ pub(crate) const HISTOGRAMS: [Distribution; 2] = [
 
 /// Gives the program's recorder the texts of all metrics.
 pub(crate) fn describe() {
-    for (metric, _) in COUNTERS {
-        emit::describe(metric, MetricKind::Counter);
-    }
-    for (metric, _) in GAUGES {
-        emit::describe(metric, MetricKind::Gauge);
-    }
-    for (metric, _) in HISTOGRAMS {
-        emit::describe(metric, MetricKind::Histogram);
-    }
+    emit::describe(
+        &COUNTERS.map(|(metric, _)| metric),
+        &GAUGES.map(|(metric, _)| metric),
+        &HISTOGRAMS.map(|(metric, _)| metric),
+    );
 }
 
 impl Stats {
