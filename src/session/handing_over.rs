@@ -7,12 +7,12 @@ use std::time::Duration;
 use crate::acquire::Adoption;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
-use crate::base::key::Name;
+use crate::base::key::{Key, Name};
 use crate::base::options::Options;
 use crate::base::stop::StopHandle;
 use crate::hold::{Hold, LockParcel};
+use crate::session::Session;
 use crate::session::thread_map::{self, Held};
-use crate::session::{Asked, Session};
 use crate::waiting::handoff::Claim;
 use crate::waiting::queues::Turn;
 use crate::waiting::wait::Wait;
@@ -126,7 +126,9 @@ impl Session {
             fenced,
             ..self.suited(options)
         };
-        let Asked { key, owner, claim } = self.ask_for(name, options)?;
+        let key = Key::new(&self.core.settings.prefix, name)?;
+        let owner = self.core.identity.this_thread();
+        let claim = self.fresh_claim(&key, &owner, options)?;
         let once = self.patience(Some(Duration::ZERO));
         let turn = self.turn_or_outside(&self.wait_for(&key, &owner, &once, stop), &claim);
         // A turn outside of the queue is not known there. If nothing else told of this adoption, a

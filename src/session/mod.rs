@@ -36,7 +36,6 @@ use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::key::{Key, Name};
 use crate::base::options::Options;
-use crate::base::owner::Owner;
 use crate::base::stop::{StopHandle, Wake};
 use crate::hold::{Hold, Unlocked};
 use crate::keeping::work::Keeper;
@@ -63,14 +62,6 @@ pub(crate) struct Session {
     wake: Arc<Wake>,
 }
 
-/// A lock that a thread is about to ask for.
-struct Asked {
-    key: Key,
-    owner: Owner,
-    /// With a token that nobody has used yet.
-    claim: Claim,
-}
-
 impl Session {
     /// Takes a lock, or re-enters it if this thread holds it. `stop` ends the wait.
     pub(crate) fn enter(
@@ -91,7 +82,9 @@ impl Session {
             return Ok(held);
         }
         self.may_take(name.as_str(), options, stop, now)?;
-        let Asked { key, owner, claim } = self.ask_for(name, options)?;
+        let key = Key::new(&self.core.settings.prefix, name)?;
+        let owner = self.core.identity.this_thread();
+        let claim = self.fresh_claim(&key, &owner, options)?;
         let wait = self.wait_for(&key, &owner, patience, stop);
 
         let take = || {

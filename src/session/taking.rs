@@ -1,5 +1,5 @@
-//! What taking a lock needs besides the story: the key and the token, the wait, the turn, and what
-//! makes a new hold known.
+//! What taking a lock needs besides the story: the token, the wait, the turn, and what makes a new
+//! hold known.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::error::body::Made;
-use crate::base::key::{Key, Name};
+use crate::base::key::Key;
 use crate::base::options::{Lease, Options};
 use crate::base::owner::Owner;
 use crate::base::stop::StopHandle;
 use crate::hold::Hold;
+use crate::session::Session;
 use crate::session::setup::no_randomness;
 use crate::session::thread_map::{self, Held};
-use crate::session::{Asked, Session};
 use crate::store::Failure;
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
@@ -53,23 +53,25 @@ impl Session {
         })
     }
 
-    /// What an attempt to take a lock needs. The token is drawn before the turn comes: the thread
+    /// A claim with a token that nobody has used yet. It is drawn before the turn comes: the thread
     /// in front may send the claim with its release.
-    pub(super) fn ask_for(&self, name: Name<'_>, options: &Options) -> Result<Asked, Error> {
-        let key = Key::new(&self.core.settings.prefix, name)?;
+    pub(super) fn fresh_claim(
+        &self,
+        key: &Key,
+        owner: &Owner,
+        options: &Options,
+    ) -> Result<Claim, Error> {
         let counter = if options.fenced {
             Some(key.counter()?.into())
         } else {
             None
         };
-        let owner = self.core.identity.this_thread();
-        let token = self.core.identity.fresh_token(&owner);
-        let claim = Claim {
+        let token = self.core.identity.fresh_token(owner);
+        Ok(Claim {
             token: token.map_err(no_randomness)?,
             lease: Lease::new(options.lease),
             counter,
-        };
-        Ok(Asked { key, owner, claim })
+        })
     }
 
     /// The wait that begins now. `stop` ends it.
