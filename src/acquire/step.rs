@@ -11,7 +11,7 @@ use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::owner::holder::Holder;
 use crate::store::Failure;
-use crate::waiting::patience::{Attempts, Kind, Patience, Silence, Verdict, WithoutExpiry};
+use crate::waiting::patience::{AfterFailure, Attempts, Kind, Patience, Silence, WithoutExpiry};
 
 /// The shortest sleep of a waiter: Redis may delete an expired key a moment late.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
@@ -339,12 +339,12 @@ impl<'a> Progress<'a> {
             silence, failed, ..
         } = &self.attempts;
         match self.patience.judge(now, kind, silence.as_ref(), *failed) {
-            Verdict::TryAgain => Ok(failure),
-            Verdict::Busy => Err(End::Busy {
+            AfterFailure::TryAgain => Ok(failure),
+            AfterFailure::Busy => Err(End::Busy {
                 holder: self.holder.take(),
                 failure: Some(failure),
             }),
-            Verdict::GiveUp => Err(End::Unavailable {
+            AfterFailure::GiveUp => Err(End::Unavailable {
                 failure: self.attempts.cause(failure),
                 final_answer: kind == Kind::Final,
             }),

@@ -100,7 +100,7 @@ impl Kind {
 
 /// What to do after a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum AfterFailure {
     TryAgain,
     /// The time is over, and nothing is known about Redis.
     Busy,
@@ -119,18 +119,18 @@ impl Patience {
         kind: Kind,
         silence: Option<&Silence>,
         tries: u32,
-    ) -> Verdict {
+    ) -> AfterFailure {
         let counts = tries > 1 || self.deadline <= now;
         let outage = counts && silence.is_some_and(|silence| self.is_outage(silence, now));
         let over = self.deadline <= now || (self.once && tries > 1);
         match kind {
-            Kind::Final => Verdict::GiveUp,
-            Kind::OutOfTime if !over => Verdict::TryAgain,
-            Kind::OutOfTime if !outage => Verdict::Busy,
-            _ if outage => Verdict::GiveUp,
-            _ if !over => Verdict::TryAgain,
-            Kind::Silent if !self.once => Verdict::Busy,
-            _ => Verdict::GiveUp,
+            Kind::Final => AfterFailure::GiveUp,
+            Kind::OutOfTime if !over => AfterFailure::TryAgain,
+            Kind::OutOfTime if !outage => AfterFailure::Busy,
+            _ if outage => AfterFailure::GiveUp,
+            _ if !over => AfterFailure::TryAgain,
+            Kind::Silent if !self.once => AfterFailure::Busy,
+            _ => AfterFailure::GiveUp,
         }
     }
 
@@ -367,8 +367,8 @@ pub(crate) mod tests {
 
     #[test]
     fn what_each_failure_leads_to() {
+        use AfterFailure::{Busy, GiveUp, TryAgain};
         use Kind::{Down, Final, OutOfTime, Silent};
-        use Verdict::{Busy, GiveUp, TryAgain};
         // Patience, now, the kind of failure, the silence, how many attempts have failed.
         let table = [
             // Redis has refused for good.
