@@ -17,14 +17,80 @@
 //! A thread takes a named lock and may take it again as often as it likes. The lock is released in
 //! Redis when the thread's last guard is dropped. There is no async code and no runtime.
 //!
-//! Words: a *guard* is the value that `lock` returns. A *hold* lasts from a thread's first guard of
-//! a lock to its last. A *waiter* is a thread that waits for a lock. The *lease* is how long Redis
-//! keeps a lock that is not renewed. The *keeper* is the thread that renews leases.
+//! # A program, step by step
 //!
-//! The [guide] has a page for each larger question, among them what a program sees
-//! [whatever fails](guide::guarantees), and how to [set up Redis](guide::operations).
+//! Connect once, and share the handle. It is cheap to clone, `Send` and `Sync`.
+//! [`LockManager::connect`] takes [the defaults](guide::defaults): a wait for a busy lock has no
+//! limit, as that of a mutex, and a holder that hangs keeps its lock. A worker sets both.
+//!
+//! ```no_run
+//! # use std::time::Duration;
+//! # fn main() -> Result<(), relatch::Error> {
+//! let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+//!     .wait(Duration::from_secs(30))
+//!     .max_hold(Duration::from_secs(600))
+//!     .build()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Put code that must not run twice at the same time under a lock.
+//! [`with_lock`](LockManager::with_lock) takes any closure.
+//! [`with_lock_result`](LockManager::with_lock_result) takes a closure that can fail, and passes it
+//! the guard.
+//!
+//! ```no_run
+//! # fn prepare() {}
+//! # fn charge_card() {}
+//! # use std::time::Duration;
+//! # use relatch::Error;
+//! # fn main() -> Result<(), Error> {
+//! # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+//! locks.with_lock_result("orders:42", |guard| {
+//!     prepare();
+//!     guard.confirm(Duration::from_secs(5))?; // Redis says: still ours, for 5 s at least
+//!     charge_card();
+//!     Ok::<_, Error>(())
+//! })
+//! # }
+//! ```
+//!
+//! Where a closure does not fit, keep the guard that [`lock`](LockManager::lock) returns. Dropping
+//! it releases the lock. [`LockGuard::unlock`] also releases it, and returns an error if the lock
+//! was lost, or if the release got no answer: then [the work was protected](guide::errors#guards).
+//!
+//! [`Lock::holder`] says which process has a lock. [`LockManager::held`] lists the locks of this
+//! process, and [`LockManager::waiting`] the threads that wait for one. [`LockManager::stats`]
+//! counts what the manager did, and [`Builder::warn_after`] logs what lasts long.
+//! [`LockGuard::watch`] and [`Builder::on_lost`] report losses.
 //!
 #![doc = include_str!("../docs/guide-links.md")]
+#![doc = include_str!("../docs/calls.md")]
+//!
+//! # Errors
+//!
+//! Every method distinguishes *busy*, *unreachable* and *lost*: see [`Error`]. [The page on
+//! errors](guide::errors) says what to do about each. Before a program repeats a call that runs a
+//! closure, it asks [`Error::body_ran`].
+//!
+//! # Words
+//!
+//! - A *guard* is the value that `lock` returns. A *hold* lasts from a thread's first guard of a
+//!   lock until its last one is dropped. The *token* is the value of the key in Redis: it names the
+//!   thread, and no two holds have the same.
+//! - A lock is *busy* if another thread or process has it. A *waiter* is a thread that waits for
+//!   it. An *invalidation* is Redis's message that a key has changed: it wakes waiters. A
+//!   *hand-off* gives a lock from one thread of a process to the next, without a moment in which it
+//!   is free.
+//! - The *lease* is how long Redis keeps a lock that is not renewed. The *keeper* is the thread
+//!   that knows when leases are due; a *renewer* for each server renews them. A hold is *lost* if
+//!   its lease ended before the release, or its key was deleted or replaced.
+//! - A *fence* is a number that grows with each hold, by which a resource refuses an old holder.
+//!
+//! The [guide] has a page for each larger question, among them what a program sees
+//! [whatever fails](guide::guarantees), how to [set up Redis](guide::operations), and what to do in
+//! [trouble](guide::trouble).
+//!
 #![doc = include_str!("../docs/not-promised.md")]
 //!
 //! # Sentinel
@@ -52,51 +118,6 @@
 //! the [`metrics`](https://docs.rs/metrics) crate, under the names of [`Stats::prometheus`], summed
 //! over all managers of the process.
 //!
-//! # A program, step by step
-//!
-//! Connect once, and share the handle. It is cheap to clone, `Send` and `Sync`.
-//!
-//! ```no_run
-//! # fn main() -> Result<(), relatch::Error> {
-//! let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! Put code that must not run twice at the same time under a lock.
-//! [`with_lock`](LockManager::with_lock) takes any closure.
-//! [`with_lock_result`](LockManager::with_lock_result) takes a closure that can fail, and passes it
-//! the guard.
-//!
-//! Where a closure does not fit, keep a guard. Dropping the guard releases the lock.
-//! [`LockGuard::unlock`] also releases it, and returns an error if the lock was lost or the release
-//! got no answer.
-//!
-//! ```no_run
-//! # fn prepare() {}
-//! # fn charge_card() {}
-//! # use std::time::Duration;
-//! # fn main() -> Result<(), relatch::Error> {
-//! # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
-//! let guard = locks.lock("orders:42")?;
-//! prepare();
-//! guard.confirm(Duration::from_secs(5))?; // Redis says: still ours, for 5 s at least
-//! charge_card();
-//! guard.unlock()?;
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! [`Lock::holder`] says which process has a lock. [`LockManager::held`] lists the locks of this
-//! process, and [`LockManager::waiting`] the threads that wait for one. [`LockManager::stats`]
-//! counts what the manager did, and [`Builder::warn_after`] logs what lasts long.
-//! [`LockGuard::watch`] and [`Builder::on_lost`] report losses.
-//!
-//! # Errors
-//!
-//! Every method distinguishes *busy*, *unreachable* and *lost*: see [`Error`]. Before a program
-//! repeats a call that runs a closure, it asks [`Error::body_ran`].
-//!
 //! # About threads
 //!
 //! A hold belongs to its thread, and so do its guards. If a thread ends without releasing a lock,
@@ -105,14 +126,8 @@
 //! [`held`](LockManager::held) find nothing, guards are not valid, and each operation that can fail
 //! returns [`Error::Forked`].
 //!
-//! [The page on threads](guide::threads) is about thread pools, rayon, async code, forks and exits.
-//!
-//! A thread-local of your program may hold a guard or the manager, or take a lock in its
-//! destructor. But this crate keeps the map of a thread's holds in a thread-local, too, and the
-//! system may drop that map first. Once the map is gone:
-//!
-//! - a thread that takes a lock again waits for itself;
-//! - a lock that the thread takes is not renewed.
+//! [The page on threads](guide::threads) is about thread pools, rayon, async code, forks, exits and
+//! thread-locals.
 //!
 //! Each manager has threads of its own:
 //!
@@ -179,13 +194,17 @@ pub mod guide {
     //! | page | what it is about |
     //! |---|---|
     //! | [choosing] | a lock with a lease, or something else; which Redis; when a fence |
+    //! | [defaults] | every option, its default, and why |
+    //! | [errors] | what to do about each error, and what to tell the user |
     //! | [guarantees] | what a program sees of its locks, whatever fails |
     //! | [threads] | thread pools, rayon, async code, forks and exits |
     //! | [fencing] | how a resource refuses a holder that comes back too late |
     //! | [engines] | one server, Sentinel, replicas, Cluster: what each survives, and how to set it up |
     //! | [operations] | the Redis user, settings, monitoring, a stuck lock |
+    //! | [trouble] | what you see, why, and what to do |
     //! | [testing] | tests without a Redis |
     //! | [coming_from] | from Redisson, Spring, ShedLock, redis-py or `flock` |
+    //! | [words] | the words of the docs, the log and the code |
     //!
     //! [What is not promised](crate#what-is-not-promised) is on the first page.
 
@@ -204,6 +223,14 @@ pub mod guide {
     pub mod guarantees {}
 
     #[doc = include_str!("../docs/guide-links.md")]
+    #[doc = include_str!("../docs/defaults.md")]
+    pub mod defaults {}
+
+    #[doc = include_str!("../docs/guide-links.md")]
+    #[doc = include_str!("../docs/errors.md")]
+    pub mod errors {}
+
+    #[doc = include_str!("../docs/guide-links.md")]
     #[doc = include_str!("../docs/threads.md")]
     pub mod threads {}
 
@@ -220,12 +247,20 @@ pub mod guide {
     pub mod operations {}
 
     #[doc = include_str!("../docs/guide-links.md")]
+    #[doc = include_str!("../docs/trouble.md")]
+    pub mod trouble {}
+
+    #[doc = include_str!("../docs/guide-links.md")]
     #[doc = include_str!("../docs/testing.md")]
     pub mod testing {}
 
     #[doc = include_str!("../docs/guide-links.md")]
     #[doc = include_str!("../docs/coming-from.md")]
     pub mod coming_from {}
+
+    #[doc = include_str!("../docs/guide-links.md")]
+    #[doc = include_str!("../docs/words.md")]
+    pub mod words {}
 }
 
 // The modules (the rooms, in `docs/words.md`), the top layer first: each uses only those below it.

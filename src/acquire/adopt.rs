@@ -128,7 +128,11 @@ impl Adoption<'_> {
             AdoptReply::Absent => {
                 let (key, redis_key) =
                     (self.key.name().to_string(), self.key.in_redis().to_owned());
-                Err(Error::NothingToAdopt { key, redis_key })
+                Err(Error::NothingToAdopt {
+                    key,
+                    redis_key,
+                    made: Made::now(),
+                })
             }
             AdoptReply::NotOurs => Err(self.lost(LostCause::Taken)),
         }

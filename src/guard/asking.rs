@@ -70,11 +70,11 @@ impl LockGuard {
     ///
     /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that
     ///   was found.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not renew the lease, or answered so
-    ///   late that less than `span` is left. The hold is as valid as before.
+    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis did not renew the lease,
+    ///   or answered so late that less than `span` is left. The hold is as valid as before.
     /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
-    /// - [`Error::InvalidOption`] for `max_hold`: the hold has lasted for nearly as long as
-    ///   [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it. Nothing was sent.
+    /// - [`Error::InvalidOption`] for `max_hold`: time is up, as no lease extends the hold any more
+    ///   ([`max_hold`](crate::Lock::max_hold)). Nothing was sent.
     /// - [`Error::System`], [`Error::Forked`].
     pub fn confirm(&self, span: Duration) -> Result<(), Error> {
         self.session.confirm(&self.held.hold, span)
@@ -103,11 +103,11 @@ impl LockGuard {
     ///
     /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that
     ///   was found.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted, but not for `span`,
-    ///   and Redis did not renew it.
+    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: the hold can be trusted, but
+    ///   not for `span`, and Redis did not renew it.
     /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
-    /// - [`Error::InvalidOption`] for `max_hold`: less than `span` is left, and the hold has lasted
-    ///   for nearly as long as [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it.
+    /// - [`Error::InvalidOption`] for `max_hold`: less than `span` is left, and no lease extends
+    ///   the hold any more ([`max_hold`](crate::Lock::max_hold)).
     /// - [`Error::System`], [`Error::Forked`].
     pub fn ensure(&self, span: Duration) -> Result<(), Error> {
         self.session.ensure(&self.held.hold, span)
@@ -135,8 +135,8 @@ impl LockGuard {
     ///
     /// - [`Error::Lost`]: the key is gone or has another value. The error names the first cause
     ///   that was found.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not answer the question. The hold is
-    ///   as valid as before.
+    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis did not answer the
+    ///   question. The hold is as valid as before.
     /// - [`Error::System`], [`Error::Forked`].
     pub fn verify(&self) -> Result<(), Error> {
         self.session.verify(&self.held.hold)
@@ -169,12 +169,12 @@ impl LockGuard {
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: the lease is too short or too long. Nothing was sent.
-    /// - [`Error::InvalidOption`] for `max_hold`: the hold has lasted for nearly as long as
-    ///   [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it. Nothing was sent.
+    /// - [`Error::InvalidOption`] for `max_hold`: time is up, as no lease extends the hold any more
+    ///   ([`max_hold`](crate::Lock::max_hold)). Nothing was sent.
     /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that
     ///   was found.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for the rest of its
-    ///   lease. The next renewal, if there is one, tries again.
+    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: the hold can be trusted for
+    ///   the rest of its lease. The next renewal, if there is one, tries again.
     /// - [`Error::System`], [`Error::Forked`].
     pub fn set_lease(&self, lease: Duration) -> Result<(), Error> {
         self.session.set_lease(&self.held.hold, lease)

@@ -80,10 +80,10 @@ impl LockGuard {
     ///
     /// - [`Error::OtherGuards`]: this thread has more guards of the lock.
     /// - [`Error::Lost`]: the hold can no longer be trusted.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not renew the lease. The hold is as
-    ///   valid as before.
-    /// - [`Error::InvalidOption`] for `max_hold`: the hold has lasted for nearly as long as
-    ///   [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it. Nothing was sent.
+    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis did not renew the lease.
+    ///   The hold is as valid as before.
+    /// - [`Error::InvalidOption`] for `max_hold`: time is up, as no lease extends the hold any more
+    ///   ([`max_hold`](crate::Lock::max_hold)). Nothing was sent.
     /// - [`Error::System`], [`Error::Forked`].
     pub fn hand_over(self) -> Result<LockParcel, Error> {
         self.try_hand_over().map_err(|(_, error)| error)

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use crate::base::emit::debug;
 use crate::base::error::Error;
+use crate::base::error::body;
 use crate::hold::{Hold, Unlocked};
 use crate::session::Session;
 use crate::session::thread_map::Held;
@@ -166,14 +167,16 @@ impl LockGuard {
     /// match guard.unlock() {
     ///     Ok(unlocked) => println!("{unlocked}"),
     ///     Err(error) if error.is_lost() => println!("somebody else may have worked, too: {error}"),
-    ///     Err(error) => println!("it was mine until the end: {error}"),
+    ///     Err(error) => println!("it was mine until the end, so the work counts: {error}"),
     /// }
     /// # Ok::<(), relatch::Error>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: before this call, the lease ran out, or the key was deleted or replaced.
+    /// - [`Error::Lost`]: Redis did not have this token any more, or had said so before. Or the
+    ///   lease had run out before this call, and no answer came. (If it had run out, and Redis
+    ///   still had the token, nobody else had the lock: `Ok`.)
     /// - [`Error::OuterLost`]: this lock is released, but another one, which this thread holds
     ///   around it, was lost.
     /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its
@@ -226,13 +229,13 @@ impl LockGuard {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        if self.left {
-            return;
-        }
-        if let Err(error) = self.leave_() {
+        if !self.left
+            && let Err(error) = self.leave_()
+        {
             // The code that finds a loss or a release without an answer logs it at a higher level.
             debug!(target: "relatch::release", "dropping the guard of lock {:?}: {error}", self.key());
         }
+        body::guard_ends();
     }
 }
 

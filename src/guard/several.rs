@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::error::Error;
+use crate::base::error::body;
 use crate::hold::Unlocked;
 use crate::session::Session;
 use crate::session::thread_map::Held;
@@ -17,7 +18,10 @@ use crate::session::thread_map::Held;
 /// Several locks that this thread holds, until the guard is dropped or
 /// [unlocked](MultiLockGuard::unlock). [`MultiLock::lock`](crate::MultiLock::lock) returns one.
 ///
-/// It counts as one guard of each of the locks. If one of them is lost, the set is lost.
+/// It counts as one guard of each of the locks. If one of them is lost, the set is lost, and
+/// [`remaining`](MultiLockGuard::remaining) is zero. For what it lacks, such as `watch` and
+/// `verify`, [`Lock::current`](crate::Lock::current) makes a guard of one lock. A set cannot be
+/// detached.
 ///
 /// Dropping the guard releases the locks that have no other guard, one after the other. That blocks
 /// for one answer for each; answers that do not come take the response timeout in all. Dropping a
@@ -182,13 +186,13 @@ impl MultiLockGuard {
 
 impl Drop for MultiLockGuard {
     fn drop(&mut self) {
-        if self.held.is_empty() {
-            return;
-        }
-        if let Err(error) = self.leave_() {
+        if !self.held.is_empty()
+            && let Err(error) = self.leave_()
+        {
             // The code that finds a loss or a release without an answer logs it at a higher level.
             debug!(target: "relatch::release", "dropping the guard of several locks: {error}");
         }
+        body::guard_ends();
     }
 }
 

@@ -135,7 +135,8 @@ impl Lock {
         self.request().lock()
     }
 
-    /// Takes the lock if it is free now. `Ok(None)` means that it is busy.
+    /// Takes the lock if it is free now. `Ok(None)` means that it was not taken: it is busy, or
+    /// (rarely) no connection of the pool was free. [How to tell](crate::guide::trouble).
     ///
     /// **`if lock.try_lock()?.is_some() { .. }` runs its block without the lock**: the guard is
     /// dropped before the block begins, and no lint says so. Write `if let Some(_guard) =
@@ -163,8 +164,9 @@ impl Lock {
         self.request().try_lock_for(Duration::ZERO)
     }
 
-    /// Takes the lock, waiting for `limit` at most. `Ok(None)` means that it was busy for that
-    /// long.
+    /// Takes the lock, waiting for `limit` at most. `Ok(None)` means that it was not taken by then:
+    /// it was busy, or no connection of the pool was free, or `limit` is below 100 ms and Redis was
+    /// slower.
     ///
     /// **Keep the guard in a variable with a name**, as for [`try_lock`](Lock::try_lock): a block
     /// behind `.is_some()` runs without the lock.
@@ -295,8 +297,8 @@ impl Lock {
     /// [`Error::Forked`].) A release without an answer is logged and is no error, because the
     /// closure was already done.
     ///
-    /// With an error, what the closure returned is gone. [`Error::body_ran`] says whether it had
-    /// begun. To keep a value, let the closure put it into a variable:
+    /// With an error, what the closure returned is gone. [`Error::body_ran`] says whether it may
+    /// have begun. To keep a value, let the closure put it into a variable:
     ///
     /// ```
     /// # fn charge_card() -> u32 { 7 }
@@ -304,7 +306,7 @@ impl Lock {
     /// # let locks = relatch::LockManager::in_memory();
     /// let mut receipt = None;
     /// match locks.named("orders:42").with_lock(|| receipt = Some(charge_card())) {
-    ///     Err(error) if error.body_ran() => println!("{error}, and the card was charged: {receipt:?}"),
+    ///     Err(error) if error.body_ran() => println!("{error}; the receipt is {receipt:?}"),
     ///     Err(error) => println!("{error}; nothing was done"),
     ///     Ok(()) => {}
     /// }
@@ -316,9 +318,8 @@ impl Lock {
     }
 
     /// Runs a closure under the lock if the lock is free now, and returns its result. `Ok(None)`
-    /// means that the lock is busy: the closure did not run. Otherwise as
-    /// [`with_lock`](Lock::with_lock) and, for the commands and the time, as
-    /// [`try_lock`](Lock::try_lock).
+    /// means that the closure did not run. Otherwise as [`with_lock`](Lock::with_lock) and, for
+    /// what `None` means, the commands and the time, as [`try_lock`](Lock::try_lock).
     ///
     /// ```
     /// # fn write_report() {}

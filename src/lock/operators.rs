@@ -25,8 +25,8 @@ impl Lock {
     /// # Errors
     ///
     /// [`Error::NotALock`] if the Redis key holds a value that is not a string;
-    /// [`Error::Unavailable`], [`Error::Refused`], [`Error::InvalidKey`], [`Error::NoFence`],
-    /// [`Error::Forked`].
+    /// [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`], [`Error::InvalidKey`],
+    /// [`Error::NoFence`], [`Error::Forked`].
     pub fn holder(&self) -> Result<Option<Holder>, Error> {
         self.session
             .holder(Name::Of(&self.key), self.options.fenced)
@@ -52,7 +52,7 @@ impl Lock {
     /// # Errors
     ///
     /// [`Error::Unavailable`] (Redis may have deleted the key or not), [`Error::Refused`],
-    /// [`Error::InvalidKey`], [`Error::Forked`].
+    /// [`Error::Tls`], [`Error::InvalidKey`], [`Error::Forked`].
     pub fn force_unlock(&self) -> Result<Option<Holder>, Error> {
         self.session.force_unlock(Name::Of(&self.key))
     }

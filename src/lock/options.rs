@@ -27,9 +27,10 @@ impl Lock {
         self.set(|options| options.lease = lease)
     }
 
-    /// How long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock before
-    /// they return [`Error::Timeout`](crate::Error::Timeout). Zero means one attempt, and `None` no
-    /// limit. Defaults to the manager's, which is no limit.
+    /// Sets how long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock
+    /// before they return [`Error::Timeout`](crate::Error::Timeout). `None` means no limit. Zero
+    /// means one attempt, which may take the connect timeout and the response timeout (2 s).
+    /// Defaults to the manager's, which is no limit.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -77,16 +78,15 @@ impl Lock {
         self.set(|options| options.renewal.every = Some(period))
     }
 
-    /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
+    /// For how long the lock is renewed at most: a hold lasts for this time, and at most a lease
+    /// longer, until the last lease has run out. Then it is lost. Defaults to the manager's, which
+    /// is no limit. At least the lease.
     ///
-    /// After that time the lease runs out, and the hold is lost: nothing extends it. (If the last
-    /// renewal reaches Redis late, other waiters get the lock later by that.)
-    ///
-    /// [`confirm`](crate::LockGuard::confirm), [`ensure`](crate::LockGuard::ensure) (if it would
-    /// have to renew), [`set_lease`](crate::LockGuard::set_lease) and
-    /// [`hand_over`](crate::LockGuard::hand_over) return
-    /// [`Error::InvalidOption`](crate::Error::InvalidOption) once no lease would extend the hold. A
-    /// limit below the lease is refused when the lock is taken.
+    /// Once no lease would extend the hold, [`confirm`](crate::LockGuard::confirm),
+    /// [`ensure`](crate::LockGuard::ensure) (if it would have to renew),
+    /// [`set_lease`](crate::LockGuard::set_lease) and [`hand_over`](crate::LockGuard::hand_over)
+    /// return [`Error::InvalidOption`](crate::Error::InvalidOption) with the option `max_hold`:
+    /// finish now, or stop. [`verify`](crate::LockGuard::verify) still answers.
     ///
     /// This limit protects from work that hangs and from guards that are forgotten. It also ends a
     /// deadlock of two processes, but by taking locks away. A limited [`wait`](Lock::wait) ends a

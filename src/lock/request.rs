@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::base::emit::debug;
 use crate::base::error::Error;
-use crate::base::error::body::Body;
 use crate::base::key::Name;
 use crate::base::options::Options;
 use crate::base::stop::StopHandle;
@@ -95,7 +94,6 @@ pub(super) fn run<G, T, U, E: From<Error>>(
     unlock: impl FnOnce(G) -> Result<U, Error>,
     name: impl FnOnce() -> String,
 ) -> Result<T, E> {
-    let _body = Body;
     match (body(&guard), unlock(guard)) {
         (Err(error), unlocked) => {
             if let Err(also) = unlocked {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::acquire::Adoption;
 use crate::base::clock::Moment;
+use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::{Key, Name};
 use crate::base::options::Options;
@@ -25,6 +26,7 @@ impl Session {
         // If the thread is ending and its map is gone, so is the turn.
         held.take_out().ok_or_else(|| Error::NotHeld {
             key: held.hold.key.name().to_string(),
+            made: Made::now(),
         })
     }
 
@@ -84,6 +86,7 @@ impl Session {
             depth => Err(Error::OtherGuards {
                 key: held.hold.key.name().to_string(),
                 depth,
+                made: Made::now(),
             }),
         }
     }
@@ -93,6 +96,7 @@ impl Session {
         match thread_map::find(self.id, name) {
             Some(_) => Err(Error::AlreadyHeld {
                 key: name.to_owned(),
+                made: Made::now(),
             }),
             None => Ok(()),
         }
@@ -117,6 +121,7 @@ impl Session {
                 option: "adopt",
                 value,
                 reason: "it is for another lock",
+                made: Made::now(),
             });
         }
         self.is_not_held(name.as_str())?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::clock::Moment;
+use crate::base::error::body::Made;
 use crate::base::error::{Error, SystemCause};
 use crate::base::key::Key;
 use crate::base::options::Settings;
@@ -118,6 +119,7 @@ impl Session {
             Err(Error::Forked {
                 parent: self.core.identity.pid,
                 child: pid,
+                made: Made::now(),
             })
         }
     }
@@ -127,6 +129,7 @@ pub(super) fn no_randomness(source: io::Error) -> Error {
     Error::System {
         cause: SystemCause::NoRandomness,
         source,
+        made: Made::now(),
     }
 }
 

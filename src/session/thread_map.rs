@@ -131,6 +131,7 @@ pub(crate) fn reenter(
     if !options.reentrant {
         return Err(Error::AlreadyHeld {
             key: name.to_owned(),
+            made: Made::now(),
         });
     }
     if options.fenced && held.hold.fence.is_none() {
@@ -138,12 +139,14 @@ pub(crate) fn reenter(
         return Err(Error::NoFence {
             key: name.to_owned(),
             reason,
+            made: Made::now(),
         });
     }
     if depth == MAX_DEPTH {
         return Err(Error::DepthOverflow {
             key: name.to_owned(),
             depth,
+            made: Made::now(),
         });
     }
     held.hold.set_depth(depth + 1);

@@ -1,8 +1,8 @@
-//! Whether a closure under a lock has run since an error was made.
+//! Whether work under a lock may have been done since an error was made.
 //!
-//! An error may come out of the closure of `with_lock_result` in a type of the program, where
-//! nobody can mark it. So it is not marked: it knows when it was made, and the thread knows whether
-//! a closure has ended since.
+//! An error may come out of the closure of `with_lock_result`, or past a guard, in a type of the
+//! program, where nobody can mark it. So it is not marked: it knows when it was made, and the
+//! thread knows whether a guard has ended since. (A closure under a lock runs under a guard, too.)
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::base::sync::per_thread;
 
 per_thread! {
-    /// Grows as each closure under a lock ends. No two threads have the same number; zero if this
-    /// thread has none yet.
+    /// Grows as each guard ends. No two threads have the same number; zero if this thread has none
+    /// yet.
     static NOW: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -21,7 +21,7 @@ pub struct Made(u64);
 
 impl Made {
     pub(crate) fn now() -> Made {
-        // A thread may run a billion closures before it reaches the numbers of another one.
+        // A thread may drop a billion guards before it reaches the numbers of another one.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NOW.with(|now| {
             if now.get() == 0 {
@@ -32,12 +32,9 @@ impl Made {
     }
 }
 
-/// A closure under a lock runs, or the release behind it, until this is dropped.
-pub(crate) struct Body;
-
-impl Drop for Body {
-    fn drop(&mut self) {
-        let Made(now) = Made::now();
-        NOW.set(now + 1);
-    }
+/// A guard of this thread ends. What it protected may be done, so the errors that were made before
+/// no longer say that nothing is.
+pub(crate) fn guard_ends() {
+    let Made(now) = Made::now();
+    NOW.set(now + 1);
 }

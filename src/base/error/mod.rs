@@ -23,20 +23,19 @@ pub use crate::base::error::cause::{BlockedThread, LostCause, SetupCause, System
 /// - A hold was *lost*: [`Error::Lost`]. The work under the lock may have run beside other work.
 ///
 /// [`Error::Unconfirmed`] means that the work was protected and only the release is in doubt. The
-/// other variants report a mistake in the program or its setup, or a limit of the system. No
-/// message contains a password. [`body_ran`](Error::body_ran) says whether a closure under a lock
-/// had begun.
+/// other variants report a mistake in the program or its setup, or a limit of the system. [The page
+/// on errors](crate::guide::errors) has a table: what to do about each, and what to tell the user.
+/// No message contains a password.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The wait ended before this thread got the lock.
     ///
     /// Happens only if [`Lock::wait`](crate::Lock::wait) or
-    /// [`Builder::wait`](crate::Builder::wait) sets a limit. Without a limit, a thread waits until
-    /// the lock is free, or until another error ends the wait, such as an outage.
+    /// [`Builder::wait`](crate::Builder::wait) sets a limit.
     ///
-    /// If there is a `source`, the time was over before the last attempt had an answer, or before
-    /// any answer named a holder. The source says what took the time. If that was the wait for a
+    /// If there is a `source`, it is not known whether the lock was busy in the end: the time was
+    /// over before an answer, and the source says what took it. If that was the wait for a
     /// connection, raise [`pool_size`](crate::Builder::pool_size).
     #[error("{}", timed_out(key, *waited, holder.as_deref(), held, source.is_some()))]
     #[non_exhaustive]
@@ -51,7 +50,7 @@ pub enum Error {
         /// for one of them and holds this one, both wait in vain. Empty if the limit of the wait
         /// was zero.
         held: Vec<String>,
-        /// What took the time, if it is not known whether the lock was busy in the end.
+        /// What took the time, if Redis was not asked or did not answer at the end.
         source: Option<Box<dyn StdError + Send + Sync>>,
         /// For [`body_ran`](Error::body_ran).
         made: Made,
@@ -59,10 +58,11 @@ pub enum Error {
 
     /// The hold can no longer be trusted: somebody else may have held the lock in the meantime.
     ///
-    /// What this thread did since the loss was not protected by the lock. With a longer
-    /// [`lease`](crate::Lock::lease), a hold survives longer outages. If
-    /// [`renew`](crate::Lock::renew) is off, the work has to be done within the lease. If
-    /// [`max_hold`](crate::Lock::max_hold) is set, it has to be done within that time.
+    /// What this thread did since the loss was not protected by the lock. To go on, drop *all*
+    /// guards of the lost lock in this thread, and begin again. Until then, the thread takes no
+    /// lock, through any manager: it gets this error, or [`Error::OuterLost`].
+    ///
+    /// With a longer [`lease`](crate::Lock::lease), a hold survives longer outages and pauses.
     #[error("lock {key:?} was lost: {cause}")]
     #[non_exhaustive]
     Lost {
@@ -77,11 +77,11 @@ pub enum Error {
     /// This thread has lost another lock, which it holds around this one. What it did since then
     /// was not protected by that other lock.
     ///
-    /// A thread that has lost a lock gets this error when it takes another one, until it has
-    /// dropped the guards of the lost one: nothing was sent. If the loss came while it waited for
-    /// this lock or adopted it, this lock was given back, and the parcel is used up. The thread
-    /// also gets this error when it releases a lock that it took inside of the lost one: the
-    /// release is done, and what this lock protects is well.
+    /// A thread that has lost a lock gets this error when it takes another one: nothing was sent.
+    /// If the loss came while it waited for this lock or adopted it, this lock was given back, and
+    /// the parcel is used up. The thread also gets this error when it releases a lock that it took
+    /// inside of the lost one: the release is done, and what this lock protects is well. To go on,
+    /// do as after [`Error::Lost`].
     #[error("{}, was lost: {cause}", around(outer, key))]
     #[non_exhaustive]
     OuterLost {
@@ -97,10 +97,9 @@ pub enum Error {
 
     /// It is not known whether Redis executed the release. The work itself was protected.
     ///
-    /// Happens if no answer came within the [`response_timeout`](crate::Builder::response_timeout),
-    /// or if the lease ran out while the release was under way. The hold was valid when the release
-    /// began. If the key may still exist, the manager goes on trying to delete it in the
-    /// background.
+    /// No answer came within the [`response_timeout`](crate::Builder::response_timeout), or the
+    /// lease ran out on the way. The hold was valid when the release began. If the key may still
+    /// exist, the manager deletes it in the background.
     #[error("the release of lock {key:?} is not confirmed: {}", may_exist(*at_most))]
     #[non_exhaustive]
     Unconfirmed {
@@ -113,16 +112,16 @@ pub enum Error {
         source: Box<dyn StdError + Send + Sync>,
     },
 
-    /// Redis could not be reached, did not answer in time, or cannot serve clients for now (it is
-    /// loading its data, or failing over).
+    /// Redis could not be reached, did not answer in time, or cannot serve clients for now: [it
+    /// answered](crate::guide::errors#which-errors-of-redis-pass) `LOADING`, `READONLY` or the like.
     ///
-    /// One attempt may take the [`connect_timeout`](crate::Builder::connect_timeout) and the
-    /// [`response_timeout`](crate::Builder::response_timeout). A thread that waits for a lock tries
-    /// again until its [`wait`](crate::Lock::wait) is over, for
-    /// [`tolerate_outage`](crate::Builder::tolerate_outage) at most.
+    /// A thread that waits for a lock tries again until its [`wait`](crate::Lock::wait) is over,
+    /// for [`tolerate_outage`](crate::Builder::tolerate_outage) at most. With this error, it does
+    /// not have the lock, and may try again at any time. A key that a lost answer may have left is
+    /// deleted in the background; until then, the lock may seem busy.
     ///
-    /// The text of this error ends with its cause, so that a program that logs only one line logs
-    /// the cause. Therefore this error has no `source`: what prints both would print it twice.
+    /// The text of this error ends with its cause. Therefore it has no `source`: what prints both
+    /// would print the cause twice.
     #[error("redis at {server} is unavailable ({}): {cause}", doing(action, key.as_deref()))]
     #[non_exhaustive]
     Unavailable {
@@ -138,11 +137,9 @@ pub enum Error {
         made: Made,
     },
 
-    /// Redis answered with an error that waiting does not change: a wrong password or database, a
-    /// missing permission, no memory left.
-    ///
-    /// The URL given to [`LockManager::builder`](crate::LockManager::builder) sets the user, the
-    /// password and the database.
+    /// Redis answered with an error that somebody has to end: a wrong password or database, a
+    /// missing right, no memory (`OOM`), no disk (`MISCONF`), and all others that are not
+    /// [`Error::Unavailable`]. The call ends at once, also in the middle of a wait.
     #[error("redis at {server} refused ({}): {message}", doing(action, key.as_deref()))]
     #[non_exhaustive]
     Refused {
@@ -162,8 +159,7 @@ pub enum Error {
 
     /// There is no connection over TLS, for a reason that waiting does not change.
     ///
-    /// A timeout, or a connection that ends in the handshake, is [`Error::Unavailable`]. The URL
-    /// decides whether TLS is used, and `Builder::tls` (feature `tls`) which servers are trusted.
+    /// A timeout, or a connection that ends in the handshake, is [`Error::Unavailable`].
     #[error("no TLS connection to redis at {server}: {cause}")]
     #[non_exhaustive]
     Tls {
@@ -179,10 +175,9 @@ pub enum Error {
 
     /// The Redis key exists, but its value cannot be a lock of this crate.
     ///
-    /// Either the value is not a string, or the key never expires, so that waiting would never end.
-    /// Find out which program wrote the key. [`force_unlock`](crate::Lock::force_unlock) deletes
-    /// it. A [`prefix`](crate::Builder::prefix) that no other program uses keeps locks apart from
-    /// other keys.
+    /// Either the value is not a string, or the key never expires. Find out which program wrote the
+    /// key. [`force_unlock`](crate::Lock::force_unlock) deletes it. A
+    /// [`prefix`](crate::Builder::prefix) that no other program uses keeps locks apart.
     #[error("lock {key:?} cannot be taken: redis key {redis_key:?} holds {found}")]
     #[non_exhaustive]
     NotALock {
@@ -192,6 +187,8 @@ pub enum Error {
         redis_key: String,
         /// The value that was found.
         found: String,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// The key is empty, or longer than 64 KiB. Nothing was sent.
@@ -202,6 +199,8 @@ pub enum Error {
         length: usize,
         /// What is wrong with the key.
         reason: &'static str,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// The lock cannot have a [fencing token](crate::LockGuard::fence). Nothing was sent.
@@ -215,9 +214,15 @@ pub enum Error {
         key: String,
         /// Why not.
         reason: &'static str,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// An option, or the argument of a method, has a value that cannot work. Nothing was sent.
+    ///
+    /// If the option is `max_hold`, and a method of a guard returned this, time is up: nothing
+    /// extends the hold any more. Finish now, or stop. [`verify`](crate::LockGuard::verify) still
+    /// answers.
     #[error("{}", invalid(option, value.as_deref(), reason))]
     #[non_exhaustive]
     InvalidOption {
@@ -227,6 +232,8 @@ pub enum Error {
         value: Option<String>,
         /// What is wrong with the value.
         reason: &'static str,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// This thread would wait for itself: it wants a lock whose holder waits, directly or through
@@ -236,10 +243,9 @@ pub enum Error {
     /// go on once it releases that. Let all code take locks in the same order, or take them
     /// together.
     ///
-    /// A cycle does not count if another thread's wait ends before this thread would give up. So if
-    /// all threads wait for the same limited time, the one that began first gets a
-    /// [`Timeout`](Error::Timeout), and none gets this error. A hold whose loss this process has
-    /// not noticed yet counts as a hold.
+    /// A cycle does not count if another thread's wait ends before this thread would give up: so if
+    /// all wait for the same limited time, the one that began first gets a
+    /// [`Timeout`](Error::Timeout), and none gets this error.
     ///
     /// ```
     /// # use relatch::{Error, LockManager};
@@ -273,7 +279,8 @@ pub enum Error {
     },
 
     /// A [`StopHandle`](crate::StopHandle) has ended this wait, or the manager was
-    /// [shut down](crate::LockManager::shutdown). The thread does not have the lock.
+    /// [shut down](crate::LockManager::shutdown). The thread does not have the lock. (After a
+    /// shutdown, a lock without a handle is `Stopped`, too.)
     #[error("lock {key:?} was not taken: this wait, or the whole manager, was stopped")]
     #[non_exhaustive]
     Stopped {
@@ -285,10 +292,9 @@ pub enum Error {
 
     /// The manager was used in a child process that was forked after the manager was made.
     ///
-    /// The child holds none of its parent's locks and must not use its parent's connections. It
-    /// cannot safely make a manager of its own either: `fork` does not copy threads, so a mutex
-    /// that a thread of the parent's manager held stays locked for ever. Fork before the first
-    /// manager is made, or call `exec` after the fork.
+    /// The child holds none of its parent's locks, and cannot safely make a manager of its own:
+    /// `fork` does not copy threads, so a mutex that a thread of the parent's manager held stays
+    /// locked for ever. Fork before the first manager is made, or call `exec` after the fork.
     #[error(
         "this manager belongs to process {parent}, not to its child {child}: fork before making one"
     )]
@@ -298,13 +304,14 @@ pub enum Error {
         parent: u32,
         /// The process that used the manager.
         child: u32,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// No key in Redis has anything to do with this parcel.
     ///
-    /// Nobody can tell which of these it is: the lease ran out, or the key was deleted; the lock
-    /// was adopted already, and released since; or this manager has another prefix or another
-    /// server than the one that handed the lock over.
+    /// The lease ran out, or the key was deleted; or the lock was adopted already, and released
+    /// since; or this manager has another prefix or server than the one that handed it over.
     #[error(
         "lock {key:?} cannot be adopted: redis key {redis_key:?} does not exist (its lease ran out, it was \
          adopted and released, or the sender uses another prefix or server)"
@@ -315,6 +322,8 @@ pub enum Error {
         key: String,
         /// The key in Redis that was looked for: prefix and key.
         redis_key: String,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// This thread does not hold the lock. Nothing was sent.
@@ -323,6 +332,8 @@ pub enum Error {
     NotHeld {
         /// The lock's key.
         key: String,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// This thread holds the lock already. Either the lock is not
@@ -333,6 +344,8 @@ pub enum Error {
     AlreadyHeld {
         /// The lock's key.
         key: String,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// This thread has several guards of the lock, and its hold can leave the thread with one only.
@@ -345,6 +358,8 @@ pub enum Error {
         key: String,
         /// How many guards there are.
         depth: u32,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// This thread has about a million guards of one lock, so the program is leaking guards.
@@ -355,6 +370,8 @@ pub enum Error {
         key: String,
         /// How many guards there are.
         depth: u32,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// The system did not give what the manager needs: a thread, or random bits.
@@ -365,6 +382,8 @@ pub enum Error {
         cause: SystemCause,
         /// The system's error.
         source: std::io::Error,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// The program is not set up: there is no manager for the whole process, or two, or no address.
@@ -373,6 +392,8 @@ pub enum Error {
     Setup {
         /// What is missing, or there twice.
         cause: SetupCause,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 }
 
@@ -393,11 +414,10 @@ mod tests {
     fn each_variant() -> Vec<Error> {
         let source = || io::Error::other(io::Error::other("the cause"));
         let (key, made, waited) = (|| "a".to_owned(), Made::now(), Duration::from_secs(5));
-        let (server, action, reason, cause) =
-            (|| "host:1".to_owned(), "taking", "so", LostCause::Expired);
+        let (server, action, cause) = (|| "host:1".to_owned(), "taking", LostCause::Expired);
         let of_key = || Some(Box::from("a"));
         let code = || "OOM".to_owned();
-        vec![
+        let mut errors = vec![
             Error::Timeout {
                 key: key(),
                 waited,
@@ -443,50 +463,130 @@ mod tests {
                 source: source().into(),
                 made,
             },
-            Error::NotALock {
-                key: key(),
-                redis_key: key(),
-                found: key(),
-            },
-            Error::InvalidKey { length: 0, reason },
-            Error::NoFence { key: key(), reason },
-            Error::InvalidOption {
-                option: "lease",
-                value: None,
-                reason,
-            },
             Error::WouldDeadlock {
                 key: key(),
                 cycle: vec![],
                 made,
             },
             Error::Stopped { key: key(), made },
+        ];
+        errors.extend(mistakes());
+        errors
+    }
+
+    /// One of each variant that is a mistake of a program, or a limit of the system.
+    fn mistakes() -> Vec<Error> {
+        let source = || io::Error::other(io::Error::other("the cause"));
+        let (key, made, reason) = (|| "a".to_owned(), Made::now(), "so");
+        vec![
+            Error::NotALock {
+                key: key(),
+                redis_key: key(),
+                found: key(),
+                made,
+            },
+            Error::InvalidKey {
+                length: 0,
+                reason,
+                made,
+            },
+            Error::NoFence {
+                key: key(),
+                reason,
+                made,
+            },
+            Error::InvalidOption {
+                option: "lease",
+                value: None,
+                reason,
+                made,
+            },
             Error::Forked {
                 parent: 1,
                 child: 2,
+                made,
             },
-            Error::NotHeld { key: key() },
-            Error::AlreadyHeld { key: key() },
+            Error::NothingToAdopt {
+                key: key(),
+                redis_key: key(),
+                made,
+            },
+            Error::NotHeld { key: key(), made },
+            Error::AlreadyHeld { key: key(), made },
             Error::OtherGuards {
                 key: key(),
                 depth: 2,
+                made,
             },
             Error::DepthOverflow {
                 key: key(),
                 depth: 2,
+                made,
             },
             Error::System {
                 cause: SystemCause::NoThread,
                 source: source(),
+                made,
             },
             Error::System {
                 cause: SystemCause::NoRandomness,
                 source: source(),
+                made,
             },
             Error::Setup {
                 cause: SetupCause::NotInstalled,
+                made,
             },
         ]
+    }
+
+    fn variant(error: &Error) -> String {
+        let shown = format!("{error:?}");
+        let end = shown.find(' ').expect("a name and fields");
+        shown[..end].to_owned()
+    }
+
+    #[test]
+    fn each_variant_says_whether_work_may_have_been_done_since_it_was_made() {
+        let mut wrong = Vec::new();
+        for number in 0..each_variant().len() {
+            let error = each_variant().remove(number);
+            let at_first = error.body_ran();
+            body::guard_ends();
+            if [at_first, error.body_ran()] != [variant(&error) == "Unconfirmed", true] {
+                wrong.push(variant(&error));
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:?}");
+    }
+
+    #[test]
+    fn the_page_on_errors_has_every_variant_and_says_what_the_code_says() {
+        let page = include_str!("../../../docs/errors.md");
+        let rows = || page.lines().filter(|line| line.starts_with("| `"));
+        for error in each_variant() {
+            let name = variant(&error);
+            let named = |row: &&str| {
+                row.split(" | ")
+                    .next()
+                    .is_some_and(|it| it.contains(&format!("`{name}`")))
+            };
+            let mut ran: Vec<_> = Vec::new();
+            for row in rows().filter(named) {
+                let cells: Vec<_> = row.split(" | ").collect();
+                ran.push(cells[2] == "yes");
+                assert_eq!(cells[3] == "yes", error.is_retryable(), "{row}");
+            }
+            ran.sort_unstable();
+            ran.dedup();
+            // A release may also say that a lock was lost: then the work is done.
+            let right = if error.is_lost() {
+                vec![false, true]
+            } else {
+                vec![error.body_ran()]
+            };
+            assert_eq!(ran, right, "`body_ran` of {name}");
+        }
     }
 
     #[test]

@@ -71,20 +71,23 @@ impl Error {
         matches!(self, Error::Timeout { .. } | Error::Unavailable { .. })
     }
 
-    /// Whether a closure under a lock had begun before `with_lock` or one of its kin returned this
-    /// error. `false` only if that is certain: then nothing was done, and the call can be repeated.
+    /// Whether work under a lock may have been done in the call that returned this error. `false`
+    /// only if that is certain: no closure had begun under a lock, and no guard was dropped. Then
+    /// the call can be repeated.
     ///
     /// If it is true, some of the work may be done, or all of it ([`Error::Lost`] after the
     /// closure), or none: the lock was busy for which the closure itself has called, and it gave up
     /// with that [`Timeout`](Error::Timeout). The error may have come through any type of the
-    /// program, and through several closures. Inside of a closure, the question is about the locks
-    /// taken there.
+    /// program, and past several closures and guards. Where a guard is alive or a closure runs, the
+    /// question is about the locks taken since.
     ///
-    /// Ask in the thread that made the call, and before it runs another closure under a lock; later
-    /// or elsewhere, the answer is true. It is always true for [`Error::Unconfirmed`], since the
-    /// closure has ended. It is also always true, whether or not a closure had begun, for an error
-    /// that names a mistake, such as [`Error::InvalidKey`] or [`Error::AlreadyHeld`], and for
-    /// [`Error::System`].
+    /// **`false` says nothing of work that had ended before the call began.** If a function takes
+    /// two locks one after the other, and the second one is busy, the work under the first one is
+    /// done. So ask of each call by itself.
+    ///
+    /// Ask in the thread that made the call, and before it drops another guard or runs another
+    /// closure under a lock; later or elsewhere, the answer is true. For [`Error::Unconfirmed`] it
+    /// is always true. [The page on errors](crate::guide::errors) has the answer of each error.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -103,17 +106,30 @@ impl Error {
     /// ```
     #[must_use]
     pub fn body_ran(&self) -> bool {
-        match self {
+        let made = match self {
+            Error::Unconfirmed { .. } => return true,
             Error::Timeout { made, .. }
             | Error::Lost { made, .. }
             | Error::OuterLost { made, .. }
             | Error::Unavailable { made, .. }
             | Error::Refused { made, .. }
             | Error::Tls { made, .. }
+            | Error::NotALock { made, .. }
+            | Error::InvalidKey { made, .. }
+            | Error::NoFence { made, .. }
+            | Error::InvalidOption { made, .. }
             | Error::WouldDeadlock { made, .. }
-            | Error::Stopped { made, .. } => *made != Made::now(),
-            _ => true,
-        }
+            | Error::Stopped { made, .. }
+            | Error::Forked { made, .. }
+            | Error::NothingToAdopt { made, .. }
+            | Error::NotHeld { made, .. }
+            | Error::AlreadyHeld { made, .. }
+            | Error::OtherGuards { made, .. }
+            | Error::DepthOverflow { made, .. }
+            | Error::System { made, .. }
+            | Error::Setup { made, .. } => made,
+        };
+        *made != Made::now()
     }
 
     /// The key of the lock that the error is about, if the error names one.
@@ -134,11 +150,11 @@ impl Error {
             | Error::Unconfirmed { key, .. }
             | Error::NotALock { key, .. }
             | Error::NoFence { key, .. }
-            | Error::NotHeld { key }
+            | Error::NotHeld { key, .. }
             | Error::NothingToAdopt { key, .. }
             | Error::OuterLost { key, .. }
             | Error::Stopped { key, .. }
-            | Error::AlreadyHeld { key }
+            | Error::AlreadyHeld { key, .. }
             | Error::OtherGuards { key, .. }
             | Error::WouldDeadlock { key, .. }
             | Error::DepthOverflow { key, .. } => Some(key),

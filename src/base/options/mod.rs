@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
+use crate::base::error::body::Made;
 
 pub use crate::base::options::replicas::Replicas;
 
@@ -298,6 +299,7 @@ pub(crate) fn invalid_option(
         option,
         value: Some(format!("{value:?}")),
         reason,
+        made: Made::now(),
     }
 }
 
@@ -362,6 +364,57 @@ mod tests {
     #[test]
     fn the_defaults_are_accepted() {
         Settings::default().check().unwrap();
+    }
+
+    /// How `docs/defaults.md` writes a value that `Debug` shows so.
+    fn in_words(shown: &str) -> String {
+        match shown {
+            "None" => "no limit, off or a third of the lease".to_owned(),
+            "true" => "on".to_owned(),
+            "false" => "off".to_owned(),
+            "0ns" => "none".to_owned(),
+            "86400s" => "24 h".to_owned(),
+            text if text.starts_with('"') => text.replace('"', "`"),
+            number => {
+                let unit = number.find(char::is_alphabetic).unwrap_or(number.len());
+                let (number, unit) = number.split_at(unit);
+                [number, unit].join(" ").trim().to_owned()
+            }
+        }
+    }
+
+    #[test]
+    fn the_page_on_defaults_has_every_option_with_its_value() {
+        let page = include_str!("../../../docs/defaults.md");
+        let rows: Vec<_> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `"))
+            .collect();
+        let shown = format!("{:?}", Settings::default());
+        let fields = shown.split([',', '{', '}']);
+        let fields = fields.filter_map(|field| field.trim().split_once(": "));
+        let is_option = |(name, value): &(&str, &str)| {
+            *name != "invalid" && !["Options", "Renewal"].contains(value)
+        };
+        let mut options = 0;
+        for (name, value) in fields.filter(is_option) {
+            let name = match name {
+                "on" => "renew",
+                "every" => "renew_every",
+                name => name,
+            };
+            let mut rest = rows
+                .iter()
+                .filter_map(|row| row.strip_prefix(&format!("{name}` | ")));
+            let rest = rest.next().unwrap_or_else(|| panic!("{name} is missing"));
+            let default = rest.split(" | ").next().expect("a cell");
+            assert!(
+                in_words(value).contains(default),
+                "{name}: {value}, {default}"
+            );
+            options += 1;
+        }
+        assert_eq!(options, rows.len(), "{shown}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::base::error::Error;
+use crate::base::error::body::Made;
 use crate::client::url::address::{Address, Servers};
 use crate::client::wire::endpoint::{Login, Place};
 
@@ -144,5 +145,6 @@ pub(super) fn bad(shown: Option<&str>, reason: &'static str) -> Error {
         option: "url",
         value: shown.map(str::to_owned),
         reason,
+        made: Made::now(),
     }
 }

@@ -18,6 +18,7 @@ use std::time::Duration;
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::base::clock::Moment;
+use crate::base::error::body::Made;
 use crate::base::error::{Error, SystemCause};
 #[cfg(test)]
 use crate::base::sync::scheduler;
@@ -273,6 +274,7 @@ fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
     let no_thread = |source| Error::System {
         cause: SystemCause::NoThread,
         source,
+        made: Made::now(),
     };
     let probe = thread::Builder::new()
         .name("relatch-probe".to_owned())

@@ -275,6 +275,19 @@ mod tests {
     }
 
     #[test]
+    fn the_page_on_errors_names_those_that_pass() {
+        let page = include_str!("../../../docs/errors.md");
+        let (_, part) = page
+            .split_once("## Which errors of Redis pass")
+            .expect("the part");
+        let (pass, _) = part.split_once("are tried again").expect("their list");
+        for code in DID_NOTHING.split_ascii_whitespace() {
+            let can_pass = Refusal::new(&format!("{code} so")).can_pass();
+            assert_eq!(can_pass, pass.contains(&format!("`{code}`")), "{code}");
+        }
+    }
+
+    #[test]
     fn an_error_does_not_show_the_password() {
         let concealed = |message: &str, password| {
             let mut message = message.to_owned();

@@ -139,8 +139,8 @@ impl Builder {
     /// How long an answer may take. Between 1 ms and 1 hour; defaults to 1 second.
     ///
     /// A release takes no longer than this limit, and neither does dropping a guard. Dropping the
-    /// manager's last handle can take longer, because it also waits for threads (see
-    /// [`LockManager`](crate::LockManager)).
+    /// manager's last handle, which may be a guard, can take longer, because it also waits for
+    /// threads (see [`LockManager`](crate::LockManager)).
     ///
     /// A connection that comes from the pool may be dead. So its first command usually waits only
     /// for half of the caller's time, and the other half is left for a fresh connection. If the

@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::error::body::Made;
 use crate::base::error::{Error, SetupCause};
 use crate::base::options::{Settings, WarnAfter};
 use crate::keeping::losses::{LostLock, OnLost};
@@ -51,7 +52,8 @@ impl LockManager {
     /// a cluster `redis+cluster://[user:password@]host[:port][,host[:port]...]`. For TLS, which
     /// needs the feature `tls`, write `rediss` in the place of `redis`.
     ///
-    /// Speaks to Redis once, within the connect timeout of a second.
+    /// Speaks to Redis once, within the connect timeout of a second (and as long as the system
+    /// needs to resolve the host's name).
     ///
     /// ```
     /// match relatch::LockManager::connect("redis://127.0.0.1:1/") {
@@ -107,10 +109,12 @@ impl Builder {
                 option,
                 value: None,
                 reason: "this environment variable is not UTF-8",
+                made: Made::now(),
             }
         };
         let found = set(first).or_else(|| set(second)).ok_or(Error::Setup {
             cause: SetupCause::NoAddress,
+            made: Made::now(),
         });
         let url = found.and_then(|(name, url)| url.into_string().map_err(|_| not_utf8(name)));
         Builder::at(url.and_then(|url| Address::parse(&url)).map(Some))
@@ -145,9 +149,12 @@ impl Builder {
 
     /// Calls `callback` once for each lost hold, as soon as the manager finds the loss.
     ///
+    /// Nothing interrupts the work under the lock: it has to look at
+    /// [`is_valid`](crate::LockGuard::is_valid) between its steps.
+    ///
     /// The calls come one after the other, on a thread of their own (`relatch-on-lost`): a slow or
-    /// panicking callback stops no renewal. Dropping the last handle waits for the calls that are
-    /// due, at most for the response timeout.
+    /// panicking callback stops no renewal, and a callback may take locks of this manager. Dropping
+    /// the last handle waits for the calls that are due, at most for the response timeout.
     ///
     /// ```
     /// use relatch::LostCause;
@@ -195,9 +202,10 @@ impl Builder {
     /// the first attempt without an answer.
     ///
     /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and
-    /// notices an outage then. A thread that waits behind another thread of its process makes no
-    /// attempt of its own. For such a thread, the outage begins with the other thread's first
-    /// attempt without an answer or, if that is later, with its own wait.
+    /// notices an outage then: so its wait may end some 25 seconds after Redis fell silent. A
+    /// thread that waits behind another thread of its process makes no attempt of its own. For such
+    /// a thread, the outage begins with the other thread's first attempt without an answer or, if
+    /// that is later, with its own wait.
     ///
     /// One failed attempt is no outage yet: its connection may have been dead. So a wait whose
     /// limit has not come makes a second one, and each of the two may take the connect timeout and
@@ -277,7 +285,7 @@ impl Builder {
 
     /// Makes the manager and speaks to Redis once: connects, logs in and sends a `PING`, or reads
     /// the map of the cluster. So a wrong address, password or database fails here. Blocks for the
-    /// connect timeout at most.
+    /// [connect timeout](Builder::connect_timeout) at most, and for the system's resolver.
     ///
     /// ```
     /// let locks = relatch::LockManager::builder_in_memory().prefix("shop:").build()?;

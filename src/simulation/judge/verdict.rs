@@ -324,7 +324,6 @@ impl Call {
         };
         if let Err(Failed::Lock(error)) = &result
             && ran != error.body_ran()
-            && !matches!(error, Error::AlreadyHeld { .. })
         {
             self.blame(format!("body_ran is {} for {error:?}", error.body_ran()));
         }

@@ -108,23 +108,101 @@ fn each_error_that_keeps_a_body_from_running_says_so() {
     }
 }
 
-/// Nobody knows better then.
+/// What the program may not do is found out before the closure begins, as a busy lock is.
 #[test]
-fn of_an_error_that_is_never_about_the_beginning_the_answer_is_always_true() {
+fn a_mistake_that_keeps_a_body_from_running_says_so_too() {
+    let locks = LockManager::in_memory();
+    let held = locks.lock("held").expect("locks");
+    let named = |key: &str| locks.named(key);
+    let mistakes = [
+        named(""),
+        named("a").lease(Duration::ZERO),
+        named("held").reentrant(false),
+        named("held").fenced(true),
+    ];
+    for wrong in mistakes {
+        let before = |_: &LockGuard| -> Result<(), Error> { unreachable!() };
+        let error = wrong.with_lock_result(before).expect_err("a mistake");
+        assert!(!error.body_ran(), "{error:?}");
+        let inside = |_: &LockGuard| wrong.with_lock(|| unreachable!());
+        let error = locks.with_lock_result("b", inside).expect_err("a mistake");
+        assert!(error.body_ran(), "it comes out of a closure: {error:?}");
+    }
+    drop(held);
+    let server = Server::start();
+    server.query::<()>(&["RPUSH", "lock:a", "1"]);
+    let error = connect(&server)
+        .with_lock("a", || unreachable!())
+        .expect_err("that is a list");
+    assert!(
+        matches!(error, Error::NotALock { .. }) && !error.body_ran(),
+        "{error:?}"
+    );
+}
+
+/// A program may do without closures.
+#[test]
+fn an_error_that_comes_past_a_guard_says_that_work_may_be_done() {
+    let locks = LockManager::in_memory();
+    let _held = elsewhere(|| {
+        locks
+            .lock("busy")
+            .expect("locks")
+            .detach()
+            .expect("detaches")
+    });
+    let busy = || {
+        locks
+            .named("busy")
+            .wait(Duration::from_millis(1))
+            .lock()
+            .map(drop)
+    };
+    let under_a_guard = || {
+        let _guard = locks.lock("a")?;
+        busy()
+    };
+    assert!(under_a_guard().expect_err("busy").body_ran());
+    let under_a_set = || {
+        let _guard = locks.several(["a", "b"]).lock()?;
+        busy()
+    };
+    assert!(under_a_set().expect_err("busy").body_ran());
+    let under_a_detached_hold = || {
+        let _hold = locks.lock("a")?.detach()?;
+        let error = busy().expect_err("busy");
+        assert!(
+            !error.body_ran(),
+            "the inner one can be tried again: {error:?}"
+        );
+        Err::<(), _>(error)
+    };
+    assert!(under_a_detached_hold().expect_err("busy").body_ran());
+}
+
+#[test]
+fn the_error_of_a_release_says_that_work_may_be_done() {
     let locks = LockManager::in_memory();
     let guard = locks.lock("a").expect("locks");
-    locks
-        .memory()
-        .expect("in memory")
-        .go_away(Duration::from_secs(60));
+    let set = locks.several(["b", "c"]).lock().expect("locks");
+    let hold = locks.lock("d").expect("locks").detach().expect("detaches");
+    let memory = locks.memory().expect("in memory");
+    for key in ["a", "b", "d"] {
+        assert!(memory.lose(key, LostCause::Deleted));
+    }
+    for error in [
+        hold.unlock().map(drop),
+        set.unlock(),
+        guard.unlock().map(drop),
+    ] {
+        let error = error.expect_err("lost");
+        assert!(error.is_lost() && error.body_ran(), "{error:?}");
+    }
+    let guard = locks.lock("a").expect("locks");
+    memory.go_away(Duration::from_secs(60));
     let error = guard.unlock().expect_err("no answer");
     assert!(
         matches!(error, Error::Unconfirmed { .. }) && error.body_ran(),
-        "{error:?}"
-    );
-    let error = locks.with_lock("", || ()).expect_err("that names no lock");
-    assert!(
-        matches!(error, Error::InvalidKey { .. }) && error.body_ran(),
         "{error:?}"
     );
 }

@@ -73,6 +73,15 @@ fn the_readme_is_short() {
     assert!(lines < 120, "{lines} lines");
 }
 
+/// One reading of ten minutes.
+#[test]
+fn the_guarantees_can_be_read_at_once() {
+    let page = text("docs/guarantees.md");
+    let words = page.split_whitespace();
+    let words = words.filter(|word| word.contains(char::is_alphanumeric));
+    assert!(words.clone().count() < 3_650, "{} words", words.count());
+}
+
 #[test]
 fn links_lead_somewhere() {
     for path in pages() {

@@ -11,6 +11,7 @@ use rustls_platform_verifier::Verifier;
 
 use super::Client;
 use crate::base::error::Error;
+use crate::base::error::body::Made;
 
 /// How connections use TLS: which servers they trust, and how they identify this program. For
 /// [`Builder::tls`](crate::Builder::tls).
@@ -200,6 +201,7 @@ impl Client {
             option,
             value,
             reason,
+            made: Made::now(),
         })
     }
 }
