@@ -74,5 +74,5 @@ case $example in
         ;;
     *) [ -n "${REDIS_URL:-}" ] || start_server ;;
 esac
-say "cargo run --example $example (the first time takes a while to build)"
+say "cargo run --example $example (the first time takes a while to build)" >&2
 cargo run --quiet "${features[@]}" --example "$example" -- "${@:2}"
