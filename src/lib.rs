@@ -5,7 +5,7 @@
 //!
 //! fn main() -> Result<(), Error> {
 //!     let locks = LockManager::connect("redis://127.0.0.1/")?;
-//!     locks.with_lock_result("orders:42", |_| refund(&locks))
+//!     locks.with_lock_result("orders:42", |_guard| refund(&locks)) // for a closure that can fail
 //! }
 //!
 //! fn refund(locks: &LockManager) -> Result<(), Error> {

@@ -180,7 +180,8 @@ impl LockGuard {
     /// - [`Error::OuterLost`]: this lock is released, but another one, which this thread holds
     ///   around it, was lost.
     /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its
-    ///   way. The hold was valid until this call. The key may exist for a while longer.
+    ///   way. The hold was valid until this call, so the work counts: do not repeat it, as
+    ///   [`with_lock`](crate::Lock::with_lock) does not. The key may exist for a while longer.
     /// - [`Error::Forked`]: the process was forked since the lock was taken. Nothing was sent.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         let unlocked = self.leave_()?;

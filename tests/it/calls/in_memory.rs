@@ -4,7 +4,7 @@
 use std::fs;
 use std::mem;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -541,6 +541,29 @@ fn on_lost_is_called_for_a_hold_that_an_outage_ends() {
         ("a".to_owned(), LostCause::Expired)
     );
     assert!(is_lost(&guard));
+}
+
+#[test]
+fn on_lost_may_take_locks_of_its_manager() {
+    let manager: Arc<Mutex<Option<LockManager>>> = Arc::default();
+    let (sender, lost) = mpsc::channel();
+    let of_callback = Arc::clone(&manager);
+    let builder = LockManager::builder_in_memory().on_lost(move |lost| {
+        let locks = of_callback
+            .lock()
+            .expect("no panic")
+            .take()
+            .expect("it is made");
+        let taken = locks.with_lock(&lost.key, || ());
+        sender.send(taken.is_ok()).expect("it is awaited");
+    });
+    let locks = builder.build().expect("it works");
+    *manager.lock().expect("no panic") = Some(locks.clone());
+    let guard = locks.lock("a").expect("locks");
+    let memory = locks.memory().expect("in memory");
+    assert!(memory.lose("a", LostCause::Deleted));
+    assert!(lost.recv_timeout(LONG).expect("it is called"));
+    drop(guard);
 }
 
 /// The keeper has planned to look at the hold when its lease ends, and that is sooner now.

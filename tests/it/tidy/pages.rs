@@ -244,6 +244,32 @@ fn every_invariant_of_the_architecture_names_its_tests() {
     }
 }
 
+/// In the tables for users, each word with an underscore or parentheses is one of the code.
+#[test]
+fn the_calls_that_the_tables_for_users_name_exist() {
+    let sources: String = sources().into_iter().map(|(_, text)| text).collect();
+    let mut looked_at = 0;
+    for page in ["calls", "defaults", "errors", "trouble"] {
+        let page = text(&format!("docs/{page}.md"));
+        let rows = page.lines().filter(|line| line.starts_with("| "));
+        for code in rows.flat_map(|row| row.split('`').skip(1).step_by(2)) {
+            let calls = code.split_inclusive(|it: char| !it.is_alphanumeric() && it != '_');
+            for call in calls {
+                let name = call.trim_end_matches(|it: char| !it.is_alphanumeric());
+                let is_name = name.starts_with(char::is_lowercase);
+                if is_name && (call.ends_with('(') || name.contains('_')) {
+                    looked_at += 1;
+                    let is_named = |what: String| sources.contains(&what);
+                    let exists =
+                        is_named(format!("pub fn {name}")) || is_named(format!(" {name}: "));
+                    assert!(exists, "{name}: {code}");
+                }
+            }
+        }
+    }
+    assert!(looked_at > 50, "{looked_at}");
+}
+
 /// In the tables of the architecture, a row names files, and functions that are in one of them.
 #[test]
 fn what_the_architecture_names_is_in_the_files_that_it_names() {
