@@ -13,6 +13,7 @@ use crate::base::options::Options;
 use crate::base::stop::StopHandle;
 use crate::hold::{Hold, LockParcel};
 use crate::session::Session;
+use crate::session::adoptions::UnderWay;
 use crate::session::thread_map::{self, Held};
 use crate::waiting::handoff::Claim;
 use crate::waiting::queues::Turn;
@@ -140,7 +141,7 @@ impl Session {
         // shutdown could return while the answer is due, and the program could exit: then the lock
         // would stay taken. So either a shutdown sees that an adoption is under way, and waits for
         // its answer, or it has stopped the manager before, and nothing is sent.
-        let _under_way = self.adoptions.begin();
+        let _under_way = UnderWay::begin(&self.under_way);
         self.may_take(key.name(), options, stop, began)?;
         let adoption = Adoption {
             store: &self.core.store,

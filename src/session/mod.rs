@@ -37,9 +37,10 @@ use crate::base::error::Error;
 use crate::base::key::{Key, Name};
 use crate::base::options::Options;
 use crate::base::stop::{StopHandle, Wake};
+use crate::base::sync::Mutex;
 use crate::hold::{Hold, Unlocked};
 use crate::keeping::work::Keeper;
-use crate::session::adoptions::Adoptions;
+use crate::session::adoptions::UnderWay;
 use crate::session::release::Tried;
 use crate::session::thread_map::{Held, still_has_outer};
 use crate::waiting::core::Core;
@@ -55,7 +56,8 @@ pub(crate) struct Session {
     id: u64,
     core: Arc<Core>,
     keeper: Arc<Keeper>,
-    adoptions: Adoptions,
+    /// How many adoptions, and releases of what was adopted, are under way: see [`UnderWay`].
+    under_way: Mutex<usize>,
     /// Ends all waits, and refuses new locks, once the manager is shut down.
     going: StopHandle,
     /// Wakes all waiters of this manager, for the handles that can stop them.
@@ -154,7 +156,8 @@ impl Session {
             mem::forget(turn);
             return Err(forked);
         }
-        let _under_way = self.adoptions.release(&turn);
+        // A turn in a queue tells a shutdown itself that its release is under way.
+        let _under_way = turn.is_outside().then(|| UnderWay::begin(&self.under_way));
         let store = &self.core.store;
         let rest = hold.keep_until().since(Moment::now());
         if rest.is_zero() {

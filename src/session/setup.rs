@@ -14,13 +14,11 @@ use crate::base::owner::identity::Identity;
 use crate::base::owner::process as this_process;
 use crate::base::stats::metrics;
 use crate::base::stop::StopHandle;
-use crate::base::sync::PerProcess;
-use crate::base::sync::process;
+use crate::base::sync::{Mutex, PerProcess, process};
 use crate::hold::Hold;
 use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::work::Keeper;
 use crate::session::Session;
-use crate::session::adoptions::Adoptions;
 use crate::store::{Failure, Store, Target};
 use crate::waiting::core::Core;
 
@@ -55,7 +53,7 @@ impl Session {
             id: NEXT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
             keeper: Keeper::new(Arc::clone(&core), on_lost.map(LossNotifier::new)),
             core,
-            adoptions: Adoptions::default(),
+            under_way: Mutex::default(),
             going: StopHandle::new(),
             wake: Arc::new(wake),
         };

@@ -55,9 +55,9 @@ impl Session {
             // The adoptions are looked at before and after the holds. What is adopted becomes a
             // hold before its adoption is over, and a hold ends after its release is under way. So
             // neither can be missed in between.
-            let answer_is_due = self.adoptions.are_under_way();
+            let answer_is_due = *self.under_way.lock() > 0;
             let is_held = self.holds().iter().any(is_for_others);
-            let answer_is_due = answer_is_due || self.adoptions.are_under_way();
+            let answer_is_due = answer_is_due || *self.under_way.lock() > 0;
             let now = Moment::now();
             if !(answer_is_due && now < latest || is_held && now < end) {
                 break;
