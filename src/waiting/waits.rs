@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -114,14 +115,9 @@ fn held_by(holder: Option<&Holder>) -> String {
 /// The waits of one manager.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
-    list: Mutex<List>,
-}
-
-#[derive(Debug, Default)]
-struct List {
     /// How many threads have entered the list.
-    entered: u64,
-    threads: Vec<Listed>,
+    entered: AtomicU64,
+    threads: Mutex<Vec<Listed>>,
 }
 
 #[derive(Clone, Debug)]
@@ -149,7 +145,7 @@ impl Waits {
         now: Moment,
         holder: impl Fn(&str) -> Option<Holder>,
     ) -> Vec<(WaitingThread, Moment)> {
-        let mut threads = self.list.lock().threads.clone();
+        let mut threads = self.threads.lock().clone();
         threads.sort_by_key(|it| it.began);
         let shown = |it: Listed| {
             let holder = holder(&it.name);
@@ -162,13 +158,13 @@ impl Waits {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.list.lock().threads.len()
+        self.threads.lock().len()
     }
 
     fn leave(&self, number: u64) {
-        let mut list = self.list.lock();
-        if let Some(place) = list.threads.iter().position(|it| it.number == number) {
-            list.threads.swap_remove(place);
+        let mut threads = self.threads.lock();
+        if let Some(place) = threads.iter().position(|it| it.number == number) {
+            threads.swap_remove(place);
         }
     }
 }
@@ -209,18 +205,17 @@ impl<'a> ListedWait<'a> {
     /// The thread is about to sleep. The caller may hold a lock.
     pub(crate) fn begins(&self) {
         if self.number.get().is_none() {
-            let mut list = self.waits.list.lock();
-            list.entered += 1;
-            self.number.set(Some(list.entered));
-            let listed = Listed {
-                number: list.entered,
+            let number = self.waits.entered.fetch_add(1, Ordering::Relaxed);
+            self.number.set(Some(number));
+            let mut threads = self.waits.threads.lock();
+            threads.push(Listed {
+                number,
                 name: Arc::clone(self.key.name()),
                 thread: self.thread.clone(),
                 began: self.patience.began,
                 deadline: self.patience.deadline,
                 since: Moment::now(),
-            };
-            list.threads.push(listed);
+            });
         }
     }
 
