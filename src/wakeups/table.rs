@@ -10,23 +10,18 @@ use crate::base::sync::{Condvar, Mutex};
 /// The sleeping threads of one manager: at most one for each key, since the others queue behind it.
 #[derive(Debug, Default)]
 pub(crate) struct Wakeups {
-    /// The parker of each sleeping thread. This mutex is locked before the state of a parker:
-    /// parkers are unparked under it, so the other order could deadlock.
+    /// The parker of each sleeping thread. This mutex is locked before those of a parker: parkers
+    /// are unparked under it, so the other order could deadlock.
     by_key: Mutex<HashMap<Box<[u8]>, Arc<Parker>>>,
 }
 
 /// Wakes one thread. A wake-up that comes before the thread sleeps is not lost.
 #[derive(Debug, Default)]
 struct Parker {
-    state: Mutex<Registered>,
+    woken: Mutex<bool>,
     unparked: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Registered {
-    woken: bool,
     /// The connection over which the thread asked last, if Redis tracks what is read over it.
-    asked_over: Option<u64>,
+    asked_over: Mutex<Option<u64>>,
 }
 
 /// A thread's place in the table, for as long as it waits.
@@ -70,7 +65,7 @@ impl Wakeups {
     /// The thread that waits for this key has asked over this connection, which it still has.
     pub(crate) fn asked_over(&self, redis_key: &[u8], link: u64) {
         if let Some(parker) = self.by_key.lock().get(redis_key) {
-            parker.state.lock().asked_over = Some(link);
+            *parker.asked_over.lock() = Some(link);
         }
     }
 
@@ -81,7 +76,7 @@ impl Wakeups {
             .by_key
             .lock()
             .values()
-            .filter(|parker| parker.state.lock().asked_over == Some(link))
+            .filter(|parker| *parker.asked_over.lock() == Some(link))
         {
             parker.unpark();
         }
@@ -90,7 +85,7 @@ impl Wakeups {
 
 impl Parker {
     fn unpark(&self) {
-        self.state.lock().woken = true;
+        *self.woken.lock() = true;
         self.unparked.notify_one();
     }
 }
@@ -99,20 +94,20 @@ impl Registration<'_> {
     /// Forgets earlier wake-ups. Call this before asking Redis: the answer is newer than the
     /// changes that caused them. True if there was a wake-up.
     pub(crate) fn forget(&self) -> bool {
-        mem::take(&mut self.parker.state.lock().woken)
+        mem::take(&mut self.parker.woken.lock())
     }
 
     /// Sleeps until the thread is woken, but not beyond `until`. True if it was woken.
     pub(crate) fn wait(&self, until: Moment) -> bool {
-        let mut state = self.parker.state.lock();
+        let mut woken = self.parker.woken.lock();
         loop {
             let now = Moment::now();
-            if state.woken || until <= now {
-                return state.woken;
+            if *woken || until <= now {
+                return *woken;
             }
             self.parker
                 .unparked
-                .wait_for(&mut state, until.one_wait_from(now));
+                .wait_for(&mut woken, until.one_wait_from(now));
         }
     }
 }
