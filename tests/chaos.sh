@@ -128,7 +128,7 @@ start 'lossy failovers, fences, parcels, opposite orders' \
 start 'histories' env RELATCH_ACQUISITIONS=3000 $fast --test history -- --nocapture
 part 'with the least rights' bash tests/rights.sh
 part 'the command: 300 deaths of each kind' \
-    cargo test --quiet --locked --package relatch-cli -- --include-ignored three_hundred
+    env RELATCH_DEATHS=300 cargo test --quiet --locked --package relatch-cli --test command -- --nocapture deaths
 # Left out: what is not the same by a sentinel. A replica is refused as soon as it says what it is,
 # and the name of a host is the sentinel's.
 part 'by a sentinel' env RELATCH_TEST_BY_SENTINEL=1 \

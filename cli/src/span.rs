@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// A century: a deadline so far away is still a time.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// Reads a span. A bare number is seconds.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let end = text
@@ -19,7 +22,10 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let number: f64 = number
         .parse()
         .map_err(|_| "no number: write 1.5, 500ms, 10s, 5m, 1h or 1d".to_owned())?;
-    Duration::try_from_secs_f64(number * factor).map_err(|_| "this is too long".to_owned())
+    Duration::try_from_secs_f64(number * factor)
+        .ok()
+        .filter(|span| *span <= LONGEST)
+        .ok_or_else(|| "this is too long".to_owned())
 }
 
 /// A span for people: `950ms`, `22.1s`, `5m07s`, `2h05m`, `3d04h`.
@@ -66,6 +72,8 @@ mod tests {
             "inf",
             "1 s",
             "99999999999999999999h",
+            "9999999999h",
+            "36501d",
         ] {
             assert!(parse(text).is_err(), "{text}");
         }

@@ -5,14 +5,15 @@
 //! until no process is left. If the wrapper is stopped instead, the time passes until which the
 //! lock is known to be good, and the guard kills the job then.
 //!
-//! The guard is the job's parent, and on Linux adopts what the job leaves behind: so a process that
-//! leaves the group is still found. If the guard itself is killed, the wrapper adopts them.
+//! The guard is the job's parent, and on Linux adopts what the job leaves behind: so all of the job
+//! descend from it. It ends when no process of the job is left, and that is how the wrapper learns
+//! of it. If the guard itself is killed, the wrapper adopts the job.
 //!
 //! The socket is the guard's standard input. The job's comes over the socket as a descriptor: so
 //! the job has no descriptor that it would not have without us.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{self, BufRead, BufReader, IoSliceMut, Write};
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -28,50 +29,59 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
+use signal_hook::consts::{SIGCONT, SIGKILL};
 
-use crate::run::group::{Group, POLL};
+use crate::run::family::{Family, Pause, Scope};
 use crate::run::life::Ended;
-use crate::run::line::{FromGuard, ToGuard, now};
+use crate::run::line::{FromGuard, Until, hear, now, say};
 use crate::run::signals;
 
 /// The first argument of the process.
 pub(crate) const COMMAND: &str = "__guard";
+
+/// The longest sleep: the clock of sleeps may stand still while the machine is suspended.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// What the wrapper tells it at the start, as arguments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Orders {
     pub(crate) signal: i32,
     pub(crate) kill_after: Duration,
+    /// The lock is good until then. So the guard knows that from the beginning: the wrapper may be
+    /// stopped as soon as it has started the guard.
+    pub(crate) until: Until,
     /// The group of the job. `None`: one of its own.
     pub(crate) foreground: Option<i32>,
 }
 
 impl Orders {
-    pub(crate) fn arguments(&self) -> [String; 4] {
+    pub(crate) fn arguments(&self) -> [String; 5] {
         [
             COMMAND.to_owned(),
             self.signal.to_string(),
             self.kill_after.as_millis().to_string(),
+            self.until.millis().to_string(),
             self.foreground.unwrap_or(0).to_string(),
         ]
     }
 
     fn read(arguments: &[OsString]) -> Option<Orders> {
-        let number = |at: usize| arguments.get(at)?.to_str()?.parse::<u32>().ok();
+        let number = |at: usize| arguments.get(at)?.to_str()?.parse::<u64>().ok();
         Some(Orders {
             signal: i32::try_from(number(0)?).ok()?,
-            kill_after: Duration::from_millis(number(1)?.into()),
-            foreground: Some(i32::try_from(number(2)?).ok()?).filter(|group| *group != 0),
+            kill_after: Duration::from_millis(number(1)?),
+            until: Until(Duration::from_millis(number(2)?)),
+            foreground: Some(i32::try_from(number(3)?).ok()?).filter(|group| *group != 0),
         })
     }
 }
 
 enum Event {
-    Said(ToGuard),
+    Said(Until),
     /// The wrapper has ended.
     Alone,
-    Ended(Ended),
-    /// No child is left.
+    LeaderEnded,
+    /// No child is left, and so nobody who descends from this process.
     Childless,
 }
 
@@ -79,7 +89,7 @@ enum Event {
 pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
     let orders = Orders::read(arguments).ok_or_else(invalid)?;
-    let (command, rest) = arguments[3..].split_first().ok_or_else(invalid)?;
+    let (command, rest) = arguments[4..].split_first().ok_or_else(invalid)?;
     // A handler that does nothing, and that the job does not inherit.
     for number in signals::FOR_THE_JOB {
         if !signals::is_ignored(number) {
@@ -89,25 +99,27 @@ pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     adopt_orphans();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let stdin = receive(&socket)?;
-    let started = start(command, rest, stdin, orders.foreground);
-    let leader = match started {
+    let mut family = Family::new(orders.foreground.is_none());
+    // What cannot be said now, the end of this process says.
+    if orders.until.0 <= now() {
+        return say(&socket, &FromGuard::Late.word());
+    }
+    let leader = match start(command, rest, stdin, orders.foreground) {
         Ok(leader) => leader,
         Err(error) => {
             let number = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
-            return (&socket).write_all(FromGuard::Failed(number).line().as_bytes());
+            return say(&socket, &FromGuard::Failed(number).word());
         }
     };
-    // The wrapper may have ended: the next read says so.
-    let _ = (&socket).write_all(FromGuard::Started(leader).line().as_bytes());
+    let _ = say(&socket, &FromGuard::Started(leader).word());
+    family.set_leader(leader);
     let (sender, events) = channel();
-    let reader = (socket.try_clone()?, sender.clone());
-    thread::spawn(move || read(&reader.0, &reader.1));
-    thread::spawn(move || reap(leader, &sender));
-    let group = Group {
-        leader,
-        shared: orders.foreground.and_then(Pid::from_raw),
-    };
-    watch(&socket, &events, group, &orders);
+    let reaper = (socket.try_clone()?, sender.clone());
+    thread::spawn(move || reap(leader, &reaper.0, &reaper.1));
+    let telling = sender.clone();
+    thread::spawn(move || listen(&socket, &telling));
+    watch(&events, family, &orders);
+    drop(sender); // Until here, so that the events do not end.
     Ok(())
 }
 
@@ -178,21 +190,21 @@ fn found(command: &OsStr) -> OsString {
 }
 
 /// Passes on what the wrapper says.
-fn read(socket: &UnixStream, sender: &Sender<Event>) {
-    for line in BufReader::new(socket).lines().map_while(Result::ok) {
-        if let Some(said) = ToGuard::read(&line) {
-            let _ = sender.send(Event::Said(said));
-        }
+fn listen(socket: &UnixStream, sender: &Sender<Event>) {
+    while let Some(word) = hear(socket) {
+        let _ = sender.send(Event::Said(Until::read(word)));
     }
     let _ = sender.send(Event::Alone);
 }
 
-/// Waits for every child: the job, and what it has left behind.
-fn reap(leader: Pid, sender: &Sender<Event>) {
+/// Waits for every child: the job, and what it has left behind. Tells the wrapper how the job has
+/// ended.
+fn reap(leader: Pid, socket: &UnixStream, sender: &Sender<Event>) {
     loop {
         match rustix::process::wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid == leader => {
-                let _ = sender.send(Event::Ended(ended(status)));
+                let _ = say(socket, &FromGuard::Ended(ended(status)).word());
+                let _ = sender.send(Event::LeaderEnded);
             }
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => {
@@ -211,72 +223,50 @@ pub(crate) fn ended(status: WaitStatus) -> Ended {
     }
 }
 
-/// Tells the wrapper what becomes of the job, and ends the job if the wrapper does not look after
-/// it any more. Returns when nothing is left to guard.
-fn watch(socket: &UnixStream, events: &Receiver<Event>, group: Group, orders: &Orders) {
-    let tell = |what: FromGuard| _ = (&*socket).write_all(what.line().as_bytes());
-    let mut until = Duration::MAX;
+/// Ends the job if the wrapper does not look after it any more. Returns when nobody is left to
+/// guard.
+///
+/// | the wrapper | what is done | until |
+/// |---|---|---|
+/// | renews the lock | nothing | the leader has ended, and nobody is left in its session |
+/// | says nothing, and the time is over | kills all, again and again | the same |
+/// | has ended | the signal to all; then kills all, again and again | nobody is left at all |
+fn watch(events: &Receiver<Event>, mut family: Family, orders: &Orders) {
+    let mut kill_at = orders.until.0;
+    let mut scope = Scope::Job;
+    let mut pause = Pause::SHORTEST;
     let mut has_ended = false;
-    let mut is_empty = false;
-    let mut pause = Duration::from_millis(1);
     loop {
         let time = now();
-        if until <= time {
-            group.kill(getpid(), None);
-            until = time + POLL;
+        if kill_at <= time {
+            family.signal(SIGKILL, Scope::All);
         }
-        let limit = if has_ended && !is_empty {
-            pause = (pause * 2).min(POLL);
-            pause
-        } else {
-            // Not longer, since this clock may stand still while the machine is suspended.
-            until.saturating_sub(time).min(Duration::from_secs(1))
+        let limit = match kill_at.saturating_sub(time) {
+            Duration::ZERO => pause.next(),
+            left if has_ended => pause.next().min(left),
+            left => left.min(LONGEST_SLEEP),
         };
         match events.recv_timeout(limit) {
-            Ok(Event::Said(ToGuard::Until(later))) => until = later,
-            Ok(Event::Alone) if is_empty => return,
-            Ok(Event::Alone) => return end(events, group, orders, until),
-            Ok(Event::Ended(ended)) => {
+            Ok(Event::Said(until)) if scope == Scope::Job => kill_at = until.0,
+            Ok(Event::Alone) => {
+                scope = Scope::All;
+                kill_at = kill_at.min(now() + orders.kill_after);
+                family.signal(orders.signal, scope);
+                family.signal(SIGCONT, scope);
+                pause = Pause::SHORTEST;
+            }
+            Ok(Event::LeaderEnded) => {
                 has_ended = true;
-                tell(FromGuard::Ended(ended));
+                family.leader_has_ended();
+                // Usually it was the last one. Then the next event says so, and nobody has to look.
+                continue;
             }
-            Ok(Event::Childless) if !is_empty => {
-                // No child, so no descendant: on Linux, all of them come to this process.
-                is_empty = cfg!(target_os = "linux") || group.shared.is_some();
-                if is_empty {
-                    tell(FromGuard::Empty);
-                }
-            }
-            Ok(Event::Childless) | Err(RecvTimeoutError::Timeout) => {}
-            Ok(Event::Said(ToGuard::Done)) | Err(RecvTimeoutError::Disconnected) => return,
+            // (Elsewhere than on Linux, others than our children may be in the group.)
+            Ok(Event::Childless) if cfg!(target_os = "linux") => return,
+            Err(RecvTimeoutError::Disconnected) => return,
+            Ok(_) | Err(RecvTimeoutError::Timeout) => {}
         }
-        if has_ended && !is_empty && group.is_empty(getpid()) {
-            is_empty = true;
-            tell(FromGuard::Empty);
-        }
-    }
-}
-
-/// Ends the job, because the wrapper has ended. Nobody renews the lock now.
-fn end(events: &Receiver<Event>, group: Group, orders: &Orders, until: Duration) {
-    let kill_at = (now() + orders.kill_after).min(until);
-    if now() < kill_at {
-        group.signal(orders.signal);
-        group.signal(signal_hook::consts::SIGCONT);
-    }
-    loop {
-        let time = now();
-        let limit = if time < kill_at {
-            kill_at.saturating_sub(time)
-        } else {
-            group.kill(getpid(), None);
-            POLL
-        };
-        if let Ok(Event::Childless) | Err(RecvTimeoutError::Disconnected) =
-            events.recv_timeout(limit)
-        {
-            // Elsewhere than on Linux, others than our children may be in the group.
-            group.kill(getpid(), None);
+        if has_ended && family.is_empty(scope) {
             return;
         }
     }

@@ -9,8 +9,8 @@ use relatch::{Error, LockGuard, LockManager, MultiLock, MultiLockGuard, StopHand
 use crate::args::Common;
 use crate::connect;
 use crate::exit::Failure;
-use crate::run::life::{At, Event};
-use crate::run::line::now;
+use crate::run::life::{At, Event, Plan};
+use crate::run::line::{Until, now};
 use crate::run::report::Report;
 use crate::run::wanted::Wanted;
 use crate::span;
@@ -21,8 +21,12 @@ pub(crate) struct Manager {
     cause: Arc<OnceLock<String>>,
 }
 
-/// Makes the manager. A loss becomes an event. Sends nothing yet: the wait for the lock also
-/// bridges a short outage.
+/// How long a lock is good that is another's to look after: longer than anything.
+const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// Makes the manager, and asks Redis whether it is there: who writes a crontab with a wrong address
+/// shall hear of it. The wait for the lock bridges an outage that comes later. A loss becomes an
+/// event.
 pub(crate) fn manager(common: &Common, events: &Sender<Event>) -> Result<Manager, Failure> {
     let cause = Arc::new(OnceLock::new());
     let told = Arc::clone(&cause);
@@ -31,19 +35,20 @@ pub(crate) fn manager(common: &Common, events: &Sender<Event>) -> Result<Manager
         let _ = told.set(lost.cause.to_string()); // The first one counts.
         let _ = events.send(Event::Lost);
     });
-    let locks = builder.build_lazily()?;
+    let locks = builder.build()?;
     Ok(Manager { locks, cause })
 }
 
 pub(crate) struct Held {
     manager: Manager,
-    all: MultiLockGuard,
+    /// `None` if the runs around this one have all of them.
+    all: Option<MultiLockGuard>,
     /// One more guard of each, for its token.
     each: Vec<LockGuard>,
     since: Duration,
 }
 
-/// Takes the locks: all, or none.
+/// Takes the locks: all, or none. (There are none to take if the runs around this one have them.)
 pub(crate) fn take(
     manager: Manager,
     keys: &[&str],
@@ -53,19 +58,22 @@ pub(crate) fn take(
     report: &mut Report,
 ) -> Result<Held, Error> {
     let locks = &manager.locks;
-    let several = locks.several(keys).options(|lock| {
-        lock.lease(wanted.plan.lease)
-            .fenced(wanted.fenced)
-            .keep_at_least(wanted.at_least)
-            .stopped_by(stop)
-    });
-    let began = now();
-    let taken = enter(locks, several, keys, wanted, verbose);
-    report.waited = now().saturating_sub(began);
-    let all = taken?;
-    if verbose {
-        let waited = span::show(report.waited);
-        eprintln!("relatch: getting lock took {waited}");
+    let mut all = None;
+    if !keys.is_empty() {
+        let several = locks.several(keys).options(|lock| {
+            lock.lease(wanted.plan.lease)
+                .fenced(wanted.fenced)
+                .keep_at_least(wanted.at_least)
+                .stopped_by(stop)
+        });
+        let began = now();
+        let taken = enter(locks, several, keys, wanted, verbose);
+        report.waited = now().saturating_sub(began);
+        all = Some(taken?);
+        if verbose {
+            let waited = span::show(report.waited);
+            eprintln!("relatch: getting lock took {waited}");
+        }
     }
     let each = keys
         .iter()
@@ -100,27 +108,37 @@ fn enter(
 }
 
 impl Held {
-    /// How long the locks are held, and how long they are good.
+    /// How long the locks are held, and how long they are good. The clock is read first: if this
+    /// process is stopped between the two, the end of validity seems to be nearer than it is.
     pub(crate) fn at(&self) -> At {
-        At {
-            held_for: now().saturating_sub(self.since),
-            left: self.all.remaining(),
-        }
+        let held_for = now().saturating_sub(self.since);
+        let left = match &self.all {
+            Some(all) => all.remaining(),
+            None => FOR_EVER,
+        };
+        At { held_for, left }
     }
 
-    /// The locks that this run took, each with its token.
-    pub(crate) fn tokens(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.each.iter().map(|guard| (guard.key(), guard.token()))
+    /// Until when the job may run, if no renewal comes through.
+    pub(crate) fn good_until(&self, plan: &Plan) -> Until {
+        let At { held_for, left } = self.at();
+        let left = if plan.only_warn { FOR_EVER } else { left };
+        Until(self.since + held_for + left.saturating_sub(plan.margin()))
+    }
+
+    /// The locks that this run took: key, token, and fence.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = (&str, &str, Option<u64>)> {
+        let each = self.each.iter();
+        each.map(|guard| (guard.key(), guard.token(), guard.fence()))
     }
 
     pub(crate) fn token(&self, key: &str) -> Option<&str> {
-        self.tokens()
-            .find(|(of, _)| *of == key)
-            .map(|(_, token)| token)
+        let guard = self.each.iter().find(|guard| guard.key() == key)?;
+        Some(guard.token())
     }
 
     pub(crate) fn fence(&self, key: &str) -> Option<u64> {
-        self.all.fence(key)
+        self.all.as_ref()?.fence(key)
     }
 
     /// How a lock was lost, if the manager has found out.
@@ -131,6 +149,6 @@ impl Held {
     /// Gives all locks back.
     pub(crate) fn unlock(self) -> Result<(), Error> {
         drop(self.each);
-        self.all.unlock()
+        self.all.map_or(Ok(()), MultiLockGuard::unlock)
     }
 }

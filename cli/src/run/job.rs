@@ -1,8 +1,8 @@
-//! The job, as the wrapper sees it: through the guard process.
+//! The job, as the wrapper sees it: below the guard process, and without it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, IoSlice, Write};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -11,41 +11,36 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process};
+use signal_hook::consts::SIGKILL;
 
-use crate::exit::{Failure, code};
-use crate::run::group::{Group, POLL};
+use crate::run::family::{Family, Scope};
 use crate::run::guard::{Orders, adopt_orphans, ended};
-use crate::run::life::Event;
-use crate::run::line::{FromGuard, ToGuard};
+use crate::run::life::{Event, NotStarted};
+use crate::run::line::{FromGuard, Until, hear, say};
 
 pub(crate) struct Job {
     socket: UnixStream,
-    guard: Pid,
-    group: Group,
+    family: Family,
+    is_childless: bool,
 }
 
 impl Job {
-    /// Starts the guard, and the guard the job. What happens to them becomes events.
+    /// Starts the guard, which starts the job. What happens to them becomes events.
     pub(crate) fn start(
         command: &[OsString],
         environment: &BTreeMap<&str, OsString>,
         orders: &Orders,
         events: &Sender<Event>,
-    ) -> Result<Job, Failure> {
-        let fail = |error: io::Error| {
-            Failure::new(
-                code::SOFTWARE,
-                format!("the guard process cannot be started: {error}"),
-            )
-        };
+    ) -> io::Result<Job> {
         adopt_orphans();
-        let (socket, theirs) = UnixStream::pair().map_err(fail)?;
-        let guard = Command::new(this_program().map_err(fail)?)
+        let mut family = Family::new(orders.foreground.is_none());
+        let (socket, theirs) = UnixStream::pair()?;
+        let listening = socket.try_clone()?;
+        let guard = Command::new(this_program()?)
             .arg0("relatch")
             .args(orders.arguments())
             .args(command)
@@ -54,66 +49,71 @@ impl Job {
             .envs(environment)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .process_group(0)
-            .spawn()
-            .map_err(fail)?;
+            .spawn()?;
         let guard = Pid::from_child(&guard);
-        pass_stdin(&socket).map_err(fail)?;
-        let mut said = BufReader::new(socket.try_clone().map_err(fail)?);
-        let mut line = String::new();
-        said.read_line(&mut line).map_err(fail)?;
-        let leader = match FromGuard::read(line.trim_end()) {
-            Some(FromGuard::Started(leader)) => leader,
-            Some(FromGuard::Failed(number)) => return Err(not_started(&command[0], number)),
-            _ => return Err(fail(io::ErrorKind::UnexpectedEof.into())),
-        };
-        let sender = events.clone();
-        thread::spawn(move || read(said, &sender));
-        let sender = events.clone();
-        thread::spawn(move || reap(guard, leader, &sender));
-        let group = Group {
-            leader,
-            shared: orders.foreground.and_then(Pid::from_raw),
-        };
-        Ok(Job {
+        family.set_guard(guard);
+        let job = Job {
             socket,
-            guard,
-            group,
-        })
+            family,
+            is_childless: false,
+        };
+        if pass_stdin(&job.socket).is_err() {
+            job.kill_guard(); // It has nothing to start the job with.
+        }
+        let telling = events.clone();
+        thread::spawn(move || listen(&listening, &telling));
+        let telling = events.clone();
+        thread::spawn(move || reap(guard, &telling));
+        Ok(job)
     }
 
-    pub(crate) fn signal(&self, number: i32) {
-        self.group.signal(number);
+    /// Takes in what has happened, and returns what that means for the life of the run.
+    pub(crate) fn on(&mut self, event: Event) -> Event {
+        match event {
+            Event::Started(leader) => self.family.set_leader(leader),
+            Event::LeaderEnded(_) => self.family.leader_has_ended(),
+            Event::Childless => self.is_childless = true,
+            Event::Reaped(pid, ended) if self.family.has_reaped(pid) => {
+                return Event::LeaderEnded(ended);
+            }
+            _ => {}
+        }
+        event
     }
 
-    pub(crate) fn kill(&self) {
-        self.group.kill(getpid(), Some(self.guard));
+    pub(crate) fn signal(&self, number: i32, scope: Scope) {
+        self.family.signal(number, scope);
     }
 
-    /// Kills what has left the group, where it can be found. The group is empty.
-    pub(crate) fn kill_those_who_left(&self) {
-        while Group::kill_descendants(getpid(), Some(self.guard)) {
-            thread::sleep(POLL);
+    /// Kills all in the scope, and the guard, which could be about to start the job. Others may
+    /// come up meanwhile: this is repeated until nobody is left.
+    pub(crate) fn kill(&self, scope: Scope) {
+        self.family.signal(SIGKILL, scope);
+        self.kill_guard();
+    }
+
+    fn kill_guard(&self) {
+        if let Some(guard) = self.family.guard() {
+            let _ = kill_process(guard, Signal::KILL);
         }
     }
 
-    pub(crate) fn kill_guard(&self) {
-        let _ = kill_process(self.guard, Signal::KILL); // It may have ended.
+    /// True if no process descends from this one: that is certain, and costs no look.
+    pub(crate) fn is_childless(&self) -> bool {
+        self.is_childless
     }
 
-    /// True if no process of the group is left. For when the guard cannot say it.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.group.is_empty(getpid())
+    /// True if no process in the scope is left. For when there is no guard.
+    pub(crate) fn is_empty(&self, scope: Scope) -> bool {
+        self.is_childless || self.family.is_empty(scope)
     }
 
-    /// Tells the guard until when the lock is good.
-    pub(crate) fn good_until(&self, time: Duration) {
-        // If the guard has ended, the reader says so.
-        let _ = (&self.socket).write_all(ToGuard::Until(time).line().as_bytes());
-    }
-
-    /// The job is done, and so is the guard.
-    pub(crate) fn done(&self) {
-        let _ = (&self.socket).write_all(ToGuard::Done.line().as_bytes());
+    /// Tells the guard until when the lock is good. A guard that does not listen is as good as
+    /// none, and so is made to be none: its end becomes an event.
+    pub(crate) fn good_until(&self, until: Until) {
+        if say(&self.socket, &until.word()).is_err() {
+            self.kill_guard();
+        }
     }
 }
 
@@ -133,32 +133,20 @@ fn pass_stdin(socket: &UnixStream) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    sendmsg(
-        socket,
-        &[IoSlice::new(b"i")],
-        &mut control,
-        SendFlags::empty(),
-    )?;
+    let one = [IoSlice::new(b"i")];
+    sendmsg(socket, &one, &mut control, SendFlags::DONTWAIT)?;
     Ok(())
 }
 
-fn not_started(command: &OsString, number: i32) -> Failure {
-    let code = if number == Errno::NOENT.raw_os_error() {
-        code::NOT_FOUND
-    } else {
-        code::NOT_EXECUTABLE
-    };
-    let error = io::Error::from_raw_os_error(number);
-    Failure::new(code, format!("{}: {error}", command.display()))
-}
-
 /// Passes on what the guard says.
-fn read(said: BufReader<UnixStream>, events: &Sender<Event>) {
-    for line in said.lines().map_while(Result::ok) {
-        let event = match FromGuard::read(&line) {
-            Some(FromGuard::Ended(ended)) => Event::JobEnded(ended),
-            Some(FromGuard::Empty) => Event::Empty,
-            _ => continue,
+fn listen(socket: &UnixStream, events: &Sender<Event>) {
+    while let Some(word) = hear(socket) {
+        let event = match FromGuard::read(word) {
+            Some(FromGuard::Started(leader)) => Event::Started(leader),
+            Some(FromGuard::Failed(number)) => Event::NotStarted(NotStarted::Failed(number)),
+            Some(FromGuard::Late) => Event::NotStarted(NotStarted::Late),
+            Some(FromGuard::Ended(ended)) => Event::LeaderEnded(ended),
+            None => continue,
         };
         let _ = events.send(event);
     }
@@ -167,15 +155,25 @@ fn read(said: BufReader<UnixStream>, events: &Sender<Event>) {
 
 /// Waits for every child: the guard, and on Linux what comes to this process after the guard's end.
 /// (As process 1 of a container, this process also gets the orphans of others.)
-fn reap(guard: Pid, leader: Pid, events: &Sender<Event>) {
+///
+/// A guard that somebody has stopped guards nobody, and would let this process wait for ever. So
+/// it is killed, as if it had been killed in the first place.
+fn reap(guard: Pid, events: &Sender<Event>) {
     loop {
-        match rustix::process::wait(WaitOptions::empty()) {
-            Ok(Some((pid, _))) if pid == guard => _ = events.send(Event::GuardEnded),
-            Ok(Some((pid, status))) if pid == leader => {
-                let _ = events.send(Event::JobEnded(ended(status)));
+        let event = match rustix::process::wait(WaitOptions::UNTRACED) {
+            Ok(Some((pid, status))) if status.stopped() => {
+                if pid == guard {
+                    let _ = kill_process(guard, Signal::KILL);
+                }
+                continue;
             }
-            Ok(_) | Err(Errno::INTR) => {}
+            Ok(Some((pid, status))) => Event::Reaped(pid, ended(status)),
+            Ok(None) | Err(Errno::INTR) => continue,
+            Err(_) if cfg!(target_os = "linux") => Event::Childless,
             Err(_) => return,
+        };
+        if events.send(event).is_err() || event == Event::Childless {
+            return;
         }
     }
 }

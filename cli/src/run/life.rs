@@ -1,4 +1,4 @@
-//! The life of a run, from the start of the job to the release: what is done when something
+//! The life of a run, from the start of the guard to the release: what is done when something
 //! happens.
 //!
 //! Nothing here knows a process or a clock: an event comes with the time, and actions come back.
@@ -9,13 +9,20 @@
 //! | lost | Redis says so, or the lease is over | the job gets the signal at once, and is killed a second later at most; at once if it is stopped |
 //! | at risk | so little of the lease is left that the job has to be asked now | the signal, and the kill before the lease ends |
 //! | too long | `--max-hold` | the signal, and the kill after `--kill-after` |
-//! | no guard | somebody has killed the guard process | the same |
+//! | orphaned | the guard process has ended, and the job has not | the same |
 //! | a signal | somebody sends one to the wrapper | the job gets it |
-//! | killed | every second until the group is empty | the kill again |
+//! | killed | until nobody is left | the kill again, and again |
 //!
-//! The lock is given back when no process of the group is left, and not before.
+//! The lock is given back when the guard has ended and nobody of the job is left, and not before.
+//! There is no other end: not if the job cannot be started, nor if the guard ends before it could
+//! say whether it has started the job.
 
 use std::time::Duration;
+
+use rustix::process::Pid;
+use signal_hook::consts::{SIGINT, SIGQUIT};
+
+use crate::run::family::{Pause, Scope};
 
 /// How much later than it should be a kill may be on a busy machine.
 const LONGEST_LAG: Duration = Duration::from_millis(500);
@@ -32,12 +39,14 @@ pub(crate) struct Plan {
     pub(crate) max_hold: Option<Duration>,
     /// A job that has lost its lock goes on.
     pub(crate) only_warn: bool,
+    /// The job is in the group of this process: the terminal sends its signals to both.
+    pub(crate) foreground: bool,
 }
 
 impl Plan {
     /// The kill comes so long before the lease ends.
     pub(crate) fn margin(&self) -> Duration {
-        (self.lease / 20).min(LONGEST_LAG)
+        (self.lease / 10).min(LONGEST_LAG)
     }
 }
 
@@ -54,12 +63,21 @@ pub(crate) enum Event {
     Continue,
     /// Redis says that the lock is not ours any more.
     Lost,
-    /// The first process of the job has ended.
-    JobEnded(Ended),
-    /// No process of the group is left.
-    Empty,
-    /// The guard process has ended.
+    /// The first process of the job, the leader, runs.
+    Started(Pid),
+    NotStarted(NotStarted),
+    /// The leader has ended.
+    LeaderEnded(Ended),
+    /// This process has waited for one that came to it when the guard had ended.
+    Reaped(Pid, Ended),
+    /// The guard process has ended. It has said all that it had to say.
     GuardEnded,
+    /// No process descends from this one.
+    Childless,
+    /// There is no guard, and nobody of the job is left.
+    Empty,
+    /// There is no guard, and somebody is left.
+    Orphaned,
 }
 
 /// How a process has ended.
@@ -67,6 +85,15 @@ pub(crate) enum Event {
 pub(crate) enum Ended {
     Code(i32),
     Signal(i32),
+}
+
+/// Why the guard has not started the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotStarted {
+    /// The system's error.
+    Failed(i32),
+    /// The lock was not good any more.
+    Late,
 }
 
 /// When it has happened.
@@ -83,12 +110,10 @@ pub(crate) struct At {
 pub(crate) enum Action {
     /// Passes a signal on to the job.
     Forward(i32),
-    /// Asks the job to end: `--signal`.
+    /// Asks all in the scope to end: `--signal`.
     Ask,
-    /// Kills the group and, where that is possible, all that has left it.
+    /// Kills all in the scope, and the guard.
     Kill,
-    /// Kills the guard, too: it does not do its part.
-    KillGuard,
     /// Stops the job, and then this process.
     StopAll,
     /// Lets the job go on.
@@ -101,10 +126,10 @@ pub(crate) enum Reason {
     Lost,
     AtRisk,
     TooLong,
-    NoGuard,
+    Orphaned,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum Stage {
     Runs,
     /// It was asked to end.
@@ -113,6 +138,7 @@ enum Stage {
     },
     Killed {
         again_at: Duration,
+        pause: Pause,
     },
     /// No process is left.
     Over,
@@ -122,10 +148,13 @@ enum Stage {
 pub(crate) struct Life {
     plan: Plan,
     stage: Stage,
+    /// Signals for a job that has not started yet. `None` once it has.
+    early: Option<Vec<i32>>,
     is_stopped: bool,
     is_lost: bool,
-    has_guard: bool,
+    scope: Scope,
     reason: Option<Reason>,
+    not_started: Option<NotStarted>,
     ended: Option<Ended>,
 }
 
@@ -134,10 +163,12 @@ impl Life {
         Life {
             plan,
             stage: Stage::Runs,
+            early: Some(Vec::new()),
             is_stopped: false,
             is_lost: false,
-            has_guard: true,
+            scope: Scope::Job,
             reason: None,
+            not_started: None,
             ended: None,
         }
     }
@@ -145,22 +176,30 @@ impl Life {
     /// Takes in what has happened, and says what to do.
     pub(crate) fn on(&mut self, event: Event, at: At) -> Vec<Action> {
         let mut actions = Vec::new();
+        self.is_lost |= event == Event::Lost || at.left.is_zero();
         match event {
-            Event::Lost => self.is_lost = true,
-            Event::JobEnded(ended) => self.ended = Some(ended),
+            Event::NotStarted(why) => self.not_started = Some(why),
+            Event::LeaderEnded(ended) => self.ended = Some(ended),
             Event::Empty => self.stage = Stage::Over,
-            Event::GuardEnded => self.has_guard = false,
-            Event::Time | Event::Signal(_) | Event::Stop | Event::Continue => {}
+            _ => {}
         }
         if self.is_over() {
             return actions;
         }
-        self.is_lost |= at.left.is_zero();
-        self.look(at, &mut actions);
+        self.look(event, at, &mut actions);
         match event {
-            Event::Signal(number) => actions.push(Action::Forward(number)),
+            Event::Started(_) => {
+                let early = self.early.take().into_iter().flatten();
+                actions.extend(early.map(Action::Forward));
+            }
+            Event::Signal(number) => match &mut self.early {
+                Some(early) => early.push(number),
+                // The terminal sends these to the job itself.
+                None if self.plan.foreground && [SIGINT, SIGQUIT].contains(&number) => {}
+                None => actions.push(Action::Forward(number)),
+            },
             // A job that is about to end is not held up.
-            Event::Stop if self.stage == Stage::Runs => {
+            Event::Stop if matches!(self.stage, Stage::Runs) => {
                 self.is_stopped = true;
                 actions.push(Action::StopAll);
             }
@@ -176,9 +215,13 @@ impl Life {
     }
 
     /// What the time and the lock ask for.
-    fn look(&mut self, at: At, actions: &mut Vec<Action>) {
+    fn look(&mut self, event: Event, at: At, actions: &mut Vec<Action>) {
         let now = at.held_for;
-        if let Some((reason, kill_at)) = self.end_of_job(at) {
+        if let Some((reason, kill_at)) = self.end_of_job(event, at) {
+            // A daemon has gone its own way. It may be out of time, but not out of the lock.
+            if reason != Reason::TooLong {
+                self.scope = Scope::All;
+            }
             match &mut self.stage {
                 Stage::Runs => {
                     self.reason = Some(reason);
@@ -191,28 +234,18 @@ impl Life {
                 Stage::Killed { .. } | Stage::Over => {}
             }
         }
-        match self.stage {
-            Stage::Asked { kill_at } if kill_at <= now => {
-                actions.push(Action::Kill);
-                self.stage = Stage::Killed {
-                    again_at: now + LONGEST_FAREWELL,
-                };
-            }
-            Stage::Killed { again_at } if again_at <= now => {
-                if self.has_guard {
-                    actions.push(Action::KillGuard);
-                }
-                actions.push(Action::Kill);
-                self.stage = Stage::Killed {
-                    again_at: now + LONGEST_FAREWELL,
-                };
-            }
-            _ => {}
-        }
+        let mut pause = match self.stage {
+            Stage::Asked { kill_at } if kill_at <= now => Pause::SHORTEST,
+            Stage::Killed { again_at, pause } if again_at <= now => pause,
+            _ => return,
+        };
+        actions.push(Action::Kill);
+        let again_at = now + pause.next();
+        self.stage = Stage::Killed { again_at, pause };
     }
 
     /// Why the job has to end, if it has to, and when it is killed.
-    fn end_of_job(&self, at: At) -> Option<(Reason, Duration)> {
+    fn end_of_job(&self, event: Event, at: At) -> Option<(Reason, Duration)> {
         let Plan {
             kill_after,
             max_hold,
@@ -233,8 +266,8 @@ impl Life {
             Some((Reason::AtRisk, now + until_then))
         } else if max_hold.is_some_and(|most| most <= now) {
             Some((Reason::TooLong, now + kill_after))
-        } else if !self.has_guard {
-            Some((Reason::NoGuard, now + kill_after))
+        } else if event == Event::Orphaned {
+            Some((Reason::Orphaned, now + kill_after))
         } else {
             None
         }
@@ -258,7 +291,7 @@ impl Life {
                 }
             }
             Stage::Asked { kill_at } => next = next.min(kill_at),
-            Stage::Killed { again_at } => next = next.min(again_at),
+            Stage::Killed { again_at, .. } => next = next.min(again_at),
             Stage::Over => {}
         }
         next.max(now + Duration::from_millis(1))
@@ -266,7 +299,7 @@ impl Life {
 
     /// True once the lock can be given back.
     pub(crate) fn is_over(&self) -> bool {
-        self.stage == Stage::Over
+        matches!(self.stage, Stage::Over)
     }
 
     /// True if the lock was lost at any time.
@@ -274,8 +307,17 @@ impl Life {
         self.is_lost
     }
 
+    /// Who has to be gone before the lock is given back.
+    pub(crate) fn scope(&self) -> Scope {
+        self.scope
+    }
+
     pub(crate) fn reason(&self) -> Option<Reason> {
         self.reason
+    }
+
+    pub(crate) fn not_started(&self) -> Option<NotStarted> {
+        self.not_started
     }
 
     pub(crate) fn ended(&self) -> Option<Ended> {
@@ -295,7 +337,16 @@ mod tests {
             kill_after: Duration::from_secs(5),
             max_hold: None,
             only_warn: false,
+            foreground: false,
         }
+    }
+
+    /// The life of a job that runs.
+    fn life(plan: Plan) -> Life {
+        let mut life = Life::new(plan);
+        let started = Event::Started(rustix::process::getpid());
+        assert_eq!(life.on(started, at(0, 29)), []);
+        life
     }
 
     fn at(held_for: u64, left: u64) -> At {
@@ -307,10 +358,10 @@ mod tests {
 
     #[test]
     fn a_job_that_ends_by_itself_is_left_alone() {
-        let mut life = Life::new(plan());
+        let mut life = life(plan());
         assert_eq!(life.on(Event::Time, at(0, 29)), []);
         let ended = Ended::Code(3);
-        assert_eq!(life.on(Event::JobEnded(ended), at(100, 20)), []);
+        assert_eq!(life.on(Event::LeaderEnded(ended), at(100, 20)), []);
         assert!(!life.is_over(), "a process of the group lives");
         assert_eq!(life.on(Event::Empty, at(101, 20)), []);
         assert!(life.is_over() && !life.is_lost());
@@ -319,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_job_whose_lease_nears_its_end_is_killed_before_that() {
-        let mut life = Life::new(plan());
+        let mut life = life(plan());
         assert_eq!(life.on(Event::Time, at(10, 6)), []);
         assert_eq!(life.on(Event::Time, at(11, 5)), [Action::Ask]);
         assert_eq!(life.on(Event::Time, at(15, 1)), []);
@@ -334,30 +385,30 @@ mod tests {
 
     #[test]
     fn a_job_whose_lock_is_lost_has_a_second() {
-        let mut life = Life::new(plan());
+        let mut life = life(plan());
         assert_eq!(life.on(Event::Lost, at(10, 20)), [Action::Ask]);
         assert_eq!(life.on(Event::Time, at(10, 20)), []);
         assert_eq!(life.on(Event::Time, at(11, 0)), [Action::Kill]);
-        assert_eq!(
-            life.on(Event::Time, at(12, 0)),
-            [Action::KillGuard, Action::Kill]
-        );
+        assert_eq!(life.on(Event::Time, at(12, 0)), [Action::Kill]);
         assert!(life.is_lost() && !life.is_over());
+        assert_eq!(life.scope(), Scope::All);
     }
 
     #[test]
     fn a_loss_shortens_the_farewell_of_a_job_that_was_asked() {
         let max_hold = Some(Duration::from_secs(60));
-        let mut life = Life::new(Plan { max_hold, ..plan() });
+        let mut life = life(Plan { max_hold, ..plan() });
         assert_eq!(life.on(Event::Time, at(60, 20)), [Action::Ask]);
+        assert_eq!(life.scope(), Scope::Job);
         assert_eq!(life.on(Event::Lost, at(61, 20)), []);
         assert_eq!(life.on(Event::Time, at(62, 20)), [Action::Kill]);
         assert_eq!(life.reason(), Some(Reason::TooLong));
+        assert_eq!(life.scope(), Scope::All);
     }
 
     #[test]
     fn a_job_that_was_stopped_for_too_long_is_not_continued() {
-        let mut life = Life::new(plan());
+        let mut life = life(plan());
         assert_eq!(life.on(Event::Stop, at(1, 29)), [Action::StopAll]);
         assert_eq!(life.on(Event::Continue, at(2, 28)), [Action::Resume]);
         assert_eq!(life.on(Event::Stop, at(3, 27)), [Action::StopAll]);
@@ -366,7 +417,7 @@ mod tests {
 
     #[test]
     fn with_warn_a_job_goes_on_after_a_loss() {
-        let mut life = Life::new(Plan {
+        let mut life = life(Plan {
             only_warn: true,
             ..plan()
         });
@@ -381,11 +432,27 @@ mod tests {
 
     #[test]
     fn without_its_guard_a_job_ends() {
-        let mut life = Life::new(plan());
-        assert_eq!(life.on(Event::GuardEnded, at(1, 29)), [Action::Ask]);
+        let mut life = life(plan());
+        assert_eq!(life.on(Event::GuardEnded, at(1, 29)), []);
+        assert_eq!(life.on(Event::Orphaned, at(1, 29)), [Action::Ask]);
         assert_eq!(life.on(Event::Time, at(6, 29)), [Action::Kill]);
         assert_eq!(life.on(Event::Time, at(7, 29)), [Action::Kill]);
-        assert_eq!(life.reason(), Some(Reason::NoGuard));
+        assert_eq!(life.reason(), Some(Reason::Orphaned));
+    }
+
+    #[test]
+    fn a_signal_waits_until_the_job_has_started() {
+        let mut life = Life::new(Plan {
+            foreground: true,
+            ..plan()
+        });
+        for number in [TERM, SIGINT] {
+            assert_eq!(life.on(Event::Signal(number), at(0, 29)), []);
+        }
+        let started = Event::Started(rustix::process::getpid());
+        let both = [Action::Forward(TERM), Action::Forward(SIGINT)];
+        assert_eq!(life.on(started, at(0, 29)), both);
+        assert_eq!(life.on(Event::Signal(SIGINT), at(1, 29)), []);
     }
 
     /// From any state, whatever happens: nothing is killed twice in a moment, and a look comes.
@@ -394,7 +461,7 @@ mod tests {
         let events = [
             Event::Time,
             Event::Lost,
-            Event::GuardEnded,
+            Event::Orphaned,
             Event::Stop,
             Event::Continue,
             Event::Signal(TERM),
@@ -402,7 +469,7 @@ mod tests {
         for first in events {
             for second in events {
                 for left in [0, 1, 5, 6, 29] {
-                    let mut life = Life::new(plan());
+                    let mut life = life(plan());
                     life.on(first, at(1, 29));
                     let now = at(2, left);
                     life.on(second, now);

@@ -1,20 +1,19 @@
-//! What the wrapper and its guard process say to each other: lines over a socket.
+//! What the wrapper and its guard process say to each other: words of a fixed length over a socket.
+//! Neither ever waits for the other: a word that the socket does not take is an error.
 
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::net::{SendFlags, send};
 use rustix::process::Pid;
 
 use crate::run::life::Ended;
 
-/// From the wrapper.
+/// From the wrapper: the lock is good until this time of the machine's clock. If no later time
+/// comes, the job is killed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ToGuard {
-    /// The lock is good until this time of the machine's clock. If no later time comes, the job is
-    /// killed then.
-    Until(Duration),
-    /// The job is done: nothing is left to guard.
-    Done,
-}
+pub(crate) struct Until(pub(crate) Duration);
 
 /// From the guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,54 +21,70 @@ pub(crate) enum FromGuard {
     Started(Pid),
     /// The system could not start the job, with this error.
     Failed(i32),
+    /// The lock was not good any more when the job was to be started.
+    Late,
     Ended(Ended),
-    /// No process of the group is left.
-    Empty,
 }
 
-impl ToGuard {
-    pub(crate) fn line(self) -> String {
-        match self {
-            ToGuard::Until(time) => format!("until {}\n", time.as_millis()),
-            ToGuard::Done => "done\n".to_owned(),
-        }
+impl Until {
+    pub(crate) const LENGTH: usize = 8;
+
+    pub(crate) fn millis(self) -> u64 {
+        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }
 
-    pub(crate) fn read(line: &str) -> Option<ToGuard> {
-        match line.split_once(' ') {
-            Some(("until", millis)) => {
-                let millis = millis.parse().ok()?;
-                Some(ToGuard::Until(Duration::from_millis(millis)))
-            }
-            None if line == "done" => Some(ToGuard::Done),
-            _ => None,
-        }
+    pub(crate) fn word(self) -> [u8; Until::LENGTH] {
+        self.millis().to_ne_bytes()
+    }
+
+    pub(crate) fn read(word: [u8; Until::LENGTH]) -> Until {
+        Until(Duration::from_millis(u64::from_ne_bytes(word)))
     }
 }
 
 impl FromGuard {
-    pub(crate) fn line(self) -> String {
-        match self {
-            FromGuard::Started(pid) => format!("started {}\n", pid.as_raw_nonzero()),
-            FromGuard::Failed(number) => format!("failed {number}\n"),
-            FromGuard::Ended(Ended::Code(code)) => format!("code {code}\n"),
-            FromGuard::Ended(Ended::Signal(number)) => format!("signal {number}\n"),
-            FromGuard::Empty => "empty 0\n".to_owned(),
-        }
+    pub(crate) const LENGTH: usize = 5;
+
+    pub(crate) fn word(self) -> [u8; FromGuard::LENGTH] {
+        let (kind, number) = match self {
+            FromGuard::Started(pid) => (b's', pid.as_raw_nonzero().get()),
+            FromGuard::Failed(number) => (b'f', number),
+            FromGuard::Late => (b'l', 0),
+            FromGuard::Ended(Ended::Code(code)) => (b'c', code),
+            FromGuard::Ended(Ended::Signal(number)) => (b'k', number),
+        };
+        let [a, b, c, d] = number.to_ne_bytes();
+        [kind, a, b, c, d]
     }
 
-    pub(crate) fn read(line: &str) -> Option<FromGuard> {
-        let (word, number) = line.split_once(' ')?;
-        let number = number.parse().ok()?;
-        match word {
-            "started" => Pid::from_raw(number).map(FromGuard::Started),
-            "failed" => Some(FromGuard::Failed(number)),
-            "code" => Some(FromGuard::Ended(Ended::Code(number))),
-            "signal" => Some(FromGuard::Ended(Ended::Signal(number))),
-            "empty" => Some(FromGuard::Empty),
+    pub(crate) fn read([kind, number @ ..]: [u8; FromGuard::LENGTH]) -> Option<FromGuard> {
+        let number = i32::from_ne_bytes(number);
+        match kind {
+            b's' => Pid::from_raw(number).map(FromGuard::Started),
+            b'f' => Some(FromGuard::Failed(number)),
+            b'l' => Some(FromGuard::Late),
+            b'c' => Some(FromGuard::Ended(Ended::Code(number))),
+            b'k' => Some(FromGuard::Ended(Ended::Signal(number))),
             _ => None,
         }
     }
+}
+
+/// Says a word, at once or not at all.
+pub(crate) fn say(socket: &UnixStream, word: &[u8]) -> io::Result<()> {
+    // (If the other one has ended, the answer is an error, too: this program ignores `SIGPIPE`.)
+    if send(socket, word, SendFlags::DONTWAIT)? == word.len() {
+        Ok(())
+    } else {
+        Err(ErrorKind::WouldBlock.into())
+    }
+}
+
+/// Waits for the next word. `None` if the other one has ended.
+pub(crate) fn hear<const LENGTH: usize>(mut socket: &UnixStream) -> Option<[u8; LENGTH]> {
+    let mut word = [0; LENGTH];
+    socket.read_exact(&mut word).ok()?;
+    Some(word)
 }
 
 /// The time on a clock that all processes of this machine share, and that counts while the machine
@@ -88,21 +103,26 @@ mod tests {
 
     #[test]
     fn what_one_says_the_other_understands() {
-        for said in [ToGuard::Until(Duration::from_millis(7)), ToGuard::Done] {
-            assert_eq!(ToGuard::read(said.line().trim_end()), Some(said));
-        }
+        let until = Until(Duration::from_millis(7));
+        assert_eq!(Until::read(until.word()), until);
         for said in [
             FromGuard::Started(rustix::process::getpid()),
             FromGuard::Failed(2),
+            FromGuard::Late,
             FromGuard::Ended(Ended::Code(255)),
             FromGuard::Ended(Ended::Signal(9)),
-            FromGuard::Empty,
         ] {
-            assert_eq!(FromGuard::read(said.line().trim_end()), Some(said));
+            assert_eq!(FromGuard::read(said.word()), Some(said));
         }
-        assert_eq!(
-            (ToGuard::read("until"), FromGuard::read("started 0")),
-            (None, None)
-        );
+        assert_eq!(FromGuard::read(*b"s\0\0\0\0"), None);
+    }
+
+    #[test]
+    fn nobody_waits_for_one_who_does_not_listen() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let said = (0..1_000_000).find(|_| say(&ours, b"12345678").is_err());
+        assert!(said.is_some(), "the socket is full");
+        drop(theirs);
+        assert!(say(&ours, b"12345678").is_err());
     }
 }

@@ -1,17 +1,27 @@
 //! A run inside of a run: what the outer one tells its job, and how the inner one uses that.
+//!
+//! The inner run of a lock that the outer one has is a run as any other, but for the lock: it takes
+//! none, renews none, loses none and gives none back.
 
 use std::collections::BTreeMap;
 use std::env;
 
 use relatch::LockManager;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-/// The locks of the runs around this process: keys in Redis (so with the prefix) and tokens.
+/// The locks of the runs around this process: keys in Redis (so with the prefix), tokens, fences.
 const VARIABLE: &str = "RELATCH_KEYS";
 
-/// The tokens of the runs around this process, by key in Redis.
+/// The locks of the runs around this process, by key in Redis.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Outer(BTreeMap<String, String>);
+pub(crate) struct Outer(BTreeMap<String, Has>);
+
+#[derive(Clone, Debug)]
+struct Has {
+    token: String,
+    /// With `--fence`.
+    fence: Option<u64>,
+}
 
 impl Outer {
     pub(crate) fn from_env() -> Outer {
@@ -22,13 +32,22 @@ impl Outer {
         let Ok(Value::Object(tokens)) = serde_json::from_str(text) else {
             return Outer::default(); // Nothing that a run has written.
         };
-        let token = |(key, token): (String, Value)| Some((key, token.as_str()?.to_owned()));
-        Outer(tokens.into_iter().filter_map(token).collect())
+        let has = |(key, value): (String, Value)| {
+            let token = value["token"].as_str()?.to_owned();
+            let fence = value["fence"].as_u64();
+            Some((key, Has { token, fence }))
+        };
+        Outer(tokens.into_iter().filter_map(has).collect())
     }
 
     /// The token that a run around this process has got for a key.
     pub(crate) fn token(&self, prefix: &str, key: &str) -> Option<&str> {
-        self.0.get(&format!("{prefix}{key}")).map(String::as_str)
+        self.0.get(&format!("{prefix}{key}")).map(|has| &*has.token)
+    }
+
+    /// The fence of that lock.
+    pub(crate) fn fence(&self, prefix: &str, key: &str) -> Option<u64> {
+        self.0.get(&format!("{prefix}{key}"))?.fence
     }
 
     /// Whether a run around this process still has the lock.
@@ -45,20 +64,20 @@ impl Outer {
         Ok(holder.is_some_and(|holder| holder.raw == token))
     }
 
-    /// The variable for a job that has these locks, too.
+    /// The variable for a job that has these locks, too: key, token, and fence.
     pub(crate) fn with<'a>(
         &self,
         prefix: &str,
-        tokens: impl Iterator<Item = (&'a str, &'a str)>,
+        inner: impl Iterator<Item = (&'a str, &'a str, Option<u64>)>,
     ) -> (&'static str, String) {
-        let outer = self
-            .0
-            .iter()
-            .map(|(key, token)| (key.clone(), token.clone()));
-        let inner = tokens.map(|(key, token)| (format!("{prefix}{key}"), token.to_owned()));
-        let all: Map<_, _> = outer
-            .chain(inner)
-            .map(|(key, token)| (key, Value::from(token)))
+        let mut all = self.0.clone();
+        all.extend(inner.map(|(key, token, fence)| {
+            let token = token.to_owned();
+            (format!("{prefix}{key}"), Has { token, fence })
+        }));
+        let all: Map<_, _> = all
+            .into_iter()
+            .map(|(key, Has { token, fence })| (key, json!({ "token": token, "fence": fence })))
             .collect();
         (VARIABLE, Value::from(all).to_string())
     }
@@ -70,11 +89,12 @@ mod tests {
 
     #[test]
     fn an_inner_run_reads_what_the_outer_one_wrote() {
-        let (_, text) = Outer::default().with("p:", [("a b\n\"", "one")].into_iter());
+        let (_, text) = Outer::default().with("p:", [("a b\n\"", "one", Some(7))].into_iter());
         let outer = Outer::read(&text);
         assert_eq!(outer.token("p:", "a b\n\""), Some("one"));
         assert_eq!(outer.token("", "a b\n\""), None);
-        let (_, both) = outer.with("p:", [("c", "two")].into_iter());
+        assert_eq!(outer.fence("p:", "a b\n\""), Some(7));
+        let (_, both) = outer.with("p:", [("c", "two", None)].into_iter());
         assert_eq!(Outer::read(&both).0.len(), 2);
         assert!(Outer::read("nightly").0.is_empty());
     }

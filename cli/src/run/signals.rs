@@ -1,12 +1,15 @@
 //! The signals that this process gets.
 
 use std::io;
-use std::sync::LazyLock;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, LazyLock};
 use std::thread;
 
 use relatch::StopHandle;
-use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{
+    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2,
+};
 use signal_hook::iterator::Signals;
 
 use crate::run::life::Event;
@@ -19,7 +22,10 @@ pub(crate) const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// Has signals become events from now on. Those that end a wait also end that of `stop`.
 ///
-/// In the foreground, the terminal sends its own signals to the job, too, and stops both.
+/// In the foreground, the terminal stops the job, too.
+///
+/// Whoever started this program may have ignored `SIGCHLD`. Then children would vanish without a
+/// word on how they have ended.
 pub(crate) fn listen(
     foreground: bool,
     stop: &StopHandle,
@@ -32,23 +38,23 @@ pub(crate) fn listen(
     }
     // `nohup` ignores a signal for the job, too.
     numbers.retain(|number| !is_ignored(*number));
+    signal_hook::flag::register(SIGCHLD, Arc::new(AtomicBool::new(false)))?;
     let mut signals = Signals::new(numbers)?;
     let stop = stop.clone();
     let events = events.clone();
     thread::spawn(move || {
         for number in signals.forever() {
-            if ENDS.contains(&number) {
-                stop.stop();
-            }
             let event = match number {
                 SIGTSTP => Event::Stop,
                 SIGCONT => Event::Continue,
-                // The terminal sends these to the job itself.
-                SIGINT | SIGQUIT if foreground => Event::Time,
                 other => Event::Signal(other),
             };
             if events.send(event).is_err() {
                 return;
+            }
+            // Afterwards, so that who finds the wait ended finds the signal, too.
+            if ENDS.contains(&number) {
+                stop.stop();
             }
         }
     });

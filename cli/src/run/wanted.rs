@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use crate::args::{Common, OnLost, Run};
@@ -48,6 +49,7 @@ impl Wanted {
                 kill_after,
                 max_hold: options.max_hold,
                 only_warn: options.on_lost == OnLost::Warn,
+                foreground: options.foreground || io::stdin().is_terminal(),
             },
             wait: if options.nonblock {
                 Some(Duration::ZERO)

@@ -2,13 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread;
 
-use relatch_rig::{LONG, Sig, eventually, signal};
+use relatch_rig::{Sig, signal};
 
 use crate::support::{Place, stderr, stdout};
 
@@ -36,8 +36,10 @@ fn every_exit_code_passes() {
 #[test]
 fn every_signal_that_ends_the_job_is_told_as_shells_tell_it() {
     let place = Place::new();
-    for number in [1, 2, 3, 6, 9, 10, 12, 13, 14, 15] {
-        let line = format!("kill -{number} $$");
+    // 17 to 23 and 28 stop a process or do nothing to it; the C library keeps 32 and 33.
+    let all = (1..=64).filter(|number| !matches!(number, 17..=23 | 28 | 32 | 33));
+    for number in all {
+        let line = format!("ulimit -c 0; kill -{number} $$");
         let code = place.code(&["run", "k", "--", "sh", "-c", &line]);
         assert_eq!(code, 128 + number);
     }
@@ -73,6 +75,11 @@ fn the_table_of_exit_codes_is_kept() {
     let unreachable = "redis://127.0.0.1:1/";
     assert_eq!(at(unreachable, &["run", "-n", "k", "true"]), 69);
     assert_eq!(at(unreachable, &["run", "-w", "200ms", "k", "true"]), 69);
+    assert_eq!(
+        at(unreachable, &["run", "k", "true"]),
+        69,
+        "it waits for a lock, not for Redis"
+    );
     let wrong = format!("redis://nobody:wrong@{}/", place.server.address());
     assert_eq!(at(&wrong, &["run", "-n", "k", "true"]), 77);
     assert_eq!(at("nonsense", &["run", "k", "true"]), 78);
@@ -83,6 +90,13 @@ fn the_table_of_exit_codes_is_kept() {
         (64, &["holder"]),
         (64, &["confirm"]),
         (64, &["run", "", "true"]),
+        (64, &["run", "-w", "99999999999h", "k", "true"]),
+        (64, &["run", "--max-hold", "36501d", "k", "true"]),
+        (64, &["wait", "-w", "36501d", "k"]),
+        (
+            0,
+            &["run", "-w", "36500d", "--max-hold", "36500d", "k", "true"],
+        ),
         (0, &["--help"]),
         (0, &["--version"]),
         (78, &["run", "--lease", "1ms", "k", "true"]),
@@ -96,7 +110,7 @@ fn the_table_of_exit_codes_is_kept() {
     let mut holder = place.start(&["k"], "f", "echo > $1; sleep 60");
     for (code, arguments) in [
         (75, &["run", "-n", "k", "true"][..]),
-        (75, &["run", "-w", "50ms", "k", "true"]),
+        (75, &["run", "-w", "1", "k", "true"]),
         (9, &["run", "-n", "-E", "9", "k", "true"]),
         (0, &["run", "-xn", "k", "true"]),
         (75, &["wait", "-w", "50ms", "k"]),
@@ -116,17 +130,31 @@ fn the_table_of_exit_codes_is_kept() {
 fn a_signal_during_the_wait_ends_it_and_leaves_nothing() {
     let place = Place::new();
     let mut holder = place.start(&["k"], "f", "echo > $1; sleep 60");
-    let mut waiter = place
-        .relatch(&["run", "-v", "k", "true"])
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    // Its connection is there, so its handlers are.
-    eventually(LONG, "it waits", || {
-        place.server.calls("client|tracking") > 1
-    });
-    signal(waiter.id(), Sig::Term);
-    assert_eq!(waiter.wait().unwrap().code(), Some(128 + 15));
+    for (name, number) in [("-TERM", 15), ("-INT", 2), ("-HUP", 1), ("-QUIT", 3)] {
+        for options in [&["-v", "k"][..], &["-v", "--foreground", "k"]] {
+            let mut run = vec!["run"];
+            run.extend(options);
+            run.push("true");
+            let mut waiter = place.relatch(&run).stderr(Stdio::piped()).spawn().unwrap();
+            // It says that it waits, so its handlers are there.
+            let mut said = [0; 16];
+            waiter
+                .stderr
+                .as_mut()
+                .unwrap()
+                .read_exact(&mut said)
+                .unwrap();
+            let id = waiter.id().to_string();
+            assert!(
+                Command::new("kill")
+                    .args([name, &id])
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+            assert_eq!(waiter.wait().unwrap().code(), Some(128 + number));
+        }
+    }
     signal(holder.id(), Sig::Term);
     holder.wait().unwrap();
     assert_eq!(place.server.query::<u64>(&["DBSIZE"]), 0);
@@ -153,6 +181,65 @@ fn the_job_knows_its_lock_and_a_run_inside_is_reentry() {
     assert_eq!(
         (output.status.code(), &*stdout(&output)),
         (Some(76), "76\n")
+    );
+}
+
+/// A run inside of a run has all options but those about the lock, which is the outer one's.
+#[test]
+fn a_run_inside_keeps_to_its_options() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let inside = |outer: &[&str], inner: &str| {
+        let line = format!("{relatch} run {inner}");
+        let mut run = vec!["run"];
+        run.extend(outer);
+        run.extend(["k", "-c", &line]);
+        place.output(&run)
+    };
+    let code = |outer: &[&str], inner: &str| inside(outer, inner).status.code();
+    assert_eq!(code(&[], "--max-hold 200ms k sleep 60"), Some(124));
+    assert_eq!(code(&[], "--report report k sh -c 'exit 3'"), Some(3));
+    let report = fs::read_to_string(place.file("report")).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(
+        (&report["outcome"], &report["exit"]),
+        (&"ended".into(), &3.into())
+    );
+    // The signal, and then the kill.
+    let stubborn = "sh -c \"trap 'echo got' USR1; while :; do sleep 0.05; done\"";
+    let options = "--max-hold 300ms --signal USR1 --kill-after 200ms k";
+    let output = inside(&[], &format!("{options} {stubborn}"));
+    assert_eq!(
+        (output.status.code(), &*stdout(&output)),
+        (Some(124), "got\n")
+    );
+    // The fence is that of the outer run, and also of one further out.
+    let fence = "sh -c 'echo $RELATCH_FENCE'";
+    let line = format!(
+        "echo $RELATCH_FENCE; {relatch} run --fence k {fence}; {relatch} run b {relatch} run --fence k {fence}"
+    );
+    let output = place.output(&["run", "--fence", "k", "-c", &line]);
+    let fences: Vec<_> = stdout(&output).lines().map(str::to_owned).collect();
+    assert!(
+        fences.len() == 3 && fences[0].parse::<u64>().is_ok(),
+        "{fences:?}"
+    );
+    assert!(fences.iter().all(|fence| *fence == fences[0]), "{fences:?}");
+    assert_eq!(
+        code(&[], &format!("--fence k {fence}")),
+        Some(64),
+        "there is none"
+    );
+    let output = inside(&[], "--at-least 60s --lease 90s k true");
+    assert!(output.status.success());
+    assert!(
+        stderr(&output).contains("--at-least"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(
+        !place.server.exists("lock:k"),
+        "the outer run has given it back"
     );
 }
 

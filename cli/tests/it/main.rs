@@ -7,6 +7,7 @@
 )]
 
 mod asking;
+mod belonging;
 mod codes;
 mod deaths;
 mod flock;

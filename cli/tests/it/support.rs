@@ -1,6 +1,7 @@
 //! What the tests share.
 
 use std::fs;
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -51,21 +52,19 @@ impl Place {
         self.relatch(arguments).output().unwrap()
     }
 
-    /// The exit code.
+    /// The exit code. Does not wait for what the job has left behind, as who reads its output does.
     pub(crate) fn code(&self, arguments: &[&str]) -> i32 {
-        self.output(arguments).status.code().unwrap()
+        let mut command = self.relatch(arguments);
+        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().unwrap().code().unwrap()
     }
 
     /// Starts a run, and waits until its job says in the file `name` that it runs.
-    pub(crate) fn start(&self, options: &[&str], name: &str, script: &str) -> Child {
+    pub(crate) fn start(&self, options: &[&str], name: &str, script: &str) -> Running {
         let mut arguments = vec!["run"];
         arguments.extend(options);
         arguments.extend(["--", "bash", "-c", script, "job", name]);
-        let child = self
-            .relatch(&arguments)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let child = spawn(self.relatch(&arguments).stderr(Stdio::piped()));
         eventually(LONG, "the job runs", || {
             fs::read(self.file(name)).is_ok_and(|text| !text.is_empty())
         });
@@ -82,6 +81,34 @@ pub(crate) fn as_operator(place: &Place, arguments: &[&str]) -> Output {
 
 pub(crate) fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// A process that is killed with the test that started it. (If it is a run, its guard ends its job.)
+pub(crate) struct Running(Child);
+
+pub(crate) fn spawn(command: &mut Command) -> Running {
+    Running(command.spawn().unwrap())
+}
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 pub(crate) fn stdout(output: &Output) -> String {

@@ -1,0 +1,165 @@
+//! What a run comes to: the exit code, and what is said about it.
+
+use std::io;
+use std::sync::mpsc::Receiver;
+
+use relatch::Error;
+use rustix::io::Errno;
+use signal_hook::consts::SIGKILL;
+
+use crate::args::{Common, Run};
+use crate::exit::{self, Failure, code};
+use crate::run::held::Held;
+use crate::run::life::{Ended, Event, Life, NotStarted, Reason};
+use crate::run::report::{Outcome, Report};
+use crate::run::signals;
+use crate::run::wanted::Wanted;
+
+pub(crate) fn say(message: &str) {
+    eprintln!("relatch: {message}");
+}
+
+/// Why there is no lock.
+pub(crate) enum Failed {
+    Busy(String),
+    Lock(Box<Error>),
+    Other(Failure),
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        Failed::Lock(Box::new(error))
+    }
+}
+
+impl From<Failure> for Failed {
+    fn from(failure: Failure) -> Failed {
+        Failed::Other(failure)
+    }
+}
+
+/// The outcome if the lock was not taken.
+pub(crate) fn not_taken(
+    common: &Common,
+    options: &Run,
+    events: &Receiver<Event>,
+    failed: Failed,
+    report: &mut Report,
+) -> (Outcome, u8) {
+    let quiet = common.quiet || options.busy_ok;
+    let busy = match (options.conflict_exit_code, options.busy_ok) {
+        (Some(code), _) => code,
+        (None, true) => code::OK,
+        (None, false) => code::BUSY,
+    };
+    let failure = match failed {
+        Failed::Busy(message) => {
+            if !quiet {
+                say(&message);
+            }
+            report.cause = Some(message);
+            return (Outcome::Busy, busy);
+        }
+        Failed::Other(failure) => failure,
+        Failed::Lock(error) => {
+            let message = error.to_string();
+            let code = exit::code_of(&error);
+            match *error {
+                Error::Timeout { holder, .. } if code == code::BUSY => {
+                    report.holder = holder.map(|holder| *holder);
+                    return not_taken(common, options, events, Failed::Busy(message), report);
+                }
+                Error::Stopped { .. } => {
+                    let number = ends_wait(events).unwrap_or(signal_hook::consts::SIGTERM);
+                    return (Outcome::Interrupted, exit::of_signal(number));
+                }
+                _ => Failure::new(code, message),
+            }
+        }
+    };
+    say(&failure.message);
+    report.cause = Some(failure.message);
+    let outcome = match failure.code {
+        code::UNAVAILABLE => Outcome::Unavailable,
+        code::REFUSED => Outcome::Refused,
+        _ => Outcome::NotStarted,
+    };
+    (outcome, failure.code)
+}
+
+/// The signal that has ended the wait, if there was one. Nothing has been started by then.
+pub(crate) fn ends_wait(events: &Receiver<Event>) -> Option<i32> {
+    events.try_iter().find_map(|event| match event {
+        Event::Signal(number) if signals::ENDS.contains(&number) => Some(number),
+        _ => None,
+    })
+}
+
+/// Gives the locks back, and says what the exit code is.
+pub(crate) fn over(
+    life: &Life,
+    held: Held,
+    common: &Common,
+    wanted: &Wanted,
+    report: &mut Report,
+) -> (Outcome, u8) {
+    report.ended = life.ended();
+    report.held = held.at().held_for;
+    let mut cause = held.lost_cause();
+    let mut is_lost = life.is_lost();
+    match held.unlock() {
+        Ok(()) => {}
+        Err(error) if error.is_lost() => is_lost = true,
+        // The job was protected; the key goes when its lease ends.
+        Err(error) => say(&error.to_string()),
+    }
+    if let Some(NotStarted::Failed(number)) = life.not_started() {
+        let error = io::Error::from_raw_os_error(number);
+        let message = format!("{}: {error}", wanted.command[0].display());
+        say(&message);
+        report.cause = Some(message);
+        let is_missing = number == Errno::NOENT.raw_os_error();
+        let code = if is_missing {
+            code::NOT_FOUND
+        } else {
+            code::NOT_EXECUTABLE
+        };
+        return (Outcome::NotStarted, code);
+    }
+    if life.reason() == Some(Reason::AtRisk) {
+        let message = "no renewal came through; the job was ended before the lease was";
+        cause.get_or_insert_with(|| message.to_owned());
+        is_lost = true;
+    } else if life.not_started() == Some(NotStarted::Late) {
+        let message = "too little of the lease was left when the job was to be started";
+        cause.get_or_insert_with(|| message.to_owned());
+        is_lost = true;
+    }
+    if is_lost {
+        let keys = report.keys.join(", ");
+        let cause = cause.unwrap_or_else(|| "the lease ran out".to_owned());
+        say(&format!(
+            "lock {keys:?} was lost while the job ran: {cause}"
+        ));
+        report.cause = Some(cause);
+        return (Outcome::Lost, code::LOST);
+    }
+    if common.verbose {
+        let held = crate::span::show(report.held);
+        say(&format!("the lock was held for {held}"));
+    }
+    if life.reason() == Some(Reason::TooLong) {
+        say("the job was ended: it ran for longer than --max-hold");
+        return (Outcome::MaxHold, code::MAX_HOLD);
+    }
+    if life.reason().is_some() || life.ended().is_none() {
+        say("the job was ended: somebody has killed its guard process");
+    }
+    let code = match life.ended() {
+        Some(Ended::Code(code)) => u8::try_from(code).unwrap_or(code::SOFTWARE),
+        Some(Ended::Signal(number)) => exit::of_signal(number),
+        // The guard was killed before it could say so, and the job after it.
+        None => exit::of_signal(SIGKILL),
+    };
+    (Outcome::Ended, code)
+}

@@ -1,0 +1,253 @@
+//! Who is of a job: until when the lock is kept, who gets its signals, and who is left alone.
+
+use std::fs;
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use relatch_rig::{LONG, Sig, eventually, now, signal};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tempfile::TempDir;
+
+use crate::deaths::{guard_of, is_there};
+use crate::support::{Place, spawn, stderr, stdout};
+
+fn text(place: &Place, file: &str) -> String {
+    fs::read_to_string(place.file(file)).unwrap_or_default()
+}
+
+/// The first process of the job ends at once. Another writes "1" a moment later, and the lock is
+/// kept until then: whatever process group it is in, and with `--foreground`, too.
+#[test]
+fn the_lock_is_kept_as_long_as_a_process_of_the_session_lives() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let later = "sh -c 'sleep 0.5; echo 1 >> f'";
+    let own_group = format!("set -m; {later} & echo 1 >> f");
+    let timeout = format!("timeout 60 {later} & echo 1 >> f");
+    let inner = format!("{relatch} run inner {later} & echo 1 >> f");
+    let plain = format!("{later} & echo 1 >> f");
+    for (options, line) in [
+        (&[][..], &plain),
+        (&["--foreground"], &plain),
+        (&[], &own_group),
+        (&["--foreground"], &own_group),
+        (&[], &timeout),
+        (&[], &inner),
+    ] {
+        let _ = fs::remove_file(place.file("f"));
+        let mut run = vec!["run"];
+        run.extend(options);
+        run.extend(["k", "--", "bash", "-c", line]);
+        assert_eq!(place.code(&run), 0);
+        assert_eq!(place.code(&["run", "-n", "k", "true"]), 0, "it is free");
+        assert_eq!(text(&place, "f"), "1\n1\n", "{line}");
+    }
+}
+
+/// A process whose first thread has ended looks like a zombie to others.
+#[test]
+fn a_process_without_its_first_thread_keeps_the_lock() {
+    let place = Place::new();
+    fs::write(
+        place.file("threads.c"),
+        "#include <pthread.h>\n#include <stdio.h>\n#include <unistd.h>\n\
+         static void *later(void *file) { usleep(700000); fputs(\"1\\n\", file); fclose(file); _exit(0); }\n\
+         int main(void) { pthread_t thread; FILE *file = fopen(\"f\", \"a\"); setpgid(0, 0);\n\
+         pthread_create(&thread, 0, later, file); pthread_exit(0); }\n",
+    )
+    .unwrap();
+    let compiled = Command::new("cc")
+        .args(["-pthread", "-o"])
+        .args([place.file("threads"), place.file("threads.c")])
+        .status();
+    assert!(compiled.unwrap().success());
+    // A daemon makes sure that somebody has to look.
+    let line = "setsid sleep 60 & echo $! > daemon; (./threads &) ; exit 0";
+    assert_eq!(place.code(&["run", "k", "-c", line]), 0);
+    assert_eq!(text(&place, "f"), "1\n");
+    kill(&text(&place, "daemon"));
+}
+
+/// Ends a process that was to be left alone.
+fn kill(id: &str) {
+    assert!(is_there(id), "{id:?}");
+    let killed = Command::new("kill").args(["-9", id.trim()]).status();
+    assert!(killed.unwrap().success());
+}
+
+#[test]
+fn a_daemon_does_not_keep_the_lock_and_outlives_the_job() {
+    let place = Place::new();
+    let line = "setsid sleep 60 & echo $! > daemon; sleep 0.1";
+    for options in [&[][..], &["--foreground"]] {
+        let mut run = vec!["run"];
+        run.extend(options);
+        run.extend(["k", "-c", line]);
+        assert_eq!(place.code(&run), 0);
+        assert_eq!(place.code(&["run", "-n", "k", "true"]), 0, "it is free");
+        kill(&text(&place, "daemon"));
+    }
+    // It is not out of time with the job.
+    let line = "setsid sleep 60 & echo $! > daemon; sleep 60";
+    let run = ["run", "--max-hold", "300ms", "k", "-c", line];
+    assert_eq!(place.code(&run), 124);
+    kill(&text(&place, "daemon"));
+}
+
+/// Each of them writes what it gets: the first process, one in its group, and one that has a group
+/// of its own.
+const RECIPIENTS: &str = "
+each() { trap \"echo $1 >> got; exit\" TERM; echo >> ready; while :; do sleep 0.01; done; }
+(each member) & set -m; (each other) & set +m; each leader";
+
+#[test]
+fn a_signal_reaches_all_of_the_job() {
+    let place = Place::new();
+    for options in [&["k"][..], &["--foreground", "k"]] {
+        for file in ["got", "ready"] {
+            let _ = fs::remove_file(place.file(file));
+        }
+        let mut run = place.start(options, "ready", RECIPIENTS);
+        eventually(LONG, "all are ready", || text(&place, "ready").len() == 3);
+        signal(run.id(), Sig::Term);
+        run.wait().unwrap();
+        for who in ["member", "other", "leader"] {
+            assert!(text(&place, "got").contains(who), "{who}");
+        }
+    }
+}
+
+/// The first process has ended, and was waited for. So its number may be another's, and what is
+/// left of the job gets the signal.
+#[test]
+fn a_signal_reaches_what_is_left_of_the_job() {
+    let place = Place::new();
+    let script =
+        "(trap 'echo got >> got; exit' TERM; echo >> ready; while :; do sleep 0.01; done) &";
+    for options in [&["k"][..], &["--foreground", "k"]] {
+        for file in ["got", "ready"] {
+            let _ = fs::remove_file(place.file(file));
+        }
+        let mut run = place.start(options, "ready", script);
+        signal(run.id(), Sig::Term);
+        assert_eq!(run.wait().unwrap().code(), Some(0), "the first process's");
+        assert_eq!(text(&place, "got"), "got\n");
+    }
+}
+
+/// A signal that comes while the job is being started waits for it.
+#[test]
+fn no_signal_is_lost_at_the_start() {
+    let place = Place::new();
+    for round in 0..20 {
+        let mut run = spawn(&mut place.relatch(&["run", "k", "sleep", "60"]));
+        guard_of(run.id());
+        std::thread::sleep(Duration::from_micros(round * 300));
+        signal(run.id(), Sig::Term);
+        assert_eq!(run.wait().unwrap().code(), Some(128 + 15));
+    }
+}
+
+/// A shell had a child when `relatch run` was executed in its place.
+#[test]
+fn who_was_there_before_is_left_alone() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let line = format!(
+        "sleep 60 & echo $! > before; exec {relatch} run k -- bash -c 'echo >> ready; sleep 60'"
+    );
+    let bash = place.relatch(&[]);
+    let mut bash = spawn(
+        Command::new("bash")
+            .args(["-c", &line])
+            .envs(
+                bash.get_envs()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            )
+            .current_dir(place.file(""))
+            .stderr(Stdio::null()),
+    );
+    eventually(LONG, "the job runs", || !text(&place, "ready").is_empty());
+    let before = text(&place, "before").trim().to_owned();
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", bash.id())).unwrap();
+    let guard = children.split_whitespace().find(|id| **id != before);
+    signal(guard.unwrap().parse().unwrap(), Sig::Kill);
+    assert_eq!(bash.wait().unwrap().code(), Some(128 + 15));
+    kill(&before);
+}
+
+/// The guard as the wrapper starts it, with these words and this job.
+struct Guard {
+    child: std::process::Child,
+    socket: UnixStream,
+    folder: TempDir,
+}
+
+fn guard(until: Duration, script: &str) -> Guard {
+    let (socket, theirs) = UnixStream::pair().unwrap();
+    let folder = TempDir::new().unwrap();
+    let child = Command::new(env!("CARGO_BIN_EXE_relatch"))
+        .args(["__guard", "15", "100", &until.as_millis().to_string(), "0"])
+        .args(["bash", "-c", script])
+        .stdin(OwnedFd::from(theirs))
+        .current_dir(folder.path())
+        .spawn()
+        .unwrap();
+    let input = fs::File::open("/dev/null").unwrap();
+    let descriptors = [input.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let one = [IoSlice::new(b"i")];
+    sendmsg(&socket, &one, &mut control, SendFlags::empty()).unwrap();
+    Guard {
+        child,
+        socket,
+        folder,
+    }
+}
+
+/// The wrapper may be stopped before it has said a word.
+#[test]
+fn a_guard_knows_from_the_beginning_until_when_the_lock_is_good() {
+    let mut late = guard(Duration::from_millis(1), "echo > f");
+    late.child.wait().unwrap();
+    assert!(!late.folder.path().join("f").exists(), "it was not started");
+    let mut said = Vec::new();
+    late.socket.read_to_end(&mut said).unwrap();
+    assert_eq!(said, b"l\0\0\0\0");
+    let script = "trap '' TERM; (setsid sleep 60 & echo $! > daemon); sleep 60";
+    let mut stuck = guard(now() + Duration::from_secs(1), script);
+    stuck.child.wait().unwrap(); // It ends, so nobody is left.
+    let daemon = fs::read_to_string(stuck.folder.path().join("daemon")).unwrap();
+    assert!(!is_there(daemon.trim()));
+}
+
+/// With a wrapper that ends, all ends: no process is left.
+#[test]
+fn a_guard_without_a_wrapper_ends_the_job() {
+    let script = "trap '' TERM; set -m; (setsid sleep 60 & echo $! > daemon); sleep 60 & wait";
+    let mut alone = guard(now() + Duration::from_secs(3600), script);
+    eventually(LONG, "the job runs", || {
+        fs::read(alone.folder.path().join("daemon")).is_ok_and(|text| !text.is_empty())
+    });
+    drop(alone.socket);
+    alone.child.wait().unwrap();
+    let daemon = fs::read_to_string(alone.folder.path().join("daemon")).unwrap();
+    assert!(!is_there(daemon.trim()));
+}
+
+/// `SIGCHLD` that is ignored by inheritance makes children vanish without a word.
+#[test]
+fn the_exit_code_passes_where_nobody_hears_of_children() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let inner = format!("exec env --ignore-signal=CHLD {relatch} run k -c 'exit 3'");
+    let output = place.output(&["run", "outer", "-c", &inner]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "");
+}
