@@ -1,6 +1,8 @@
 //! What the commands write as JSON: one object a line. Fields are added, and never renamed, while
 //! `v` is 1. Times are whole milliseconds, in fields that end with `_ms`.
 
+use std::fmt::Write;
+
 use relatch::{Holder, Owner};
 use serde_json::{Value, json};
 
@@ -17,7 +19,10 @@ pub(crate) fn owner(holder: &Holder) -> Option<Owner> {
 
 /// Bytes that are no text.
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}"); // A string takes everything.
+        text
+    })
 }
 
 pub(crate) fn holder(holder: &Holder) -> Value {

@@ -107,10 +107,11 @@ fn shown(common: &Common, found: &[SurveyedLock]) -> String {
         let mut line = String::new();
         for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
             // Numbers end in one column.
-            line.push_str(&match at {
+            let cell = match at {
                 2..=4 => format!("{cell:>width$}  "),
                 _ => format!("{cell:width$}  "),
-            });
+            };
+            line += &cell;
         }
         table.push_str(line.trim_end());
         table.push('\n');
