@@ -21,11 +21,12 @@ pub struct Made(u64);
 
 impl Made {
     pub(crate) fn now() -> Made {
-        // A thread may drop a billion guards before it reaches the numbers of another one.
+        // A thread may drop 2^36 guards before it reaches the numbers of another one. (Re-entering is
+        // so fast that 2^30 would take minutes.)
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NOW.with(|now| {
             if now.get() == 0 {
-                now.set(NEXT.fetch_add(1, Ordering::Relaxed) << 30);
+                now.set(NEXT.fetch_add(1, Ordering::Relaxed) << 36);
             }
             Made(now.get())
         })
