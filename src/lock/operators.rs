@@ -64,8 +64,8 @@ impl Lock {
     /// another value or was not there. Redis compares and deletes in one step. Blocks as
     /// `force_unlock` does, and like that is not tried again if no answer comes.
     ///
-    /// The value may be one of another program, if [`Holder::raw`] shows all of it: it is UTF-8 and
-    /// has less than 256 bytes.
+    /// The value may be one of another program, if it has less than 256 bytes:
+    /// [`Holder::bytes`], or else [`Holder::raw`].
     ///
     /// ```
     /// # fn main() -> Result<(), relatch::Error> {
@@ -83,7 +83,8 @@ impl Lock {
     ///
     /// Those of [`force_unlock`](Lock::force_unlock), and [`Error::InvalidOption`] if `token` may
     /// not be all of a value.
-    pub fn force_unlock_if(&self, token: &str) -> Result<bool, Error> {
-        self.session.force_unlock_if(Name::Of(&self.key), token)
+    pub fn force_unlock_if(&self, token: impl AsRef<[u8]>) -> Result<bool, Error> {
+        let name = Name::Of(&self.key);
+        self.session.force_unlock_if(name, token.as_ref())
     }
 }

@@ -71,6 +71,20 @@ impl Connection<'_> {
         }
     }
 
+    /// Deletes a key if its value is this one, which may be another program's.
+    pub(crate) fn force_if(
+        &mut self,
+        key: &str,
+        value: &[u8],
+        deadline: Moment,
+    ) -> Result<Compared, Failure> {
+        match self {
+            Connection::To(server) => server.force_if(key, value, deadline),
+            Connection::Memory(memory) => memory.remove(key, &String::from_utf8_lossy(value)),
+            Connection::Disabled(_) => Ok(Compared::Done),
+        }
+    }
+
     pub(crate) fn keep(
         &mut self,
         key: &str,

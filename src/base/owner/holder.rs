@@ -1,5 +1,6 @@
 //! Who holds a lock, read from its value in Redis.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
@@ -12,9 +13,10 @@ pub(crate) const KEPT: &str = "kept:";
 /// How many bytes of a value the scripts answer.
 const MOST_RAW: usize = 256;
 
-/// True if this is a whole value as [`Holder::raw`] shows it: nothing was cut off or replaced.
-pub(crate) fn is_whole(raw: &str) -> bool {
-    raw.len() < MOST_RAW && !raw.contains(char::REPLACEMENT_CHARACTER)
+/// True if this is a whole value as [`Holder`] shows it: nothing was cut off or replaced.
+pub(crate) fn is_whole(value: &[u8]) -> bool {
+    let is_replaced = |text: &str| text.contains(char::REPLACEMENT_CHARACTER);
+    value.len() < MOST_RAW && !str::from_utf8(value).is_ok_and(is_replaced)
 }
 
 /// Who held a lock when Redis was asked, and for how much longer.
@@ -31,6 +33,9 @@ pub struct Holder {
     /// `U+FFFD`. [`force_unlock_if`](crate::Lock::force_unlock_if) refuses what may have been
     /// changed in this way.
     pub raw: String,
+    /// The value as it is in Redis, if it is not UTF-8: then [`raw`](Holder::raw) has not all of
+    /// it. Some programs take random bytes for a token.
+    pub bytes: Option<Box<[u8]>>,
     /// The key's TTL: how long the key exists unless its lease is renewed. `None` if it never
     /// expires.
     pub remaining: Option<Duration>,
@@ -45,9 +50,11 @@ pub struct Holder {
 
 impl Holder {
     pub(crate) fn new(raw: &[u8], remaining: Option<Duration>) -> Holder {
-        let raw = String::from_utf8_lossy(raw).into_owned();
+        let text = String::from_utf8_lossy(raw);
+        let bytes = matches!(text, Cow::Owned(_)).then(|| raw.into());
         Holder {
-            raw,
+            raw: text.into_owned(),
+            bytes,
             remaining,
             fence: None,
         }

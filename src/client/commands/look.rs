@@ -5,8 +5,10 @@ use std::sync::Arc;
 use crate::base::clock::Moment;
 use crate::base::owner::holder::Holder;
 use crate::client::commands::connection::{ServerConnection, next};
-use crate::client::commands::reply::{Seen, Tracking, read_deleted, read_seen, read_tracking};
-use crate::client::commands::script::{FORCE, LOOK, LOOK_FENCED, Script};
+use crate::client::commands::reply::{
+    Compared, Seen, Tracking, read_compared, read_deleted, read_seen, read_tracking,
+};
+use crate::client::commands::script::{FORCE, LOOK, LOOK_FENCED, RELEASE, Script};
 use crate::client::commands::wanted::set;
 use crate::client::servers::node::Node;
 use crate::client::servers::router::Router;
@@ -72,18 +74,43 @@ impl ServerConnection {
         self.conclude(script, read_seen(reply))
     }
 
-    /// Deletes a key whatever its value, and returns the value. Sends the script whole, and once to
-    /// the node that has the key: before a second try, another holder could take the lock.
+    /// Deletes a key whatever its value, and returns the value.
     pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
-        let reply = loop {
-            let batch = self.ask(Batch::default()).and(&FORCE.whole(key, &[]));
-            let reply = self.exchange(&batch, deadline)?.pop().unwrap_or(Reply::Nil);
-            if !self.follow(&reply, deadline)? {
-                break reply;
-            }
-        };
+        let reply = self.run_once(&FORCE, key, None, deadline)?;
         let deleted = accept_change(reply).and_then(read_deleted);
         self.conclude(&FORCE, deleted)
+    }
+
+    /// Deletes a key if its value is this one, byte by byte.
+    pub(crate) fn force_if(
+        &mut self,
+        key: &str,
+        value: &[u8],
+        deadline: Moment,
+    ) -> Result<Compared, Failure> {
+        let reply = self.run_once(&RELEASE, key, Some(value), deadline)?;
+        self.conclude(&RELEASE, read_compared(accept_change(reply)))
+    }
+
+    /// Sends a script whole, and once to the node that has the key: before a second try, another
+    /// holder could take the lock.
+    fn run_once(
+        &mut self,
+        script: &Script,
+        key: &str,
+        argument: Option<&[u8]>,
+        deadline: Moment,
+    ) -> Result<Reply, Failure> {
+        let whole = script.whole(key, &[]);
+        let parts = whole.into_iter().map(str::as_bytes).chain(argument);
+        let parts: Vec<_> = parts.collect();
+        loop {
+            let batch = self.ask(Batch::default()).and(&parts);
+            let reply = self.exchange(&batch, deadline)?.pop().unwrap_or(Reply::Nil);
+            if !self.follow(&reply, deadline)? {
+                return Ok(reply);
+            }
+        }
     }
 
     /// Changes a key so that Redis sends an invalidation of it to a listener. Fails with `Refused`

@@ -38,19 +38,20 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    pub(crate) fn of(command: &[&str]) -> Batch {
+    pub(crate) fn of<T: AsRef<[u8]>>(command: &[T]) -> Batch {
         Batch::default().and(command)
     }
 
     #[must_use]
-    pub(crate) fn and(mut self, command: &[&str]) -> Batch {
+    pub(crate) fn and<T: AsRef<[u8]>>(mut self, command: &[T]) -> Batch {
         // Each argument also needs a type byte, its length and two line ends.
-        let length: usize = command.iter().map(|part| part.len() + 16).sum();
+        let parts = || command.iter().map(AsRef::as_ref);
+        let length: usize = parts().map(|part| part.len() + 16).sum();
         self.bytes.reserve(length);
         self.header(b'*', command.len());
-        for part in command {
+        for part in parts() {
             self.header(b'$', part.len());
-            self.bytes.extend_from_slice(part.as_bytes());
+            self.bytes.extend_from_slice(part);
             self.bytes.extend_from_slice(b"\r\n");
         }
         self.count += 1;

@@ -69,10 +69,11 @@ impl Session {
     }
 
     /// Deletes a key if it holds this token.
-    pub(crate) fn force_unlock_if(&self, name: Name<'_>, token: &str) -> Result<bool, Error> {
+    pub(crate) fn force_unlock_if(&self, name: Name<'_>, token: &[u8]) -> Result<bool, Error> {
         let key = Key::new(&self.core.settings.prefix, name)?;
         if !is_whole(token) {
-            let reason = "a value of 256 bytes or more, or not in UTF-8, is not known in full: see `force_unlock`";
+            let reason = "a value of 256 bytes or more is not known in full, and of one that is not UTF-8, \
+                          `raw` has not all: see `Holder::bytes` and `force_unlock`";
             return Err(Error::InvalidOption {
                 option: "force_unlock_if",
                 value: None,
@@ -81,9 +82,10 @@ impl Session {
             });
         }
         let compared = self.force(&key, |connection, deadline| {
-            connection.remove(key.in_redis(), token, deadline)
+            connection.force_if(key.in_redis(), token, deadline)
         })?;
         let deleted = compared == Compared::Done;
+        let token = &*String::from_utf8_lossy(token);
         let owner =
             || Owner::parse(token).map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
         self.forced(&key, deleted.then(|| (token, owner())));

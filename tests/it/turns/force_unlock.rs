@@ -167,7 +167,7 @@ fn force_unlock_if_ends_the_hold_that_was_seen_and_no_other() {
         "that one is gone"
     );
     second.verify().expect("it is left alone");
-    assert!(lock.force_unlock_if(&see()).expect("answers"));
+    assert!(lock.force_unlock_if(see()).expect("answers"));
     assert_eq!(rig.value_of("a"), None);
     assert_lost(&second.unlock(), LostCause::Deleted);
     // By the manager of the holder: the hold is lost at once, and the next thread has the lock.
@@ -203,7 +203,7 @@ fn force_unlock_if_refuses_a_value_that_is_not_known_in_full() {
         "'not \\255 UTF-8'",
     ] {
         let error = lock
-            .force_unlock_if(&set(value))
+            .force_unlock_if(set(value))
             .expect_err("it would never match");
         assert!(
             matches!(
@@ -218,20 +218,34 @@ fn force_unlock_if_refuses_a_value_that_is_not_known_in_full() {
     }
     for value in ["string.rep('x', 255)", "'\u{e9}\\r\\n'", "''"] {
         assert!(
-            lock.force_unlock_if(&set(value)).expect("answers"),
+            lock.force_unlock_if(set(value)).expect("answers"),
             "{value}"
         );
         assert_eq!(rig.value_of("a"), None);
     }
 }
 
+/// Some programs take random bytes for a token.
+#[test]
+fn a_value_that_is_not_utf_8_is_deleted_if_its_bytes_are_meant() {
+    let rig = Rig::new();
+    let lock = rig.locks.named("a");
+    let script = "return redis.call('SET', 'lock:a', 'not \\255 UTF-8\\0')";
+    rig.server.query::<()>(&["EVAL", script, "0"]);
+    let holder = lock.holder().expect("answers").expect("it is held");
+    let bytes = holder.bytes.expect("not UTF-8");
+    assert_eq!(*bytes, *b"not \xff UTF-8\0");
+    assert!(!lock.force_unlock_if(b"not \xfe UTF-8\0").expect("answers"));
+    assert!(lock.force_unlock_if(&bytes).expect("answers"));
+    assert_eq!(rig.value_of("a"), None);
+}
+
 /// A second try would find the key gone, and say that it was not there.
 #[test]
 fn force_unlock_if_is_one_try() {
     let rig = Rig::new();
-    drop(rig.locks.lock("a").expect("locks")); // Redis knows the script now.
     let guard = rig.locks.lock("a").expect("locks");
-    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DropReply);
+    rig.proxy.on("EVAL * 1 lock:a", Fault::DropReply);
     let error = rig
         .locks
         .named("a")
