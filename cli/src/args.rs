@@ -209,7 +209,8 @@ pub(crate) struct Wait {
 #[derive(Args, Debug)]
 pub(crate) struct ForceUnlock {
     pub(crate) key: String,
-    /// Only if this token still has it: what `holder` shows
+    /// Only if this token still has it: what `holder` shows, also with `hex:` in front of bytes
+    /// that cannot be seen
     #[arg(long, value_name = "TOKEN")]
     pub(crate) if_token: Option<String>,
     /// Does not ask

@@ -5,27 +5,36 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::Holder;
+use relatch::{Holder, Owner};
 use serde_json::json;
 
 use crate::args::{Common, Confirm, ForceUnlock, Holder as HolderArgs, Wait};
 use crate::connect::connect;
 use crate::exit::{Failure, code};
 use crate::json;
-use crate::output::{json_line, plain, tell, write};
+use crate::output::{json_line, tell, write};
 use crate::run::nested::Outer;
+use crate::whose;
 
 /// The longest pause between two looks of `wait`.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) fn holder(common: &Common, asked: &HolderArgs) -> Result<u8, Failure> {
     let holder = connect(common)?.named(&asked.key).holder()?;
+    let by = holder.as_ref().and_then(|holder| {
+        let redis_key = format!("{}{}", common.prefix, asked.key);
+        whose::library(redis_key.as_bytes(), &holder.raw)
+    });
     if common.json {
         let mut object = json!({ "v": 1, "key": asked.key, "holder": null });
-        object["holder"] = holder.as_ref().map(json::holder).into();
+        if let Some(holder) = &holder {
+            object["holder"] = json::holder(holder);
+            object["holder"]["library"] = by.into();
+        }
         write(&json_line(&object))?;
     } else if let Some(holder) = &holder {
-        write(&format!("{holder}\ntoken {}\n", plain(&holder.raw)))?;
+        let by = by.map_or_else(String::new, |by| format!("library {by}\n"));
+        write(&format!("{holder}\ntoken {}\n{by}", json::token(holder)))?;
     } else if !common.quiet {
         write("free\n")?;
     }
@@ -90,8 +99,10 @@ pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, F
         Ok(code::NOTHING)
     };
     if let Some(token) = &asked.if_token {
-        return if lock.force_unlock_if(token)? {
-            deleted(common, asked, &format!("token {}", plain(token)))
+        let bytes = json::token_bytes(token).map_err(|why| Failure::new(code::USAGE, why))?;
+        return if lock.force_unlock_if(bytes)? {
+            let owner = Owner::parse(token).map(|owner| owner.to_string());
+            deleted(common, asked, &owner.unwrap_or(format!("token {token}")))
         } else {
             nothing("has another token, or is free")
         };
@@ -119,7 +130,8 @@ pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, F
             return Ok(code::NOTHING);
         }
         // What was shown is what is meant. A value that cannot be shown whole is deleted as it is.
-        return match lock.force_unlock_if(&holder.raw) {
+        let value = holder.bytes.as_deref().unwrap_or(holder.raw.as_bytes());
+        return match lock.force_unlock_if(value) {
             Ok(true) => deleted(common, asked, &holder.to_string()),
             Ok(false) => nothing("has changed hands meanwhile, and was left alone"),
             Err(relatch::Error::InvalidOption { .. }) => match lock.force_unlock()? {

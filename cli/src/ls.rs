@@ -1,5 +1,6 @@
 //! `relatch ls`: the locks that are in Redis.
 
+use std::fmt::Write;
 use std::io::{self, IsTerminal};
 use std::thread;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use crate::exit::{Failure, code};
 use crate::json;
 use crate::output::{json_line, plain, tell, write};
 use crate::span;
+use crate::whose;
 
 /// The most characters of a key, and of a foreign value, in a line for people.
 const LONGEST_KEY: usize = 40;
@@ -107,11 +109,10 @@ fn shown(common: &Common, found: &[SurveyedLock]) -> String {
         let mut line = String::new();
         for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
             // Numbers end in one column.
-            let cell = match at {
-                2..=4 => format!("{cell:>width$}  "),
-                _ => format!("{cell:width$}  "),
-            };
-            line += &cell;
+            let _ = match at {
+                2..=4 => write!(line, "{cell:>width$}  "),
+                _ => write!(line, "{cell:width$}  "),
+            }; // Writing to a text does not fail.
         }
         table.push_str(line.trim_end());
         table.push('\n');
@@ -156,14 +157,26 @@ fn row(lock: &SurveyedLock) -> [String; 6] {
         }
         (Found::Foreign, Some(holder)) => {
             let value = cut(&holder.raw, LONGEST_VALUE);
-            nobody(holder, format!("foreign token {value}"))
+            let by = whose::library(&lock.redis_key, &holder.raw);
+            let mut row = nobody(
+                holder,
+                format!("{}: {value}", by.unwrap_or("foreign token")),
+            );
+            if let Some(host) = whose::shedlock_host(&holder.raw) {
+                row[1] = cut(host, LONGEST_VALUE);
+            }
+            row
         }
         (_, Some(holder)) => nobody(holder, "not a lock: never expires".to_owned()),
         (_, None) => {
             let is_text = str::from_utf8(&lock.redis_key).is_ok();
-            let why = if is_text { "a string" } else { "UTF-8" };
-            let note = format!("not a lock: not {why}");
-            [key.clone(), none(), none(), none(), none(), note]
+            let note = if is_text {
+                "not a string: a lock of Redisson or Symfony, or none at all"
+            } else {
+                "not a lock: not UTF-8"
+            };
+            let [host, pid, thread, left] = [(); 4].map(|()| none());
+            [key, host, pid, thread, left, note.to_owned()]
         }
     }
 }
@@ -180,6 +193,9 @@ fn object(lock: &SurveyedLock) -> Value {
         Found::NeverExpires => "never_expires",
         _ => "not_a_lock",
     };
+    if let (Found::Foreign, Some(holder)) = (lock.found, &lock.holder) {
+        object["library"] = whose::library(&lock.redis_key, &holder.raw).into();
+    }
     object["v"] = 1.into();
     object["kind"] = kind.into();
     object["key"] = lock.key.clone().into();

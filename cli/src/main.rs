@@ -16,6 +16,7 @@ mod ls;
 mod output;
 mod run;
 mod span;
+mod whose;
 
 use std::process::ExitCode;
 

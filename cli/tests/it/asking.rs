@@ -54,7 +54,7 @@ fn all_that_is_in_redis_is_listed_whatever_its_name() {
     let table = stdout(&as_operator(&place, &["ls", "a:"]));
     assert_eq!(table.lines().count(), 4, "{table}");
     assert!(
-        table.contains("foreign token 9f1c") && table.contains("kept (was"),
+        table.contains("foreign token: 9f1c") && table.contains("kept (was"),
         "{table}"
     );
     let plain = stdout(&as_operator(&place, &["ls", "--all", "--sort", "left"]));

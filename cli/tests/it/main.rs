@@ -12,6 +12,7 @@ mod codes;
 mod deaths;
 mod flock;
 mod listing;
+mod others;
 mod papers;
 mod support;
 mod terminal;
