@@ -12,11 +12,12 @@ examples() {
     for file in examples/*.rs; do
         [ "$file" = examples/hello.rs ] || describe "$file"
     done
+    describe examples/command.sh
 }
 
 describe() {
     local name=${1##*/}
-    printf '  %-12s %s\n' "${name%.rs}" "$(sed -n '1s/^\/\/! //p' "$1")"
+    printf '  %-12s %s\n' "${name%.*}" "$(sed -n '1s/^\/\/! //p; 2s/^# //p' "$1")"
 }
 
 usage() {
@@ -62,6 +63,14 @@ case ${1:-} in
 esac
 
 example=${1:-quickstart}
+if [ "$example" = command ]; then
+    need_cargo
+    [ -n "${REDIS_URL:-}" ] || start_server
+    say 'cargo build --package relatch-cli (the first time takes a while)'
+    cargo build --quiet --locked --package relatch-cli
+    bash examples/command.sh "${CARGO_TARGET_DIR:-target}/debug/relatch"
+    exit
+fi
 [ -f "examples/$example.rs" ] || die "there is no example $example, but these are:
 $(examples)"
 need_cargo
