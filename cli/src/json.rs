@@ -1,7 +1,6 @@
 //! What the commands write as JSON: one object a line. Fields are added, and never renamed, while
 //! `v` is 1. Times are whole milliseconds, in fields that end with `_ms`.
 
-
 use relatch::{Holder, Owner};
 use serde_json::{Value, json};
 
