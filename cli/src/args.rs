@@ -88,7 +88,8 @@ pub(crate) struct Run {
     /// Does not wait for a busy lock
     #[arg(short, long, visible_alias = "nb")]
     pub(crate) nonblock: bool,
-    /// How long to wait for a busy lock; 0 is --nonblock [default: for ever]
+    /// How long to wait for a busy lock; 0 is --nonblock [default: for ever]. A Redis that does not
+    /// answer at the start is not waited for (exit code 69)
     #[arg(short, long, visible_alias = "timeout", value_name = "SPAN", value_parser = span::parse)]
     pub(crate) wait: Option<Duration>,
     /// The exit code for a lock that was busy until the end

@@ -1,51 +1,116 @@
 //! At a terminal, which `script` provides.
 
+use std::fs;
 use std::io::{Read, Write};
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
-use crate::support::Place;
+use relatch_rig::{LONG, eventually};
 
-/// Runs a line at a terminal, types something when it says "ready", and returns what the terminal
-/// shows.
-fn at_terminal(place: &Place, line: &str, typed: &[u8]) -> String {
-    let mut child = Command::new("script")
-        .args(["-qec", line, "/dev/null"])
-        .env("REDIS_URL", place.server.url())
-        .env_remove("RELATCH_URL")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdout = child.stdout.take().unwrap();
-    let mut shown = Vec::new();
-    while !String::from_utf8_lossy(&shown).contains("ready") {
-        let mut byte = [0];
-        stdout.read_exact(&mut byte).unwrap();
-        shown.push(byte[0]);
+use crate::support::{Place, Running, spawn};
+
+struct Terminal {
+    _program: Running,
+    keyboard: ChildStdin,
+    screen: ChildStdout,
+    shown: String,
+}
+
+impl Terminal {
+    /// A terminal at which this line runs. `$R` is the command.
+    fn new(place: &Place, line: &str) -> Terminal {
+        let mut program = spawn(
+            Command::new("script")
+                .args(["-qec", line, "/dev/null"])
+                .current_dir(place.file(""))
+                .env("REDIS_URL", place.server.url())
+                .env("R", env!("CARGO_BIN_EXE_relatch"))
+                .env_remove("RELATCH_URL")
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped()),
+        );
+        Terminal {
+            keyboard: program.stdin.take().unwrap(),
+            screen: program.stdout.take().unwrap(),
+            _program: program,
+            shown: String::new(),
+        }
     }
-    let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(typed).unwrap();
-    stdout.read_to_end(&mut shown).unwrap();
-    drop(stdin);
-    child.wait().unwrap();
-    String::from_utf8_lossy(&shown).into_owned()
+
+    fn types(&mut self, text: &str) {
+        self.keyboard.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Reads until the text is shown, behind all that was waited for before.
+    fn shows(&mut self, text: &str) {
+        let mut shown = String::new();
+        while !shown.contains(text) {
+            let mut byte = [0];
+            let read = self.screen.read(&mut byte).unwrap();
+            assert_eq!(read, 1, "{text:?} is not in {shown:?}");
+            shown.push(byte[0].into());
+        }
+        self.shown += &shown;
+    }
+
+    /// All that was shown, once the line is done.
+    fn end(mut self) -> String {
+        let mut rest = Vec::new();
+        self.screen.read_to_end(&mut rest).unwrap();
+        self.shown + &String::from_utf8_lossy(&rest)
+    }
 }
 
 #[test]
 fn ctrl_c_and_the_input_reach_the_job_once() {
     let place = Place::new();
-    let relatch = env!("CARGO_BIN_EXE_relatch");
-    let job =
-        "trap 'echo caught' INT; echo ready; read line; echo got $line; read line; echo got $line";
-    let line = format!("{relatch} run k bash -c \"{job}\"; echo code $?");
-    let shown = at_terminal(
-        &place,
-        &line.replace("$line", "\\$line"),
-        b"\x03word\nother\n",
-    );
+    let job = "trap 'echo caught' INT; echo ready; read line; echo got \\$line; read line; echo got \\$line";
+    let mut terminal = Terminal::new(&place, &format!("$R run k bash -c \"{job}\"; echo code $?"));
+    terminal.shows("ready");
+    terminal.types("\x03word\nother\n");
+    let shown = terminal.end();
     assert_eq!(shown.matches("caught").count(), 1, "{shown}");
     assert!(shown.contains("got word"), "{shown}");
-    let line = format!("{relatch} run k sh -c 'echo ready; exec sleep 60'; echo code $?");
-    let shown = at_terminal(&place, &line, b"\x03");
+    let line = "$R run k sh -c 'echo ready; exec sleep 60'; echo code $?";
+    let mut terminal = Terminal::new(&place, line);
+    terminal.shows("ready");
+    terminal.types("\x03");
+    terminal.shows("code 130");
+}
+
+#[test]
+fn ctrl_c_ends_the_wait() {
+    let place = Place::new();
+    let _holder = place.start(&["k"], "f", "echo > $1; sleep 60");
+    let mut terminal = Terminal::new(&place, "$R run -v k true; echo code $?");
+    terminal.shows("waiting");
+    terminal.types("\x03");
+    terminal.shows("code 130");
+}
+
+#[test]
+fn ctrl_z_stops_the_job_and_fg_continues_it() {
+    let place = Place::new();
+    let mut terminal = Terminal::new(&place, "bash --norc --noediting -i");
+    let length = || fs::metadata(place.file("ticks")).map_or(0, |file| file.len());
+    let goes_on = || {
+        let before = length();
+        eventually(LONG, "the job goes on", || length() > before);
+    };
+    terminal.types("$R run k bash -c 'while :; do echo >> ticks; sleep 0.01; done'\n");
+    goes_on();
+    terminal.types("\x1a");
+    terminal.shows("Stopped");
+    eventually(LONG, "the job is stopped", || {
+        let before = length();
+        thread::sleep(Duration::from_millis(50));
+        length() == before
+    });
+    terminal.types("fg\n");
+    goes_on();
+    terminal.types("\x03");
+    terminal.types("echo code $?\nexit\n");
+    let shown = terminal.end();
     assert!(shown.contains("code 130"), "{shown}");
 }
