@@ -110,8 +110,7 @@ impl Lock {
     /// # Errors
     ///
     /// - [`Error::Timeout`]: the wait ended before this thread got the lock. The error names the
-    ///   holder, if an answer did. If there was no time for an answer, or if the deadline cut the
-    ///   last attempt short, the error has a source.
+    ///   holder, if an answer did. If the deadline cut the last attempt short, it has a source.
     /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
     ///   unchanged. Or `force_unlock` of this manager deleted the key while this call was still
     ///   taking the lock.
@@ -135,8 +134,7 @@ impl Lock {
         self.request().lock()
     }
 
-    /// Takes the lock if it is free now. `Ok(None)` means that it was not taken: it is busy, or
-    /// (rarely) no connection of the pool was free. [How to tell](crate::guide::trouble).
+    /// Takes the lock if it is free now. `Ok(None)` means that it is busy.
     ///
     /// **`if lock.try_lock()?.is_some() { .. }` runs its block without the lock**: the guard is
     /// dropped before the block begins, and no lint says so. Write `if let Some(_guard) =
@@ -159,14 +157,13 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock), except `Timeout`.
+    /// As for [`lock`](Lock::lock). `Timeout` only if nobody knows whether the lock is busy: no
+    /// connection of the pool was free, so Redis was not asked.
     pub fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(Duration::ZERO)
     }
 
-    /// Takes the lock, waiting for `limit` at most. `Ok(None)` means that it was not taken by then:
-    /// it was busy, or no connection of the pool was free, or `limit` is below 100 ms and Redis was
-    /// slower.
+    /// Takes the lock, waiting for `limit` at most. `Ok(None)` means that it was busy until then.
     ///
     /// **Keep the guard in a variable with a name**, as for [`try_lock`](Lock::try_lock): a block
     /// behind `.is_some()` runs without the lock.
@@ -186,7 +183,9 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock), except `Timeout`. [`Error::WouldDeadlock`] stays an
+    /// As for [`lock`](Lock::lock). `Timeout` only if nobody knows whether the lock was busy: no
+    /// connection of the pool was free, or `limit` is below 100 ms and Redis was slower.
+    /// [`Error::WouldDeadlock`] stays an
     /// error, and is no `Ok(None)`: nothing would end the wait but its limit, and asking again
     /// would not help as long as this thread keeps what it holds.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
@@ -318,8 +317,9 @@ impl Lock {
     }
 
     /// Runs a closure under the lock if the lock is free now, and returns its result. `Ok(None)`
-    /// means that the closure did not run. Otherwise as [`with_lock`](Lock::with_lock) and, for
-    /// what `None` means, the commands and the time, as [`try_lock`](Lock::try_lock).
+    /// means that the lock is busy, and that the closure did not run. Otherwise as
+    /// [`with_lock`](Lock::with_lock) and, for the commands and the time, as
+    /// [`try_lock`](Lock::try_lock).
     ///
     /// ```
     /// # fn write_report() {}
@@ -334,7 +334,7 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As for [`with_lock`](Lock::with_lock), except `Timeout`.
+    /// As for [`with_lock`](Lock::with_lock), with `Timeout` as for [`try_lock`](Lock::try_lock).
     pub fn try_with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<Option<T>, Error> {
         self.request().try_with_lock(body)
     }

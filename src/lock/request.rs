@@ -36,10 +36,7 @@ impl Request<'_> {
             wait: Some(limit),
             ..*self.options
         };
-        match (Request { options, ..*self }).lock() {
-            Err(Error::Timeout { .. }) => Ok(None),
-            taken => taken.map(Some),
-        }
+        none_if_busy((Request { options, ..*self }).lock())
     }
 
     pub(crate) fn current(&self) -> Option<LockGuard> {
@@ -84,6 +81,19 @@ impl Request<'_> {
         run(guard, body, LockGuard::unlock, || {
             self.name.as_str().to_owned()
         })
+    }
+}
+
+/// What the `try_` methods say: `None` if the lock was busy. If the wait has ended without an answer,
+/// nobody knows, and "busy" would tell a program that somebody else does the work.
+pub(super) fn none_if_busy<G>(taken: Result<G, Error>) -> Result<Option<G>, Error> {
+    match taken {
+        Err(Error::Timeout {
+            ref source,
+            ref holder,
+            ..
+        }) if source.is_none() || holder.is_some() => Ok(None),
+        taken => taken.map(Some),
     }
 }
 

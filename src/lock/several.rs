@@ -8,7 +8,7 @@ use crate::base::error::Error;
 use crate::base::options::invalid_option;
 use crate::guard::MultiLockGuard;
 use crate::lock::Lock;
-use crate::lock::request::run;
+use crate::lock::request::{none_if_busy, run};
 use crate::session::Session;
 
 /// The most locks that one call takes.
@@ -131,7 +131,7 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// As for [`lock`](MultiLock::lock), except `Timeout`.
+    /// As for [`lock`](MultiLock::lock), with `Timeout` as for [`Lock::try_lock`].
     pub fn try_lock(&self) -> Result<Option<MultiLockGuard>, Error> {
         self.try_lock_for(Duration::ZERO)
     }
@@ -152,13 +152,10 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// As for [`lock`](MultiLock::lock), except `Timeout`. [`Error::WouldDeadlock`] stays an error,
-    /// as for [`Lock::try_lock_for`].
+    /// As for [`lock`](MultiLock::lock), with `Timeout` as for [`Lock::try_lock_for`].
+    /// [`Error::WouldDeadlock`] stays an error.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MultiLockGuard>, Error> {
-        match self.enter(Some(limit)) {
-            Err(Error::Timeout { .. }) => Ok(None),
-            entered => entered.map(Some),
-        }
+        none_if_busy(self.enter(Some(limit)))
     }
 
     /// Runs a closure under the locks, and returns its result: what [`Lock::with_lock`] is for one.
@@ -220,7 +217,7 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// As for [`with_lock`](MultiLock::with_lock), except `Timeout`.
+    /// As for [`with_lock`](MultiLock::with_lock), with `Timeout` as for [`Lock::try_lock`].
     pub fn try_with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<Option<T>, Error> {
         let guard = self.try_lock()?;
         guard

@@ -110,9 +110,7 @@ impl Session {
         match no_turn {
             NoTurn::Busy(holder) => {
                 waited.add(u64::from(!wait.patience.once));
-                let unknown = || "another thread of this process is about to take it".into();
-                let cause = holder.is_none().then(unknown);
-                wait.timed_out(holder, cause)
+                wait.timed_out(holder, None)
             }
             NoTurn::Outage(cause) => {
                 waited.add(1);

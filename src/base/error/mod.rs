@@ -18,7 +18,8 @@ pub use crate::base::error::cause::{BlockedThread, LostCause, SetupCause, System
 ///
 /// A program can tell three situations apart:
 ///
-/// - The lock is *busy*: [`Error::Timeout`]. The `try_` methods return `Ok(None)` instead.
+/// - The lock is *busy*: [`Error::Timeout`] without a source. The `try_` methods return `Ok(None)`
+///   instead.
 /// - Redis *failed*: [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`].
 /// - A hold was *lost*: [`Error::Lost`]. The work under the lock may have run beside other work.
 ///
@@ -31,8 +32,8 @@ pub use crate::base::error::cause::{BlockedThread, LostCause, SetupCause, System
 pub enum Error {
     /// The wait ended before this thread got the lock.
     ///
-    /// Happens only if [`Lock::wait`](crate::Lock::wait) or
-    /// [`Builder::wait`](crate::Builder::wait) sets a limit.
+    /// Happens if [`Lock::wait`](crate::Lock::wait) or [`Builder::wait`](crate::Builder::wait) sets a
+    /// limit. A `try_` method says `Ok(None)` instead, unless there is a `source`.
     ///
     /// If there is a `source`, it is not known whether the lock was busy in the end: the time was
     /// over before an answer, and the source says what took it. If that was the wait for a
