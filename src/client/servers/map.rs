@@ -32,9 +32,7 @@ impl Map {
         };
         for (slots, node) in ranges {
             let at = map.place_of(&node);
-            for slot in slots {
-                map.owners[usize::from(slot)] = at;
-            }
+            map.owners[usize::from(*slots.start())..=usize::from(*slots.end())].fill(at);
         }
         for slot in 0..SLOTS {
             if map.owners[usize::from(slot)] == NOBODY

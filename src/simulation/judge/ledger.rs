@@ -89,13 +89,14 @@ pub(crate) fn saw(node: usize, redis: &Redis) {
             .count()
     });
     for key in 0..count {
-        let entry = redis.get(&path(key));
+        let entry = redis.get(path(key));
         let value = entry.map(|entry| match &entry.value {
             Value::String(value) => value.as_slice(),
             Value::List(_) => &b"a list"[..],
         });
         let expires = entry.is_none_or(|entry| entry.expires.is_some());
-        let (rules, runs_out) = (!redis.is_replica(), redis.runs_out(&path(key)));
+        let runs_out = entry.and_then(|entry| redis.runs_out(entry));
+        let rules = !redis.is_replica();
         let gone = LEDGER.with_borrow_mut(|ledger| {
             let all = &mut ledger.keys[key][node];
             let is_same = |it: &Entry| {

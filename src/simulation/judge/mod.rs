@@ -467,13 +467,11 @@ fn fences_grow(key: usize, number: usize) {
         let mine = &judge.holds[number];
         let (fence, order) = (mine.fence?, ledger::order(key, &mine.token)?);
         let is_wrong = |other: &&Hold| {
-            let Some((theirs, their_order)) = other.fence.zip(ledger::order(key, &other.token))
-            else {
-                return false;
-            };
-            other.key == key && theirs.cmp(&fence) != their_order.cmp(&order)
+            let theirs = other.fence.zip(ledger::order(key, &other.token));
+            theirs.is_some_and(|theirs| theirs.0.cmp(&fence) != theirs.1.cmp(&order))
         };
-        let other = judge.holds.iter().find(is_wrong)?;
+        let mut others = judge.holds.iter().filter(|it| it.key == key);
+        let other = others.find(is_wrong)?;
         Some(format!(
             "the fences of {} and {} are {:?} and {fence}",
             other.token, mine.token, other.fence

@@ -75,7 +75,7 @@ pub(crate) fn heard(
 ) {
     let keys = ROUTES.with_borrow(|routes| routes.owners.len());
     if let Some(path_of) = &it.key {
-        if let Some(key) = (0..keys).find(|key| path(*key) == *path_of) {
+        if let Some(key) = (0..keys).find(|key| path(*key) == path_of) {
             asks(process, node, key, it);
             leaves_replica(process, node, it);
         }
@@ -87,7 +87,7 @@ pub(crate) fn heard(
         let shows = if it.command == "hello" {
             Some(node)
         } else {
-            knows(&path(key))
+            knows(path(key))
         };
         if it.code.is_empty() && shows == owner {
             learns(process, key);

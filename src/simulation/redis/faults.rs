@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use crate::simulation::redis::state::{Entry, Faults, State};
+use crate::simulation::redis::state::{Database, Entry, Faults, State};
 use crate::simulation::redis::{RUN, Redis, Settings};
 
 /// What a judge sees: the keys of database 0.
@@ -22,9 +22,9 @@ impl Redis {
             .filter(|key| self.get(key).is_some())
     }
 
-    /// When the key runs out, in the simulation's time.
-    pub(crate) fn runs_out(&self, key: &[u8]) -> Option<u64> {
-        Some(self.state.gone_at(self.get(key)?.expires?))
+    /// When the key of this entry runs out, in the simulation's time.
+    pub(crate) fn runs_out(&self, entry: &Entry) -> Option<u64> {
+        Some(self.state.gone_at(entry.expires?))
     }
 
     /// The server's clock, in milliseconds since 1970.
@@ -66,11 +66,10 @@ impl Redis {
     pub(crate) fn restart(&mut self, keeps_data: bool, now: u64) {
         self.kill_clients(now);
         let old = mem::take(&mut self.state);
-        let dbs = if keeps_data {
-            old.dbs
-        } else {
-            Default::default()
-        };
+        let mut dbs = old.dbs;
+        if !keeps_data {
+            dbs.iter_mut().for_each(Database::clear);
+        }
         let replication = old.replication.restarted(keeps_data);
         let next_client = (old.next_client / RUN + 1) * RUN + 1;
         let State {

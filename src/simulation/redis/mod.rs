@@ -32,7 +32,7 @@ pub(crate) use self::sentinel::Watched;
 pub(crate) use self::state::{Entry, Value};
 
 use self::clients::Connection;
-use self::state::State;
+use self::state::{DATABASES, Database, State};
 use self::table::is;
 
 /// The number of a connection at a server. After a restart, `CLIENT ID` begins with 1 again, but no
@@ -127,6 +127,7 @@ impl Redis {
         Redis {
             state: State {
                 settings,
+                dbs: vec![Database::new(); DATABASES],
                 soonest: i64::MAX,
                 next_client: 1,
                 ..State::default()
@@ -221,7 +222,7 @@ impl Redis {
             return;
         }
         let input = mem::take(&mut connection.input);
-        let (mut at, mut args) = (0, Vec::new());
+        let (mut at, mut args) = (0, Vec::with_capacity(8));
         while self.state.is_ready(client) {
             let Some(length) = resp::parse(&input[at..], &mut args) else {
                 break;

@@ -8,7 +8,7 @@ use std::mem;
 
 use crate::simulation::redis::keys::NO_INTEGER;
 use crate::simulation::redis::resp::{Reply, count, error, integer};
-use crate::simulation::redis::state::{DATABASES, Database, Entry, State};
+use crate::simulation::redis::state::{Database, Entry, State};
 use crate::simulation::redis::table::Answer;
 use crate::simulation::redis::{Client, Redis};
 
@@ -66,7 +66,7 @@ pub(super) struct Change {
 #[derive(Clone)]
 pub(crate) struct Snapshot {
     offset: u64,
-    dbs: [Database; DATABASES],
+    dbs: Vec<Database>,
 }
 
 impl Redis {

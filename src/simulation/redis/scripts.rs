@@ -32,6 +32,8 @@ struct Engine {
     lua: Lua,
     /// By their hash.
     compiled: RefCell<HashMap<Vec<u8>, Function>>,
+    /// The hash of each text.
+    hashes: RefCell<HashMap<Box<[u8]>, Vec<u8>>>,
 }
 
 thread_local! {
@@ -61,7 +63,19 @@ impl Engine {
         Ok(Engine {
             lua,
             compiled: RefCell::default(),
+            hashes: RefCell::default(),
         })
+    }
+
+    fn hash(&self, text: &[u8]) -> Vec<u8> {
+        let mut known = self.hashes.borrow_mut();
+        if let Some(hash) = known.get(text) {
+            return hash.clone();
+        }
+        let script = redis::Script::new(&String::from_utf8_lossy(text));
+        let hash = script.get_hash().as_bytes().to_vec();
+        known.insert(text.into(), hash.clone());
+        hash
     }
 
     /// The script with this hash and this text, or what is wrong with it.
@@ -229,10 +243,7 @@ fn failed(failure: &mlua::Error) -> Reply {
 impl State {
     pub(super) fn eval(&mut self, args: &[&[u8]]) -> Answer {
         let (keys, rest) = split(args)?;
-        let hash = redis::Script::new(&String::from_utf8_lossy(args[1]))
-            .get_hash()
-            .as_bytes()
-            .to_vec();
+        let hash = ENGINE.with(|engine| engine.hash(args[1]));
         let script = ENGINE.with(|engine| engine.compile(&hash, args[1]))?;
         if !self.scripts.contains_key(&hash) {
             self.scripts.insert(hash.clone(), args[1].into());

@@ -36,7 +36,8 @@ pub(super) struct State {
     pub(super) now: u64,
     /// By how much the server's clock was set forward, in nanoseconds.
     pub(super) clock_step: i64,
-    pub(super) dbs: [Database; DATABASES],
+    /// So many as there are databases.
+    pub(super) dbs: Vec<Database>,
     /// No key expires before this.
     pub(super) soonest: i64,
     pub(super) clients: BTreeMap<Client, Connection>,
@@ -192,7 +193,7 @@ impl State {
     }
 
     pub(super) fn flush(&mut self) {
-        self.dbs = Default::default();
+        self.dbs.iter_mut().for_each(Database::clear);
         self.soonest = i64::MAX;
         self.log(None, None);
         self.invalidate_all();
@@ -226,7 +227,7 @@ impl State {
         match self.output.last_mut() {
             Some((last, Output::Bytes(bytes))) if *last == client => write(bytes),
             _ => {
-                let mut bytes = Vec::new();
+                let mut bytes = Vec::with_capacity(256);
                 write(&mut bytes);
                 self.output.push((client, Output::Bytes(bytes)));
             }

@@ -195,9 +195,12 @@ impl Command {
 pub(super) fn find(args: &[&[u8]], at_sentinel: bool) -> Result<&'static Command, Reply> {
     let known_to = if at_sentinel { SENTINEL } else { SERVER };
     let mut known = COMMANDS.iter().filter(|it| it.is(known_to));
-    let is_of = |it: &Command| match it.name.split_once('|') {
-        Some((name, sub)) => is(args[0], name) && args.get(1).is_some_and(|word| is(word, sub)),
-        None => is(args[0], it.name),
+    let is_of = |it: &Command| {
+        let Some((name, rest)) = it.name.split_at_checked(args[0].len()) else {
+            return false;
+        };
+        let is_rest = |sub| args.get(1).is_some_and(|word| is(word, sub));
+        is(args[0], name) && rest.strip_prefix('|').map_or(rest.is_empty(), is_rest)
     };
     known
         .find(|it| is_of(it))

@@ -58,10 +58,10 @@ fn a_hold_whose_slot_moves_is_kept() {
             now() + 3_000_000_000 + u64::try_from(some(SECOND).as_nanos()).expect("a short time");
         while now() < end {
             thread::sleep(some(SECOND / 10));
-            assert!(guard.is_valid() && world.has(&name(0)));
+            assert!(guard.is_valid() && world.has(name(0)));
         }
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
-        assert!(!world.has(&name(0)));
+        assert!(!world.has(name(0)));
     });
 }
 
@@ -89,7 +89,7 @@ fn a_waiter_behind_a_slot_that_has_moved_is_woken_by_the_release() {
             "woken {:?} after the release",
             since(released)
         );
-        assert!(!world.has(&name(0)));
+        assert!(!world.has(name(0)));
     });
 }
 
@@ -128,7 +128,7 @@ fn a_redirected_renewal_keeps_no_other_from_teaching_the_script() {
             .collect();
         thread::sleep(some(SECOND));
         let moves = same[usize::try_from(below(3)).expect("small")];
-        let (slot, target) = (slot(&path(moves)), (source + 1) % 3);
+        let (slot, target) = (slot(path(moves)), (source + 1) % 3);
         let nodes = &world.servers.nodes;
         nodes[source]
             .borrow_mut()
@@ -147,15 +147,15 @@ fn a_redirected_renewal_keeps_no_other_from_teaching_the_script() {
         let entry = nodes[source]
             .borrow()
             .redis
-            .get(&path(moves))
+            .get(path(moves))
             .cloned()
             .expect("it is held");
         nodes[target]
             .borrow_mut()
-            .act(|redis, now| redis.set(&path(moves), entry, now));
+            .act(|redis, now| redis.set(path(moves), entry, now));
         nodes[source]
             .borrow_mut()
-            .act(|redis, now| redis.delete(&path(moves), now));
+            .act(|redis, now| redis.delete(path(moves), now));
         for _ in 0..100 {
             nodes[source]
                 .borrow_mut()

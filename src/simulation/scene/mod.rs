@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::panic;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -362,12 +362,16 @@ pub(crate) fn watch_loss(process: usize, number: usize, watch: LockWatch, limit:
     let _ = thread::Builder::new().name("loss".to_owned()).spawn(run);
 }
 
+/// The keys of locks at the server. (No scene has more.)
+static PATHS: LazyLock<Vec<String>> =
+    LazyLock::new(|| (0..40).map(|key| format!("lock:k{key}")).collect());
+
 /// The name of a lock.
-pub(crate) fn name(key: usize) -> String {
-    format!("k{key}")
+pub(crate) fn name(key: usize) -> &'static str {
+    &PATHS[key]["lock:".len()..]
 }
 
 /// The key of a lock at the server.
-pub(crate) fn path(key: usize) -> Vec<u8> {
-    format!("lock:{}", name(key)).into_bytes()
+pub(crate) fn path(key: usize) -> &'static [u8] {
+    PATHS[key].as_bytes()
 }

@@ -251,7 +251,7 @@ impl Program {
             outage: [300, 2_000, 10_000][draw.random_range(0..3)],
             handoff: [0, 5, 50][draw.random_range(0..3)],
             polls: [20, 64, 300][draw.random_range(0..3)],
-            warns: draw.random_ratio(1, 4).then(|| draw.random_range(1..300)),
+            warns: draw.random_ratio(1, 4).then(|| draw.random_range(10..300)),
             on_lost: [OnLost::Returns, OnLost::Blocks, OnLost::Panics][draw.random_range(0..3)],
             threads: Vec::new(),
         };

@@ -79,7 +79,7 @@ impl Player {
         self.response() + slow.max(millis(100)) * u32::try_from(count).expect("a few")
     }
 
-    fn with_several(&self, call: &Call, manager: &LockManager, names: &[String], under: &[Under]) {
+    fn with_several(&self, call: &Call, manager: &LockManager, names: &[&str], under: &[Under]) {
         let mut numbers = None;
         let result = manager.several(names).with_lock_result(|guard| {
             call.ends(self.limit(How::Lock).map(|limit| limit + millis(100)));

@@ -140,7 +140,7 @@ pub(crate) fn move_slot(servers: &Rc<Servers>, key: usize) {
     let Some(cluster) = &servers.cluster else {
         return;
     };
-    let slot = slot(&path(key));
+    let slot = slot(path(key));
     let Some(from) = servers.shard_of(cluster.owner(slot)) else {
         return;
     };

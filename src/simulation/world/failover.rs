@@ -147,8 +147,8 @@ impl Failover {
             let is_moved = self.servers.shards.borrow()[self.shard]
                 .moved
                 .contains(&key);
-            let had = old.redis.get(&path(key));
-            if had.is_some() && had != new.redis.get(&path(key)) && (!is_safe || is_moved) {
+            let had = old.redis.get(path(key));
+            if had.is_some() && had != new.redis.get(path(key)) && (!is_safe || is_moved) {
                 trace(|| format!("*** {key} is lost"));
                 judge::removed(key, now());
             }
@@ -223,7 +223,7 @@ impl Servers {
 
     /// The shard that has a key.
     pub(crate) fn shard_of_key(&self, key: usize) -> usize {
-        let owner = self.cluster.as_ref().map(|it| it.owner(slot(&path(key))));
+        let owner = self.cluster.as_ref().map(|it| it.owner(slot(path(key))));
         owner
             .and_then(|owner| self.shard_of(owner))
             .unwrap_or_default()

@@ -165,7 +165,7 @@ impl Fault {
                 let master = servers.master_of_key(key);
                 servers.nodes[master].borrow_mut().event(move |server| {
                     judge::removed(key, now());
-                    server.act(|redis, now| redis.delete(&path(key), now));
+                    server.act(|redis, now| redis.delete(path(key), now));
                 });
             }
             Fault::ClockStep { millis } => step_clocks(servers, millis, keys),

@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read as _};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -175,13 +175,7 @@ impl Socket {
                 (0, None) => Err(ErrorKind::WouldBlock.into()),
                 (_, Some(End::Reset)) => Err(ErrorKind::ConnectionReset.into()),
                 (0, Some(End::Closed)) => Ok(0),
-                (there, _) => {
-                    let read = there.min(buffer.len());
-                    for (to, from) in buffer.iter_mut().zip(connection.received.drain(..read)) {
-                        *to = from;
-                    }
-                    Ok(read)
-                }
+                _ => connection.received.read(buffer),
             }
         };
         world(read).unwrap_or_else(|| Err(ErrorKind::NotConnected.into()))

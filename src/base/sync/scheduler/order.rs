@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::hash::{DefaultHasher, Hasher};
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
@@ -13,6 +12,9 @@ use super::network::Network;
 use super::process::Process;
 use super::runs::Ended;
 use super::{GHOST, KEEPS_TEXT, Order, START, State, Trace, World};
+
+/// A run with more steps than this does not end.
+const MOST_STEPS: u64 = 2_000_000;
 
 pub(super) enum Due {
     Wake { task: usize, wait: u64 },
@@ -35,6 +37,7 @@ impl World {
             tasks: vec![State::default()],
             awake: vec![0],
             running: 0,
+            chosen: None,
             timers: BTreeMap::new(),
             timers_set: 0,
             processes: vec![Process::new(0, 0)],
@@ -45,7 +48,7 @@ impl World {
             is_over: false,
             failure: None,
             trace: Trace {
-                hash: DefaultHasher::new(),
+                hash: 0,
                 text: KEEPS_TEXT.get().then(String::new),
             },
         }
@@ -54,12 +57,12 @@ impl World {
     pub(super) fn ended(mut self, panic: Option<String>) -> Ended {
         // What killed threads leave must not be dropped: a guard's drop would release its lock.
         self.tasks.drain(..).for_each(std::mem::forget);
-        self.trace.hash.write_u64(self.now);
-        self.trace.hash.write_u64(self.steps);
+        self.trace.note(self.now);
+        self.trace.note(self.steps);
         Ended {
             seed: self.seed,
             failure: panic.or(self.failure),
-            hash: self.trace.hash.finish(),
+            hash: self.trace.hash,
             text: self.trace.text,
             steps: self.steps,
             took: Duration::from_nanos(self.now - START),
@@ -67,7 +70,13 @@ impl World {
     }
 
     /// What happens next. Time passes only here, and in steps.
-    pub(super) fn next(&mut self, can_run: &[&Task]) -> Next {
+    pub(super) fn next(&mut self, known: Option<&[&Task]>) -> Next {
+        self.steps += 1;
+        if self.steps > MOST_STEPS {
+            self.failure = Some("the run does not end".to_owned());
+            self.is_over = true;
+            return Next::Nobody;
+        }
         let mut stall = self.order.stalls > 0 && self.chance.random_ratio(1, self.order.stalls);
         loop {
             while let Some(timer) = self
@@ -83,11 +92,11 @@ impl World {
             let awake = if std::mem::take(&mut stall) {
                 None
             } else {
-                self.one_awake(can_run)
+                self.one_awake(known)
             };
             if let Some(task) = awake {
                 self.running = task;
-                self.trace.hash.write_usize(task);
+                self.trace.note(task as u64);
                 return Next::Task(task);
             }
             match self.timers.first_key_value() {
@@ -103,7 +112,7 @@ impl World {
     }
 
     /// One of the threads that can run now.
-    fn one_awake(&mut self, known: &[&Task]) -> Option<usize> {
+    fn one_awake(&mut self, known: Option<&[&Task]>) -> Option<usize> {
         let World {
             tasks,
             processes,
@@ -111,9 +120,11 @@ impl World {
             ..
         } = self;
         let is_known = |task: usize| {
-            known
-                .binary_search_by_key(&task, |it| usize::from(it.id()))
-                .is_ok()
+            known.is_none_or(|known| {
+                known
+                    .binary_search_by_key(&task, |it| usize::from(it.id()))
+                    .is_ok()
+            })
         };
         awake.retain(|task| {
             let state = &tasks[*task];
@@ -188,5 +199,12 @@ impl World {
             }
         }
         text
+    }
+}
+
+impl Trace {
+    /// Something has happened: another order of the same things gives another hash.
+    fn note(&mut self, what: u64) {
+        self.hash = (self.hash.rotate_left(5) ^ what).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
 }

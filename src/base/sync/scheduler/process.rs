@@ -7,6 +7,8 @@ use std::time::Duration;
 use super::threads::of_process;
 use super::{START, later, world};
 
+const MILLION: i64 = 1_000_000;
+
 /// A process of a run.
 pub(crate) struct Process {
     pub(crate) pid: u32,
@@ -46,16 +48,17 @@ impl Process {
 
     /// What its clock shows.
     pub(super) fn clock(&self, now: u64) -> u64 {
-        let passed = i128::from(now - START);
-        u64::try_from(i128::from(now) + passed * i128::from(self.drift) / 1_000_000)
-            .expect("a time")
+        let passed = (now - START).cast_signed();
+        let ahead = passed / MILLION * self.drift + passed % MILLION * self.drift / MILLION;
+        now.checked_add_signed(ahead).expect("a time")
     }
 
     /// How long a wait of `span` by its clock takes, in nanoseconds.
     pub(super) fn true_span(&self, span: Duration) -> u64 {
-        let nanos = span.as_nanos() * 1_000_000
-            / u128::try_from(1_000_000 + self.drift).expect("a small drift");
-        u64::try_from(nanos).unwrap_or(u64::MAX)
+        let nanos = i64::try_from(span.as_nanos()).expect("a short time");
+        let speed = MILLION + self.drift;
+        let true_nanos = nanos / speed * MILLION + nanos % speed * MILLION / speed;
+        true_nanos.cast_unsigned()
     }
 }
 

@@ -13,9 +13,6 @@ use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use super::order::Next;
 use super::{Order, WORLD, World, random, threads, world};
 
-/// A run with more steps than this does not end.
-const MOST_STEPS: usize = 2_000_000;
-
 /// A thread's stack, in bytes.
 const STACK: usize = 256 << 10;
 
@@ -44,7 +41,7 @@ pub(crate) fn run(
     let mut config = shuttle::Config::new();
     config.stack_size = STACK;
     config.failure_persistence = shuttle::FailurePersistence::None;
-    config.max_steps = shuttle::MaxSteps::FailAfter(MOST_STEPS);
+    config.max_steps = shuttle::MaxSteps::None; // The world counts its own.
     config.silence_warnings = true;
     let ended = Rc::new(RefCell::new(ended));
     let report = Rc::clone(&ended);
@@ -120,6 +117,18 @@ pub(crate) static UNUSED: LazyLock<Arc<ScheduledThreadPool>> = LazyLock::new(|| 
     )
 });
 
+/// The task that runs next, of those that shuttle knows, if they are given. `None`: the run is over.
+pub(super) fn next(known: Option<&[&Task]>) -> Option<usize> {
+    loop {
+        // A call may be anything but a use of shuttle, so the world is not borrowed meanwhile.
+        match world(|world| world.next(known))? {
+            Next::Task(task) => return Some(task),
+            Next::Call(call) => call(),
+            Next::Nobody => return None,
+        }
+    }
+}
+
 struct Seeded {
     seeds: Range<u64>,
     order: Box<dyn Fn(u64) -> Order>,
@@ -142,14 +151,8 @@ impl Scheduler for Seeded {
     }
 
     fn next_task(&mut self, can_run: &[&Task], _: Option<TaskId>, _: bool) -> Option<TaskId> {
-        loop {
-            // A call may be anything but a use of shuttle, so the world is not borrowed meanwhile.
-            match world(|world| world.next(can_run))? {
-                Next::Task(task) => return Some(TaskId::from(task)),
-                Next::Call(call) => call(),
-                Next::Nobody => return None,
-            }
-        }
+        let chosen = world(|world| world.chosen.take())?;
+        chosen.or_else(|| next(Some(can_run))).map(TaskId::from)
     }
 
     fn next_u64(&mut self) -> u64 {

@@ -126,7 +126,7 @@ pub(crate) mod thread {
     use std::time::Duration;
 
     use super::super::tools::{Condvar, Mutex};
-    use super::super::{YIELD, advance, inside, running, trace, wait, world};
+    use super::super::{YIELD, advance, inside, running, switch, trace, wait, world};
 
     pub(crate) fn sleep(span: Duration) {
         if inside() {
@@ -140,7 +140,7 @@ pub(crate) mod thread {
         if inside() {
             advance(Duration::from_nanos(YIELD));
             if world(|world| world.has_more_to_do()) == Some(true) {
-                shuttle::thread::yield_now();
+                switch();
             }
         } else {
             std::thread::yield_now();
