@@ -55,9 +55,6 @@ pub(crate) use tools::{Condvar, Mutex, MutexGuard, atomic};
 /// The clock's time when a run begins, in nanoseconds.
 pub(crate) const START: u64 = 1_000_000_000_000;
 
-/// How far a step advances the clock at most.
-const STEP: u64 = 200;
-
 /// How far the clock advances when a thread yields.
 const YIELD: u64 = 20_000;
 
@@ -193,7 +190,7 @@ pub(crate) fn keep_text(keeps: bool) {
 /// The clock's time inside of a run, as the process of the thread reads it. `None` outside.
 pub(crate) fn time() -> Option<u64> {
     world(|world| {
-        world.now += world.chance.random_range(1..STEP);
+        world.tick();
         let process = world.state(world.running).process;
         world.processes[process].clock(world.now)
     })
@@ -218,7 +215,7 @@ pub(crate) fn advance(span: Duration) {
 pub(crate) fn step() {
     let switches = world(|world| {
         world.steps += 1;
-        world.now += world.chance.random_range(1..STEP);
+        world.tick();
         !world.is_alone
             && world.chance.random_ratio(1, world.order.switches)
             && world.has_more_to_do()

@@ -179,6 +179,11 @@ impl World {
         &mut self.tasks[task]
     }
 
+    /// A step takes up to 256 ns.
+    pub(super) fn tick(&mut self) {
+        self.now += 1 + u64::from(self.chance.random::<u8>());
+    }
+
     pub(super) fn wake(&mut self, task: usize, wait: u64) {
         let state = self.state(task);
         if state.wait == wait && state.waits.take().is_some() {

@@ -1,6 +1,8 @@
 //! Mutex, condition variable and atomics.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::{below, inside, running, step, wait, wake};
@@ -8,14 +10,11 @@ use super::{below, inside, running, step, wait, wake};
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T> {
     data: parking_lot::Mutex<T>,
-    gate: parking_lot::Mutex<Gate>,
-}
-
-/// Who may lock a mutex in a run. (There, the real mutex is never contended.)
-#[derive(Debug, Default)]
-struct Gate {
-    locked: bool,
-    waiting: Vec<usize>,
+    /// A thread of a run has the mutex. (In a run, the real one is never contended.)
+    is_locked: AtomicBool,
+    /// Another one has waited for it.
+    was_wanted: AtomicBool,
+    waiting: parking_lot::Mutex<Vec<usize>>,
 }
 
 #[derive(Debug)]
@@ -28,13 +27,11 @@ pub(crate) struct MutexGuard<'a, T> {
 
 impl<T> Mutex<T> {
     pub(crate) const fn new(data: T) -> Mutex<T> {
-        let gate = Gate {
-            locked: false,
-            waiting: Vec::new(),
-        };
         Mutex {
             data: parking_lot::Mutex::new(data),
-            gate: parking_lot::Mutex::new(gate),
+            is_locked: AtomicBool::new(false),
+            was_wanted: AtomicBool::new(false),
+            waiting: parking_lot::Mutex::new(Vec::new()),
         }
     }
 
@@ -55,22 +52,22 @@ impl<T> Mutex<T> {
 
     /// True if the thread may lock the mutex now. If not, it is woken when the mutex is free.
     fn enters(&self) -> bool {
-        let mut gate = self.gate.lock();
-        if gate.locked {
-            gate.waiting.extend(running());
-            return false;
+        let is_free = !self.is_locked.load(Relaxed);
+        if is_free {
+            self.is_locked.store(true, Relaxed);
+        } else {
+            self.was_wanted.store(true, Relaxed);
+            self.waiting.lock().extend(running());
         }
-        gate.locked = true;
-        true
+        is_free
     }
 
     fn leave(&self) {
-        let waiting = {
-            let mut gate = self.gate.lock();
-            gate.locked = false;
-            std::mem::take(&mut gate.waiting)
-        };
-        waiting.into_iter().for_each(wake);
+        self.is_locked.store(false, Relaxed);
+        if self.was_wanted.load(Relaxed) {
+            let waiting = std::mem::take(&mut *self.waiting.lock());
+            waiting.into_iter().for_each(wake);
+        }
     }
 }
 
