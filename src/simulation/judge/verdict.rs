@@ -344,7 +344,10 @@ impl Call {
     /// Something was asked for about a hold.
     pub(crate) fn answers(&self, number: Option<usize>, result: &Result<(), Error>) {
         trace(|| format!("{}: {result:?}", self.what));
-        let mine = number.map_or_else(|| judge::held_by(self.who), |number| vec![number]);
+        // What the thread holds through another manager has nothing to do with it.
+        let is_mine = |number: &usize| judge::hold(*number).who.manager == self.who.manager;
+        let held = || judge::held_by(self.who).into_iter().filter(is_mine);
+        let mine = number.map_or_else(|| held().collect(), |number| vec![number]);
         // What was lost before the judge could be told of it.
         let is_of_this_call = |number: &&usize| self.keys.contains(&judge::hold(**number).key);
         let known = mine.iter().filter(is_of_this_call).count();
