@@ -395,10 +395,13 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::base::options::Lease;
+    use crate::base::options::{Lease, Settings};
+    use crate::base::owner::identity::Identity;
     use crate::hold::AcquiredAt;
     use crate::keeping::keeper::tests::keeper_without_redis;
     use crate::keeping::work::Keeper;
+    use crate::store::Store;
+    use crate::waiting::core::Core;
     use crate::waiting::handoff::HandoffOutcome;
     use crate::waiting::patience::Patience;
     use crate::waiting::patience::tests::until;
@@ -418,6 +421,7 @@ mod tests {
     /// The attempts of a test.
     struct Told<F> {
         has_given_up: bool,
+        silence_counts_from: Option<Moment>,
         tell: F,
     }
 
@@ -425,6 +429,10 @@ mod tests {
         fn attempt(&mut self, ask: Ask, _: Moment) -> Result<Answer, Failure> {
             self.has_given_up = false;
             (self.tell)(ask)
+        }
+
+        fn silence_counts_from(&self) -> Option<Moment> {
+            self.silence_counts_from
         }
 
         fn has_given_up(&self) -> bool {
@@ -475,7 +483,11 @@ mod tests {
             has_given_up: bool,
             tell: impl FnMut(Ask) -> Result<Answer, Failure>,
         ) -> Result<Taken, Error> {
-            let told = Told { has_given_up, tell };
+            let told = Told {
+                has_given_up,
+                silence_counts_from: None,
+                tell,
+            };
             run(Acquisition::with(self.context(wait), joined, told))
         }
 
@@ -670,6 +682,54 @@ mod tests {
         );
         assert_eq!(taken.unwrap().token, "ours");
         assert_eq!(asked, [Ask::Claim, Ask::ClaimOrLook, Ask::ClaimOrLook]);
+    }
+
+    #[test]
+    fn a_silence_counts_from_the_moment_that_the_attempt_names() {
+        let rig = Rig::new();
+        let minute = Duration::from_secs(60);
+        let patience = Patience {
+            tolerate_outage: minute,
+            ..until(Moment::NEVER)
+        };
+        let takes = |silence_counts_from| {
+            let mut lost = [lost_answer(), lost_answer()].into_iter();
+            let told = Told {
+                has_given_up: false,
+                silence_counts_from,
+                tell: |_| lost.next().map_or_else(|| Ok(taken()), Err),
+            };
+            let wait = rig.wait.wait(&patience);
+            let joined = rig.joined(&wait);
+            run(Acquisition::with(rig.context(&wait), &joined, told)).is_ok()
+        };
+        assert!(takes(None), "two answers are lost at once");
+        assert!(!takes(Some(Moment::now().before(minute))));
+    }
+
+    /// Otherwise a thread that waits long for a connection would call that an outage of Redis. (What
+    /// is in memory has always answered.)
+    #[test]
+    fn an_attempt_names_the_moment_when_it_has_sent_if_others_were_answered_since_it_began() {
+        let store = Arc::new(Store::in_memory());
+        let core = Core::new(Identity::in_memory(), store, Settings::default(), None);
+        let keeper = Keeper::new(core, None);
+        let rig = WaitRig::new();
+        let patience = soon();
+        let context = AcquireContext {
+            core: &keeper.core,
+            keeper: &keeper,
+            wait: &rig.wait(&patience),
+            lease: Lease::new(LEASE),
+            reclaim_dead: false,
+        };
+        let mut attempts = PendingClaim::new(context, claim(), HandoffOutcome::NotTaken);
+        let began = Moment::now();
+        for (ask, is_named) in [(Ask::Claim, true), (Ask::Look, false)] {
+            attempts.attempt(ask, began).expect("it answers");
+            let named = attempts.silence_counts_from();
+            assert_eq!(named.is_some_and(|it| began <= it), is_named, "{ask:?}");
+        }
     }
 
     #[test]
