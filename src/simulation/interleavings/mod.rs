@@ -5,6 +5,7 @@
 //! all rooms below `session`.
 
 mod expiring_key;
+mod losses;
 mod queue;
 mod renewal;
 mod wakeups;
