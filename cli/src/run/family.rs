@@ -16,11 +16,12 @@ use rustix::process::{
 };
 
 /// How long to wait before the next look at a family. It grows, since a look reads all of `/proc`.
+/// The first is so long that usually no look is needed: the last child was waited for by then.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pause(Duration);
 
 impl Pause {
-    pub(crate) const SHORTEST: Pause = Pause(Duration::from_millis(1));
+    pub(crate) const SHORTEST: Pause = Pause(Duration::from_millis(10));
     const LONGEST: Duration = Duration::from_millis(250);
 
     pub(crate) fn next(&mut self) -> Duration {

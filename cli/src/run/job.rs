@@ -156,14 +156,14 @@ fn listen(socket: &UnixStream, events: &Sender<Event>) {
 /// Waits for every child: the guard, and on Linux what comes to this process after the guard's end.
 /// (As process 1 of a container, this process also gets the orphans of others.)
 ///
-/// A guard that somebody has stopped guards nobody, and would let this process wait for ever. So
-/// it is killed, as if it had been killed in the first place.
+/// A guard that somebody has stopped would not say that the job is over, and this process would
+/// renew the lock for ever. So it is continued at once.
 fn reap(guard: Pid, events: &Sender<Event>) {
     loop {
         let event = match rustix::process::wait(WaitOptions::UNTRACED) {
             Ok(Some((pid, status))) if status.stopped() => {
                 if pid == guard {
-                    let _ = kill_process(guard, Signal::KILL);
+                    let _ = kill_process(guard, Signal::CONT);
                 }
                 continue;
             }

@@ -42,7 +42,6 @@ const KILL_AFTER: Duration = Duration::from_millis(100);
 enum Death {
     Wrapper,
     Guard,
-    GuardIsStopped,
     WrapperIsStopped,
     Both,
     /// In the milliseconds in which the guard starts the job.
@@ -65,7 +64,7 @@ impl Death {
     /// be wide on a busy machine.
     fn lease(self) -> Duration {
         Duration::from_millis(match self {
-            Death::Deleted | Death::Taken | Death::Guard | Death::GuardIsStopped => 30_000,
+            Death::Deleted | Death::Taken | Death::Guard => 30_000,
             _ => 3000,
         })
     }
@@ -152,7 +151,6 @@ fn happens(place: &Place, death: Death, wrapper: u32, round: usize) {
     match death {
         Death::Wrapper => signal(wrapper, Sig::Kill),
         Death::Guard => signal(guard, Sig::Kill),
-        Death::GuardIsStopped => signal(guard, Sig::Stop),
         Death::WrapperIsStopped => signal(wrapper, Sig::Stop),
         Death::Both => {
             signal(wrapper, Sig::Term);
@@ -200,7 +198,7 @@ fn dies(place: &Place, death: Death, round: usize) -> f64 {
     let code = wrapper.wait().unwrap().code();
     match death {
         Death::Wrapper | Death::Both => assert_eq!(code, None),
-        Death::Guard | Death::GuardIsStopped | Death::GuardAtTheStart => {
+        Death::Guard | Death::GuardAtTheStart => {
             assert!(matches!(code, Some(137 | 143)), "{death:?}: {code:?}");
         }
         _ => assert_eq!(code, Some(76), "{death:?}"),
@@ -232,7 +230,6 @@ fn whoever_dies_nobody_of_the_job_lives_beside_the_next_holder() {
     let deaths = [
         Death::Wrapper,
         Death::Guard,
-        Death::GuardIsStopped,
         Death::WrapperIsStopped,
         Death::Both,
         Death::GuardAtTheStart,
@@ -255,6 +252,41 @@ fn whoever_dies_nobody_of_the_job_lives_beside_the_next_holder() {
             });
         }
     });
+}
+
+/// A guard that is stopped cannot say that the job is over, and is not left so.
+#[test]
+fn nobody_waits_for_a_guard_that_is_stopped() {
+    let place = Place::new();
+    let script = "echo >> ready; while test ! -e go; do sleep 0.01; done; exit 3";
+    let mut wrapper = place.start(&["k"], "ready", script);
+    for _ in 0..3 {
+        signal(guard_of(wrapper.id()), Sig::Stop);
+    }
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(wrapper.wait().unwrap().code(), Some(3));
+}
+
+/// The guard of the inner run is stopped with its job, and is not missing because of that.
+#[test]
+fn a_run_inside_is_stopped_and_continued_with_the_outer_one() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let job = "echo >> ready; while test ! -e go; do sleep 0.01; done; exit 3";
+    let script = format!("{relatch} run inner bash -c '{job}'");
+    let mut wrapper = place.start(&["k"], "ready", &script);
+    let id = wrapper.id().to_string();
+    for name in ["-TSTP", "-CONT"] {
+        let sent = Command::new("kill").args([name, &id]).status();
+        assert!(sent.unwrap().success());
+        let is_stopped = || {
+            let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+            stat.contains(") T ")
+        };
+        eventually(LONG, name, || is_stopped() == (name == "-TSTP"));
+    }
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(wrapper.wait().unwrap().code(), Some(3));
 }
 
 #[test]

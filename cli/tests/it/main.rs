@@ -1,6 +1,6 @@
 //! The command, with real processes and a Redis of each test's own.
 
-#![cfg(unix)]
+#![cfg(target_os = "linux")]
 #![allow(
     clippy::unwrap_used,
     reason = "a test that cannot do what it should panics"
