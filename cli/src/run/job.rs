@@ -103,9 +103,13 @@ impl Job {
         self.is_childless
     }
 
-    /// True if no process in the scope is left. For when there is no guard.
-    pub(crate) fn is_empty(&self, scope: Scope) -> bool {
-        self.is_childless || self.family.is_empty(scope)
+    /// Looks whether a process in the scope is left. For when there is no guard.
+    pub(crate) fn look(&self, scope: Scope) -> Event {
+        if self.is_childless || self.family.is_empty(scope) {
+            Event::Empty
+        } else {
+            Event::Orphaned
+        }
     }
 
     /// Tells the guard until when the lock is good. A guard that does not listen is as good as

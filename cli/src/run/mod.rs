@@ -53,6 +53,7 @@ use crate::run::guard::Orders;
 use crate::run::held::Held;
 use crate::run::job::Job;
 use crate::run::life::{Action, Event, Life};
+use crate::run::line::now;
 use crate::run::nested::Outer;
 use crate::run::outcome::{Failed, ends_wait, not_taken, over, say};
 use crate::run::report::{Outcome, Report};
@@ -205,26 +206,18 @@ fn live(
     let plan = &wanted.plan;
     let mut life = Life::new(plan.clone());
     let mut event = Event::Time;
-    let mut has_guard = true;
     let mut told = held.good_until(plan).0;
+    // Once the guard has ended, this process looks for the job. Usually nobody is left, and the
+    // next events say just that.
+    let mut look_at = None;
     let mut pause = Pause::SHORTEST;
     loop {
         event = job.on(event);
-        has_guard &= event != Event::GuardEnded;
+        if event == Event::GuardEnded {
+            look_at = Some(now() + pause.next());
+        }
         for action in life.on(event, held.at()) {
             act(action, &job, life.scope(), options);
-        }
-        // Usually the guard ends because nobody is left, and the next event says just that.
-        let is_first = event == Event::GuardEnded && !job.is_childless();
-        if !has_guard && !is_first && !life.is_over() {
-            let found = if job.is_empty(life.scope()) {
-                Event::Empty
-            } else {
-                Event::Orphaned
-            };
-            for action in life.on(found, held.at()) {
-                act(action, &job, life.scope(), options);
-            }
         }
         if life.is_over() {
             return life;
@@ -235,11 +228,16 @@ fn live(
             job.good_until(until);
         }
         let at = held.at();
-        let mut limit = life.next_look(at).saturating_sub(at.held_for);
-        if !has_guard {
-            limit = limit.min(pause.next());
-        }
-        event = events.recv_timeout(limit).unwrap_or(Event::Time);
+        let limit = life.next_look(at).saturating_sub(at.held_for);
+        let left = look_at.map_or(limit, |time| time.saturating_sub(now()));
+        let is_due = look_at.is_some() && (left.is_zero() || job.is_childless());
+        event = if is_due {
+            look_at = Some(now() + pause.next());
+            job.look(life.scope())
+        } else {
+            let event = events.recv_timeout(limit.min(left));
+            event.unwrap_or(Event::Time)
+        };
     }
 }
 

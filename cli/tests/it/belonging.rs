@@ -176,7 +176,9 @@ fn who_was_there_before_is_left_alone() {
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", bash.id())).unwrap();
     let guard = children.split_whitespace().find(|id| **id != before);
     signal(guard.unwrap().parse().unwrap(), Sig::Kill);
-    assert_eq!(bash.wait().unwrap().code(), Some(128 + 15));
+    // (137 if the guard was killed before it could say which process is the job's first.)
+    let code = bash.wait().unwrap().code();
+    assert!(matches!(code, Some(137 | 143)), "{code:?}");
     kill(&before);
 }
 

@@ -40,15 +40,15 @@ const LINES: [&str; 32] = [
     // While another one has it.
     "hold; L -n F echo two || echo busy",
     "hold; L -n -E 9 F echo two; echo $?",
-    "hold; L -w 0.1 -E 9 F echo two; echo $?",
-    "hold; L -w 0.1 F echo two || echo busy",
+    "hold; L -w 1 -E 9 F echo two; echo $?",
+    "hold; L -w 1 F echo two || echo busy",
     "hold; L F sh -c 'echo second >> out'; cat out",
 ];
 
 fn outcome(line: &str, flock: &str, lock: &str, url: &str) -> (Option<i32>, String) {
     let folder = TempDir::new().unwrap();
     let script = format!(
-        "hold() {{ {flock} {lock} sh -c 'echo first >> out; sleep 1.5' & while ! test -s out; do sleep 0.01; done; }}
+        "hold() {{ {flock} {lock} sh -c 'echo first >> out; sleep 3' & while ! test -s out; do sleep 0.01; done; }}
          {}",
         line.replace("L ", &format!("{flock} ")).replace(" F ", &format!(" {lock} ")),
     );
