@@ -54,7 +54,9 @@ fn has_password(url: &str) -> bool {
         .split('/')
         .next()
         .and_then(|place| place.rsplit_once('@'));
-    login.is_some_and(|(login, _)| login.contains(':'))
+    // A URL of a unix socket or of sentinels has it behind the question mark.
+    let options = url.split_once('?').map_or("", |(_, options)| options);
+    login.is_some_and(|(login, _)| login.contains(':')) || options.contains("pass")
 }
 
 #[cfg(test)]
@@ -65,6 +67,7 @@ mod tests {
     fn a_password_is_noticed() {
         assert!(has_password("redis://:secret@127.0.0.1/"));
         assert!(has_password("rediss://user:p@ss@host:6380/2"));
+        assert!(has_password("unix:///run/redis.sock?pass=secret"));
         assert!(!has_password("redis://127.0.0.1:6379/"));
         assert!(!has_password("redis://user@host/a:b@c"));
     }

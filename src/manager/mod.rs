@@ -267,10 +267,13 @@ impl LockManager {
     /// Whether this manager, its Redis and the way between them are fit for locks: for a readiness
     /// probe, and for people who look for what is wrong.
     ///
-    /// Takes a lock with a key of its own (the prefix and `relatch-check-`), renews it, looks at it
-    /// and deletes it. Then, of each server that can have locks (in a cluster, each master): whether an invalidation comes, how long
-    /// a round trip takes (21 of `PING`), its clock (`TIME`), and what `INFO` says of its version,
-    /// its role, evictions and replicas. Without the right to `TIME` or `INFO`, there is a warning.
+    /// Asks for each right that a lock needs, and names those that the user has not. Takes a lock
+    /// with a key of its own (the prefix and `relatch-check-`), renews it, looks at it and deletes
+    /// it. Then, of each server that can have locks (in a cluster, each master): whether an
+    /// invalidation comes, how long a round trip takes (21 of `PING`), its clock (`TIME`), what
+    /// `INFO` says of its version, its role, evictions and replicas, and `CLUSTER INFO` of slots
+    /// without a node; and of each sentinel, whether a failover is possible. Without the right to
+    /// ask, there is a warning.
     /// A failure ends the examination, since it would be the cause of others. No lock of a program
     /// is touched.
     ///

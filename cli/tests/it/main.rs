@@ -10,6 +10,7 @@ mod asking;
 mod belonging;
 mod codes;
 mod deaths;
+mod doctor;
 mod flock;
 mod listing;
 mod others;

@@ -30,13 +30,64 @@ impl Info {
     }
 }
 
+/// The rights that each lock needs, with a command that asks for no other right. `KEY` is a key
+/// that nobody else uses.
+const TRIALS: [(&str, &[&str]); 8] = [
+    ("+set", &["SET", "KEY", "-", "PX", "1000"]),
+    ("+get", &["GET", "KEY"]),
+    ("+pttl", &["PTTL", "KEY"]),
+    ("+pexpire", &["PEXPIRE", "KEY", "1000"]),
+    ("+del", &["DEL", "KEY"]),
+    ("+eval", &["EVAL", "return 1", "1", "KEY"]),
+    ("+evalsha", &["EVALSHA", "0", "1", "KEY"]),
+    ("+ping", &["PING"]),
+];
+
+/// What is wanted of a user that may not touch its keys.
+const KEYS: &str = "the pattern of its keys";
+
 impl ServerConnection {
     /// What the server says of itself.
     pub(crate) fn info(&mut self, deadline: Moment) -> Result<Info, Failure> {
-        match self.ask_server(&["INFO"], deadline)? {
+        self.ask_for_info(&["INFO"], deadline)
+    }
+
+    /// What the server says of the cluster that it is in.
+    pub(crate) fn cluster_info(&mut self, deadline: Moment) -> Result<Info, Failure> {
+        self.ask_for_info(&["CLUSTER", "INFO"], deadline)
+    }
+
+    fn ask_for_info(&mut self, command: &[&str], deadline: Moment) -> Result<Info, Failure> {
+        match self.ask_server(command, deadline)? {
             Reply::Bytes(text) => Ok(Info(String::from_utf8_lossy(&text).replace('\r', ""))),
             other => self.retire_if_nonsense(Err(nonsense(&other))),
         }
+    }
+
+    /// Which of the rights that each lock needs this user has not. A server asks for rights before
+    /// it looks whether it has the key.
+    pub(crate) fn missing_rights(
+        &mut self,
+        key: &str,
+        deadline: Moment,
+    ) -> Result<Vec<&'static str>, Failure> {
+        let named = |part: &&'static str| if *part == "KEY" { key } else { part };
+        let batch = TRIALS.iter().fold(Batch::default(), |batch, (_, trial)| {
+            batch.and(&trial.iter().map(named).collect::<Vec<_>>())
+        });
+        let replies = self.exchange(&batch, deadline)?;
+        let mut missing = Vec::new();
+        for ((right, _), reply) in TRIALS.iter().zip(&replies) {
+            match reply {
+                Reply::Error(said) if said.starts_with("NOPERM") => {
+                    let is_of_command = said.contains("to run the ");
+                    missing.push(if is_of_command { right } else { KEYS });
+                }
+                _ => {}
+            }
+        }
+        missing.dedup();
+        Ok(missing)
     }
 
     /// The time by the server's clock, since 1970.

@@ -8,6 +8,9 @@ use crate::store::Info;
 /// A clock that is off by more than this is worth a word. Leases do not depend on it.
 const LARGEST_OFFSET: Duration = Duration::from_secs(2);
 
+/// How many slots a cluster has.
+const SLOTS: u64 = 16384;
+
 /// The oldest version of Redis that sends invalidations.
 const OLDEST: u64 = 6;
 
@@ -96,6 +99,52 @@ pub(super) fn of_round_trips(mut trips: Vec<Duration>, lease: Duration) -> Findi
     } else {
         Finding::well(found)
     }
+}
+
+/// The rights that each lock needs, and the user has not.
+pub(super) fn of_rights(missing: &[&str]) -> Finding {
+    if missing.is_empty() {
+        return Finding::well("the user has all rights that each lock needs".to_owned());
+    }
+    let missing = missing.join(" ");
+    Finding::failed(
+        format!("the user has not all rights that each lock needs: {missing}"),
+        "give them by ACL SETUSER: docs/operations.md has the whole line",
+    )
+}
+
+/// What each sentinel says of a failover.
+pub(super) fn of_sentinels(quorums: Vec<(String, Result<(), String>)>) -> Vec<Finding> {
+    let all = quorums.len();
+    let mut found = Vec::new();
+    for (sentinel, said) in quorums {
+        if let Err(why) = said {
+            found.push(Finding::warning(
+                format!("the sentinel at {sentinel}: {why}"),
+                "if the master dies, nobody may take its place: bring the sentinels back",
+            ));
+        }
+    }
+    if all > 0 && found.is_empty() {
+        let said = format!("each of {all} sentinels says that a failover is possible");
+        found.push(Finding::well(said));
+    }
+    found
+}
+
+/// Whether each slot of the cluster has a node that is up, as one node sees it.
+pub(super) fn of_cluster(info: &Info) -> Option<Finding> {
+    let state = info.field("cluster_state")?;
+    let up = info.number("cluster_slots_ok").unwrap_or_default();
+    let found = format!("the cluster is {state}, and {up} of {SLOTS} slots have a node that is up");
+    Some(if state == "ok" && up == SLOTS {
+        Finding::well(found)
+    } else {
+        Finding::failed(
+            found,
+            "locks whose slot has no node cannot be taken: redis-cli --cluster check says why",
+        )
+    })
 }
 
 pub(super) fn of_clock(offset: Duration) -> Finding {
@@ -228,12 +277,30 @@ mod tests {
     }
 
     #[test]
+    fn a_slot_without_a_node_and_a_sentinel_without_a_quorum_are_found() {
+        let cluster = |text| of_cluster(&Info::of(text)).map(|it| it.verdict);
+        let whole = "cluster_state:ok\ncluster_slots_ok:16384";
+        let part = "cluster_state:ok\ncluster_slots_ok:16383";
+        assert_eq!(cluster(whole), Some(Verdict::Well));
+        assert_eq!(cluster(part), Some(Verdict::Failed));
+        assert_eq!(cluster("cluster_state:fail"), Some(Verdict::Failed));
+        assert_eq!(cluster(""), None);
+        let well = ("a".to_owned(), Ok(()));
+        let alone = ("b".to_owned(), Err("NOQUORUM".to_owned()));
+        assert!(of_sentinels(Vec::new()).is_empty());
+        assert_eq!(of_sentinels(vec![well.clone()])[0].verdict, Verdict::Well);
+        let found = of_sentinels(vec![well, alone]);
+        assert_eq!((found.len(), found[0].verdict), (1, Verdict::Warning));
+    }
+
+    #[test]
     fn a_round_trip_is_short_against_the_lease() {
         let trip = |millis| vec![Duration::from_millis(millis); 3];
         let lease = Duration::from_secs(1);
         assert_eq!(of_round_trips(trip(100), lease).verdict, Verdict::Well);
         assert_eq!(of_round_trips(trip(101), lease).verdict, Verdict::Warning);
         assert_eq!(of_clock(Duration::from_secs(3)).verdict, Verdict::Warning);
+        assert_eq!(of_rights(&["+set"]).verdict, Verdict::Failed);
         assert_eq!(not_told("INFO", "NOPERM").verdict, Verdict::Warning);
     }
 }

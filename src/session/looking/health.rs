@@ -73,18 +73,35 @@ impl Session {
             findings.push(finding);
             works.then_some(())
         };
-        note(self.cycle(deadline))?;
         let nodes = match store.masters(deadline) {
             Ok(nodes) => nodes,
-            Err(failure) => return note(failed("the servers", &failure)),
+            Err(failure) => return note(failed("no server can be used", &failure)),
         };
         for node in &nodes {
+            note(self.rights(node, deadline))?;
+        }
+        note(self.cycle(deadline))?;
+        for node in &nodes {
+            let quorums = node.quorums(deadline);
+            for finding in findings::of_sentinels(quorums) {
+                note(finding)?;
+            }
             note(self.tracking(node))?;
             for finding in self.of_node(node, deadline) {
                 note(finding)?;
             }
         }
         Some(())
+    }
+
+    /// Whether this user has all rights that each lock needs.
+    fn rights(&self, node: &Arc<Node>, deadline: Moment) -> Finding {
+        let key = self.key_of_its_own();
+        let connection = self.core.store.connect_to(node, deadline);
+        match connection.and_then(|mut connection| connection.missing_rights(&key, deadline)) {
+            Ok(missing) => findings::of_rights(&missing),
+            Err(failure) => failed("the server does not answer", &failure),
+        }
     }
 
     /// Takes a lock that nobody else knows, extends its lease, looks at it, and gives it back.
@@ -136,7 +153,8 @@ impl Session {
         // two have brought.
         let extended = connection.extend(&extension, deadline);
         let seen = connection.look(&key, None, deadline);
-        let removed = connection.remove(&key, token, deadline);
+        // With the text of the script, which Redis needs again after a restart.
+        let removed = connection.force_if(&key, token.as_bytes(), deadline);
         Ok(matches!(
             (extended?, seen?, removed?),
             (Compared::Done, Seen::Somebody(_), Compared::Done)
@@ -175,6 +193,8 @@ impl Session {
                 trips.push(Moment::now().since(began));
             }
             let time = connection.server_time(deadline);
+            let cluster = self.core.store.is_cluster();
+            let cluster = cluster.then(|| connection.cluster_info(deadline));
             let ours = SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .unwrap_or_default();
@@ -182,11 +202,12 @@ impl Session {
                 trips,
                 time.map(|time| time.abs_diff(ours)),
                 connection.info(deadline),
+                cluster,
             ))
         };
         match examined() {
             Err(failure) => vec![failed("the server does not answer", &failure)],
-            Ok((trips, offset, info)) => {
+            Ok((trips, offset, info, cluster)) => {
                 let lease = self.core.settings.options.lease;
                 let mut all = vec![findings::of_round_trips(trips, lease)];
                 match offset {
@@ -196,6 +217,13 @@ impl Session {
                 match info {
                     Ok(info) => all.extend(findings::of_info(&info)),
                     Err(failure) => all.push(findings::not_told("INFO", &failure.text())),
+                }
+                match cluster {
+                    Some(Ok(info)) => all.extend(findings::of_cluster(&info)),
+                    Some(Err(failure)) => {
+                        all.push(findings::not_told("CLUSTER INFO", &failure.text()));
+                    }
+                    None => {}
                 }
                 all
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use relatch::{Error, Found, LockManager, SurveyedLock, Verdict};
-use relatch_rig::{Cluster, LONG, Server, within};
+use relatch_rig::{Cluster, LONG, Sentinels, Server, eventually, within};
 
 use crate::support::{builder, server_for, without};
 
@@ -86,6 +86,26 @@ fn a_check_looks_at_everything_and_leaves_nothing() {
 }
 
 #[test]
+fn a_check_asks_the_sentinels_whether_a_failover_is_possible() {
+    let sentinels = Sentinels::start();
+    let locks = builder(&sentinels.url()).build().expect("a manager");
+    let says = |text: &str| locks.check(LONG).to_string().contains(text);
+    eventually(LONG, "all know each other", || {
+        says("a failover is possible")
+    });
+    let away: Vec<_> = (1..sentinels.count())
+        .map(|place| sentinels.sentinel(place))
+        .collect();
+    for sentinel in &away {
+        sentinel.pause();
+    }
+    eventually(LONG, "the first is alone", || says("NOQUORUM"));
+    for sentinel in &away {
+        sentinel.resume();
+    }
+}
+
+#[test]
 fn in_a_cluster_each_master_is_asked() {
     let cluster = Cluster::without_replicas();
     let keys: BTreeSet<_> = (0..3).map(|place| cluster.key_on(place)).collect();
@@ -100,5 +120,7 @@ fn in_a_cluster_each_master_is_asked() {
         let health = locks.check(LONG);
         assert!(health.verdict < Verdict::Failed, "{health}");
         assert!(health.findings.len() > 18, "of each master: {health}");
+        let covered = "16384 of 16384 slots";
+        assert_eq!(health.to_string().matches(covered).count(), 3, "{health}");
     }
 }

@@ -28,7 +28,7 @@ use crate::client::wire::tls;
 
 /// The longest time that one sentinel gets to answer, unless all are silent for so long. A sentinel
 /// is near, and does little.
-const LONGEST_ASK: Duration = Duration::from_millis(300);
+pub(super) const LONGEST_ASK: Duration = Duration::from_millis(300);
 
 /// The most sentinels that are learnt. (Five are many.)
 const MOST: usize = 32;
@@ -251,12 +251,7 @@ impl Sentinels {
         deadline: Moment,
         mut ask: impl FnMut(&Arc<Endpoint>, Moment) -> Result<Option<T>, Failure>,
     ) -> Result<T, Failure> {
-        let known: Vec<_> = self
-            .known
-            .lock()
-            .iter()
-            .map(|it| Arc::clone(&it.endpoint))
-            .collect();
+        let known = self.all();
         let mut outage = None;
         let mut refusal = None;
         let mut all_silent = true;
@@ -325,7 +320,12 @@ impl Sentinels {
         }
     }
 
-    fn open(
+    pub(super) fn all(&self) -> Vec<Arc<Endpoint>> {
+        let known = self.known.lock();
+        known.iter().map(|it| Arc::clone(&it.endpoint)).collect()
+    }
+
+    pub(super) fn open(
         &self,
         sentinel: &Endpoint,
         first: &[&[&str]],

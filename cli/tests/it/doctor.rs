@@ -1,0 +1,215 @@
+//! `relatch doctor`, and the page for whoever is on call.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use relatch_rig::{LONG, Server, eventually, server_version};
+
+use crate::support::{Place, as_operator, stderr, stdout};
+
+fn page(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    fs::read_to_string(root.join("docs").join(name)).unwrap()
+}
+
+/// The words of the line that makes the operator's user, behind its password.
+fn rights(page: &str) -> Vec<&str> {
+    let begin = "ACL SETUSER oncall on >password ";
+    let line = page.lines().find_map(|line| line.strip_prefix(begin));
+    line.unwrap().split(' ').collect()
+}
+
+/// Runs `relatch` as a user with these rights.
+fn as_user(place: &Place, rights: &[&str], arguments: &[&str]) -> Output {
+    let user = ["ACL", "SETUSER", "oncall", "reset", "on", ">secret"];
+    place.server.query::<()>(&[&user[..], rights].concat());
+    let mut command = place.relatch(arguments);
+    let url = format!("redis://oncall:secret@{}/", place.server.address());
+    command.env("REDIS_URL", url).output().unwrap()
+}
+
+#[test]
+fn the_rights_of_the_page_are_enough_for_whoever_is_on_call() {
+    let place = Place::new();
+    let page = page("operations.md");
+    let rights = rights(&page);
+    let mut run = place.start(&["k"], "f", "echo > $1; sleep 60");
+    let ask = |arguments: &[&str]| as_user(&place, &rights, arguments);
+    let well = ask(&["doctor", "-q"]);
+    let said = stdout(&well);
+    assert_eq!((well.status.code(), &*said), (Some(0), ""));
+    assert_eq!(stdout(&ask(&["ls"])).lines().count(), 2);
+    assert_eq!(ask(&["holder", "k"]).status.code(), Some(0));
+    assert_eq!(ask(&["wait", "-w", "0", "k"]).status.code(), Some(75));
+    assert_eq!(ask(&["force-unlock", "--yes", "k"]).status.code(), Some(0));
+    assert_eq!(run.wait().unwrap().code(), Some(76));
+}
+
+#[test]
+fn each_missing_right_is_named() {
+    let place = Place::new();
+    let page = page("operations.md");
+    let rights = rights(&page);
+    place
+        .server
+        .query::<()>(&["SET", "lock:k", "x", "PX", "60000"]);
+    for missing in &rights {
+        let left: Vec<_> = rights.iter().filter(|it| *it != missing).copied().collect();
+        let name = match missing.as_bytes()[0] {
+            b'~' => "key",
+            b'&' => "channel",
+            _ => missing.trim_start_matches('+'),
+        };
+        // Before Redis 7, subcommands have no rights of their own.
+        let name = match name.split_once('|') {
+            Some((name, _)) if server_version() < (7, 0) => name,
+            _ => name,
+        };
+        if ["resetchannels", "-@all", "hello", "client|setname"].contains(&name) {
+            continue;
+        }
+        let output = as_user(&place, &left, &["doctor", "-q"]);
+        let said = stdout(&output);
+        assert!(said.contains(name), "{missing}: {said}");
+        let code = output.status.code();
+        assert!(code == Some(1) || code == Some(2), "{missing}: {code:?}");
+    }
+    let several: Vec<_> = rights
+        .iter()
+        .filter(|it| !["+get", "+eval"].contains(it))
+        .copied()
+        .collect();
+    let said = stdout(&as_user(&place, &several, &["doctor", "-q"]));
+    assert!(said.contains("+get +eval"), "{said}");
+}
+
+#[test]
+fn no_message_has_the_password() {
+    let place = Place::new();
+    let secret = "s3cr3t-w0rd";
+    let at = place.server.address();
+    let user = ["ACL", "SETUSER", "poor", "on", ">s3cr3t-w0rd", "+ping"];
+    place.server.query::<()>(&user);
+    for url in [
+        format!("redis://nobody:{secret}@{at}/"),
+        format!("redis://poor:{secret}@{at}/"),
+        format!("redis://:{secret}@127.0.0.1:1/"),
+        format!("redis://:{secret}@/nowhere:x"),
+        format!("redis+sentinel://:{secret}@127.0.0.1:1/"),
+        format!("unix:///nowhere?pass={secret}"),
+    ] {
+        for arguments in [
+            &["doctor", "-v"][..],
+            &["ls"],
+            &["holder", "k"],
+            &["run", "-nv", "k", "true"],
+        ] {
+            let output = place
+                .relatch(arguments)
+                .env("REDIS_URL", &url)
+                .output()
+                .unwrap();
+            assert!(!output.status.success(), "{url} {arguments:?}");
+            let said = stdout(&output) + &stderr(&output);
+            assert!(!said.is_empty() && !said.contains(secret), "{said}");
+        }
+    }
+    // On the command line, others can read it: that is said, once.
+    let url = format!("redis://nobody:{secret}@{at}/");
+    let said = stderr(&place.output(&["ls", "--redis", &url]));
+    assert_eq!(said.matches("--redis-file").count(), 1, "{said}");
+    assert!(!said.contains(secret), "{said}");
+}
+
+/// The block of a page that has this line.
+fn block(page: &str, line: &str) -> String {
+    let blocks = page.split("```sh\n").skip(1);
+    let mut blocks = blocks.filter_map(|rest| rest.split("```").next());
+    blocks
+        .find(|block| block.contains(line))
+        .unwrap()
+        .to_owned()
+}
+
+#[test]
+fn the_lines_for_redis_cli_end_exactly_the_hold_that_was_seen() {
+    let page = page("operations.md");
+    let lines = block(&page, "--scan");
+    for cli in ["redis-cli", "redis-cli -c"] {
+        let place = Place::new();
+        let mut run = place.start(&["deploy:prod"], "f", "echo > $1; sleep 60");
+        let mut shell = Command::new("sh");
+        shell.args(["-ec", &lines.replace("redis-cli", cli)]);
+        let output = shell
+            .env("REDIS_URL", place.server.bare_url())
+            .output()
+            .unwrap();
+        let said = stdout(&output);
+        let said: Vec<_> = said.lines().collect();
+        assert_eq!(said.len(), 4, "{said:?} {}", stderr(&output));
+        assert_eq!(said[0], "lock:deploy:prod");
+        assert!(said[1].parse::<u32>().unwrap() <= 30_000);
+        assert!(said[2].contains(&format!("-{}-", run.id())), "{said:?}");
+        assert_eq!(said[3], "1");
+        assert_eq!(run.wait().unwrap().code(), Some(76));
+        // The same token once more: it is another's by now, or nobody's.
+        place
+            .server
+            .query::<()>(&["SET", "lock:deploy:prod", "another", "PX", "60000"]);
+        let again = lines.replace(
+            "$(redis-cli -u \"$REDIS_URL\" GET lock:deploy:prod)",
+            said[2],
+        );
+        let mut shell = Command::new("sh");
+        let output = shell
+            .args(["-ec", &again])
+            .env("REDIS_URL", place.server.bare_url())
+            .output()
+            .unwrap();
+        assert!(stdout(&output).ends_with("\n0\n"), "{}", stdout(&output));
+    }
+}
+
+#[test]
+fn the_lines_with_the_command_end_exactly_the_hold_that_was_seen() {
+    let page = page("operations.md");
+    let line = block(&page, "force-unlock");
+    let place = Place::new();
+    let mut run = place.start(&["deploy:prod"], "f", "echo > $1; sleep 60");
+    let folder = Path::new(env!("CARGO_BIN_EXE_relatch")).parent().unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", &line]).env("PATH", path);
+    let output = shell
+        .env("REDIS_URL", place.server.bare_url())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(run.wait().unwrap().code(), Some(76));
+}
+
+#[test]
+fn a_replica_and_a_full_redis_are_found() {
+    let place = Place::new();
+    let master = Server::start();
+    let port = master.port().to_string();
+    place.server.query::<()>(&["REPLICAOF", "127.0.0.1", &port]);
+    eventually(LONG, "it follows", || {
+        as_operator(&place, &["doctor"]).status.code() == Some(2)
+    });
+    place.server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
+    place
+        .server
+        .query::<()>(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    place
+        .server
+        .query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let warned = as_operator(&place, &["doctor", "-q"]);
+    assert_eq!(warned.status.code(), Some(1));
+    assert!(
+        stdout(&warned).contains("noeviction"),
+        "{}",
+        stdout(&warned)
+    );
+}
