@@ -255,7 +255,8 @@ fn descendants(_root: Pid, _spared: &[(Pid, u64)]) -> Option<Vec<Process>> {
     None
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(target_os = "linux")]
+#[cfg(test)]
 mod tests {
     use std::process::Command;
 

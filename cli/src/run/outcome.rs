@@ -1,5 +1,6 @@
 //! What a run comes to: the exit code, and what is said about it.
 
+use std::ffi::OsStr;
 use std::io;
 use std::sync::mpsc::Receiver;
 
@@ -105,7 +106,7 @@ pub(crate) fn over(
 ) -> (Outcome, u8) {
     report.ended = life.ended();
     report.held = held.at().held_for;
-    let mut cause = held.lost_cause();
+    let cause = held.lost_cause();
     let mut is_lost = life.is_lost();
     match held.unlock() {
         Ok(()) => {}
@@ -114,30 +115,19 @@ pub(crate) fn over(
         Err(error) => say(&error.to_string()),
     }
     if let Some(NotStarted::Failed(number)) = life.not_started() {
-        let error = io::Error::from_raw_os_error(number);
-        let message = format!("{}: {error}", wanted.command[0].display());
-        say(&message);
-        report.cause = Some(message);
-        let is_missing = number == Errno::NOENT.raw_os_error();
-        let code = if is_missing {
-            code::NOT_FOUND
-        } else {
-            code::NOT_EXECUTABLE
-        };
-        return (Outcome::NotStarted, code);
+        return not_started(&wanted.command[0], number, report);
     }
-    if life.reason() == Some(Reason::AtRisk) {
-        let message = "no renewal came through; the job was ended before the lease was";
-        cause.get_or_insert_with(|| message.to_owned());
-        is_lost = true;
-    } else if life.not_started() == Some(NotStarted::Late) {
-        let message = "too little of the lease was left when the job was to be started";
-        cause.get_or_insert_with(|| message.to_owned());
-        is_lost = true;
-    }
-    if is_lost {
+    let why = match (life.reason(), life.not_started()) {
+        (Some(Reason::AtRisk), _) => {
+            Some("no renewal came through; the job was ended before the lease was")
+        }
+        (_, Some(_)) => Some("too little of the lease was left when the job was to be started"),
+        _ if is_lost => Some("the lease ran out"),
+        _ => None,
+    };
+    if let Some(why) = why {
         let keys = report.keys.join(", ");
-        let cause = cause.unwrap_or_else(|| "the lease ran out".to_owned());
+        let cause = cause.unwrap_or_else(|| why.to_owned());
         say(&format!(
             "lock {keys:?} was lost while the job ran: {cause}"
         ));
@@ -162,4 +152,19 @@ pub(crate) fn over(
         None => exit::of_signal(SIGKILL),
     };
     (Outcome::Ended, code)
+}
+
+/// The outcome if the system could not start the job.
+fn not_started(command: &OsStr, number: i32, report: &mut Report) -> (Outcome, u8) {
+    let error = io::Error::from_raw_os_error(number);
+    let message = format!("{}: {error}", command.display());
+    say(&message);
+    report.cause = Some(message);
+    let is_missing = number == Errno::NOENT.raw_os_error();
+    let code = if is_missing {
+        code::NOT_FOUND
+    } else {
+        code::NOT_EXECUTABLE
+    };
+    (Outcome::NotStarted, code)
 }
