@@ -1,8 +1,11 @@
 //! The manual page and the completions.
 
 use std::fs;
+use std::io::{Read, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+
+use crate::support::{Place, as_operator, stderr, stdout};
 
 fn generated(what: &str) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_relatch"))
@@ -24,10 +27,104 @@ fn the_manual_page_is_that_of_the_program() {
     }
 }
 
+/// A shell that is not there accepts nothing.
 #[test]
-fn each_shell_has_completions() {
+fn each_shell_has_completions_and_accepts_them() {
     for shell in ["bash", "zsh", "fish"] {
         let text = generated(shell);
         assert!(text.contains("force-unlock"), "{shell}: {text}");
+        let mut check = Command::new(shell);
+        check.args(["-n", "/dev/stdin"]).stdin(Stdio::piped());
+        if let Ok(mut child) = check.spawn() {
+            let mut input = child.stdin.take().unwrap();
+            input.write_all(text.as_bytes()).unwrap();
+            drop(input);
+            assert!(child.wait().unwrap().success(), "{shell}");
+        }
     }
+}
+
+#[test]
+fn bash_completes_commands_and_options() {
+    let completed = |words: &str| {
+        let script = "source /dev/stdin
+            COMP_WORDS=($1) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+            _relatch relatch \"${COMP_WORDS[-1]}\" \"${COMP_WORDS[-2]}\"; echo \"${COMPREPLY[@]}\"";
+        let mut bash = Command::new("bash");
+        bash.args(["-c", script, "bash", words]);
+        let mut bash = bash
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = bash.stdin.take().unwrap();
+        input.write_all(generated("bash").as_bytes()).unwrap();
+        drop(input);
+        String::from_utf8(bash.wait_with_output().unwrap().stdout).unwrap()
+    };
+    assert_eq!(completed("relatch force"), "force-unlock\n");
+    assert_eq!(completed("relatch run --at-l"), "--at-least\n");
+}
+
+/// The page for readers of the repository shows what the command says, but for names and numbers.
+#[test]
+fn what_the_readme_shows_is_what_is_seen() {
+    let place = Place::new();
+    let mut nightly = place.start(&["nightly"], "a", "echo > $1; sleep 60");
+    let mut deploy = place.start(&["deploy:prod"], "b", "echo > $1; sleep 60");
+    let table = stdout(&as_operator(&place, &["ls"]));
+    let deleted = stderr(&place.output(&["force-unlock", "deploy:prod", "--yes"]));
+    let mut lost = String::new();
+    deploy
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut lost)
+        .unwrap();
+    assert_eq!(deploy.wait().unwrap().code(), Some(76));
+    place.code(&["force-unlock", "nightly", "--yes"]);
+    assert_eq!(nightly.wait().unwrap().code(), Some(76));
+
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    let readme = fs::read_to_string(readme).unwrap();
+    let shown = readme.split("```console\n").nth(1).unwrap();
+    let shown = shown.split("```").next().unwrap();
+    let shown = shown.lines().filter(|line| !line.starts_with('$'));
+    let seen = [table, deleted, lost].concat();
+    let host = relatch::Owner::current().host;
+    let plain = |line: &str| {
+        let line = line
+            .replace(&*host, "HOST")
+            .replace("web-3", "HOST")
+            .replace("ci-7", "HOST");
+        let words: Vec<_> = line.split_whitespace().collect();
+        words
+            .join(" ")
+            .replace(|c: char| c.is_ascii_digit(), "")
+            .replace('.', "")
+    };
+    let shown: Vec<_> = shown.map(plain).collect();
+    let seen: Vec<_> = seen.lines().map(plain).collect();
+    assert_eq!(shown, seen);
+}
+
+/// What `bash examples/run.sh command` shows.
+#[test]
+fn the_example_ends_with_a_lost_lock() {
+    let place = Place::new();
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/command.sh");
+    let mut bash = Command::new("bash");
+    bash.arg(example).arg(env!("CARGO_BIN_EXE_relatch"));
+    let output = bash
+        .env("REDIS_URL", place.server.bare_url())
+        .output()
+        .unwrap();
+    let said = stdout(&output);
+    assert!(output.status.success(), "{said} {}", stderr(&output));
+    assert_eq!(said.matches("makes the backup").count(), 1, "{said}");
+    assert!(
+        said.contains("is gone") && said.contains("    | "),
+        "{said}"
+    );
+    assert!(said.ends_with("the exit code of the run is 76\n"), "{said}");
 }

@@ -70,7 +70,8 @@ fn the_changelog_knows_this_version() {
 #[test]
 fn the_readme_is_short() {
     let lines = text("README.md").lines().count();
-    assert!(lines < 120, "{lines} lines");
+    // A page of the library, and a section on the command.
+    assert!(lines < 140, "{lines} lines");
 }
 
 /// One reading of ten minutes.
