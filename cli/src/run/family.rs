@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitId, WaitIdOptions, getpid, getsid, kill_process, kill_process_group,
+    Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, kill_process, kill_process_group,
     test_kill_process, test_kill_process_group, waitid,
 };
 
@@ -43,7 +43,9 @@ pub(crate) enum Scope {
 #[derive(Debug)]
 pub(crate) struct Family {
     root: Pid,
-    session: Option<Pid>,
+    /// Zero, if it began outside of this process's container. `None`: the system does not tell who
+    /// descends from whom.
+    session: Option<i32>,
     /// They descend from the root, and are not of the job. The number of a process that has ended
     /// is given to another one day, so the time of its start belongs to its name.
     spared: Vec<(Pid, u64)>,
@@ -63,15 +65,13 @@ impl Family {
     /// had children before it executed this program in its place.
     pub(crate) fn new(has_group: bool) -> Family {
         let root = getpid();
-        let before = if has_no_child() {
-            Vec::new()
-        } else {
-            descendants(root, &[]).unwrap_or_default()
-        };
+        let session = this_process().map(|process| process.session);
+        let before = session.filter(|_| !has_no_child());
+        let before = before.and_then(|_| descendants(root, &[]));
         Family {
             root,
-            session: getsid(None).ok(),
-            spared: before.iter().map(Process::name).collect(),
+            session,
+            spared: before.iter().flatten().map(Process::name).collect(),
             guard: None,
             leader: None,
             leader_has_ended: false,
@@ -166,14 +166,35 @@ impl Family {
 
     /// Those who live, if the system tells.
     fn members(&self, scope: Scope) -> Option<Vec<Process>> {
-        let session = self.session.map(raw);
+        let session = self.session?;
         let mut found = descendants(self.root, &self.spared)?;
         found.retain(|process| {
-            Some(process.pid) != self.guard
-                && (scope == Scope::All || Some(process.session) == session)
+            Some(process.pid) != self.guard && (scope == Scope::All || process.session == session)
         });
         Some(found)
     }
+}
+
+/// The number of this process's group. Zero, if it began outside of this process's container.
+pub(crate) fn own_group() -> i32 {
+    this_process().map_or_else(|| raw(getpgrp()), |process| process.group)
+}
+
+/// This process, as others see it. `None` also if `/proc` is that of another container: its numbers
+/// are not those of our signals.
+#[cfg(target_os = "linux")]
+fn this_process() -> Option<Process> {
+    let pid = raw(getpid());
+    let shown = std::fs::read_link("/proc/self").ok()?;
+    if shown.to_str()?.parse() != Ok(pid) {
+        return None;
+    }
+    Process::read(pid, &std::fs::read("/proc/self/stat").ok()?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn this_process() -> Option<Process> {
+    None
 }
 
 /// True if this process has no child, so that nobody descends from it.
@@ -235,9 +256,6 @@ fn descendants(root: Pid, spared: &[(Pid, u64)]) -> Option<Vec<Process>> {
         Process::read(pid, &std::fs::read(entry.path().join("stat")).ok()?)
     });
     let all: Vec<_> = stats.collect();
-    if all.is_empty() {
-        return None; // Not even this process: nothing is mounted there.
-    }
     let mut family: Vec<Process> = Vec::new();
     let mut parents = vec![raw(root)];
     while let Some(parent) = parents.pop() {

@@ -48,7 +48,7 @@ use signal_hook::consts::{SIGCONT, SIGSTOP};
 
 use crate::args::{Common, OnLost, Run};
 use crate::exit::{self, Failure, code};
-use crate::run::family::{Pause, Scope};
+use crate::run::family::{Pause, Scope, own_group};
 use crate::run::guard::Orders;
 use crate::run::held::Held;
 use crate::run::job::Job;
@@ -114,10 +114,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
         signal: options.signal,
         kill_after: wanted.plan.kill_after,
         until: held.good_until(&wanted.plan),
-        foreground: wanted
-            .plan
-            .foreground
-            .then(|| rustix::process::getpgrp().as_raw_nonzero().get()),
+        foreground: wanted.plan.foreground.then(own_group),
     };
     let job = match Job::start(&wanted.command, &environment, &orders, &sender) {
         Ok(job) => job,

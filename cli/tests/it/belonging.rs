@@ -243,6 +243,39 @@ fn a_guard_without_a_wrapper_ends_the_job() {
     assert!(!is_there(daemon.trim()));
 }
 
+/// As process 1 of a container: it waits for orphans that are none of its job, and passes signals
+/// on. With the `/proc` of outside, the numbers there are not its own.
+#[test]
+fn a_run_may_be_the_first_process_of_a_container() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--user", "--map-root-user", "--pid", "true"]);
+    if !unshare.status().unwrap().success() {
+        return; // Some systems let only root make one.
+    }
+    let contained = |options: &[&str], line: &str| {
+        let run = place.relatch(&[]);
+        let mut command = Command::new("unshare");
+        let named = run
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?)));
+        command
+            .args(["--user", "--map-root-user", "--pid", "--fork"])
+            .args(options);
+        command.args([relatch, "run", "k", "-c", line]).envs(named);
+        let command = command.current_dir(place.file("")).stdin(Stdio::null());
+        command.status().unwrap().code()
+    };
+    let line = "(setsid sleep 60 &); (sleep 0.3; echo 1 >> f) & exit 3";
+    for options in [&["--mount-proc"][..], &[]] {
+        let _ = fs::remove_file(place.file("f"));
+        assert_eq!(contained(options, line), Some(3), "{options:?}");
+        assert_eq!(text(&place, "f"), "1\n", "{options:?}");
+        assert_eq!(contained(options, "kill -9 $$"), Some(128 + 9));
+    }
+}
+
 /// `SIGCHLD` that is ignored by inheritance makes children vanish without a word.
 #[test]
 fn the_exit_code_passes_where_nobody_hears_of_children() {
