@@ -9,7 +9,7 @@
 //! 2. *A token that was given up is deleted.* If the connection stands, the thread writes the
 //!    deletion behind the `SET` on the same connection, since Redis executes one connection's
 //!    commands in order. Over another connection, the deletion could run first, and the `SET` would
-//!    leave a key that no thread holds. The keeper searches for the token, too, until its lease is
+//!    leave a key that no thread holds. A renewer searches for the token, too, until its lease is
 //!    over. If an attempt finds that the last token given up keeps the lock busy, the attempt
 //!    deletes it.
 //!

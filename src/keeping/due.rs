@@ -1,4 +1,4 @@
-//! When one hold is due for renewal, and what is due now.
+//! The entry of one hold, how its renewal is brought forward, and what is due now.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,6 +4,8 @@
 //! [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the commands
 //! of a lock. [`memory`] has the keys of this process, and [`disabled`] none. What comes back is in
 //! small enums. Only `keeping` above knows that there are servers: a thread renews for each node.
+//! A third store would be a variant of `Store` and of `Connection`, and would have the commands of
+//! the keeper (`KeeperCommands` in `keeping`).
 //! This room may use `client` and `base`.
 
 mod connection;

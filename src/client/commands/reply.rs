@@ -33,9 +33,11 @@ pub(crate) enum AdoptReply {
 /// What a compare-and-delete or a compare-and-extend found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compared {
-    /// The key held the token, and was deleted or extended.
+    /// `1`: the key held the token, and was deleted or extended.
     Done,
+    /// `0`: there is no key.
     Absent,
+    /// `-1`: the key holds another token.
     NotOurs,
 }
 
