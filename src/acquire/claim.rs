@@ -90,7 +90,7 @@ pub(crate) enum Answer {
 pub(crate) struct PendingClaim<'a> {
     context: AcquireContext<'a>,
     /// The token of the next attempt. Redis does not hold it, and no command with it can still be
-    /// executed. `None` until an attempt draws one.
+    /// executed. `None` after it was given up, until an attempt draws another.
     token: Option<String>,
     /// The last token that was given up. If the key holds this token, no thread holds the lock.
     given_up: Option<String>,

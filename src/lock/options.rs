@@ -78,11 +78,11 @@ impl Lock {
         self.set(|options| options.renewal.every = Some(period))
     }
 
-    /// For how long the lock is renewed at most: a hold lasts for this time, and at most a lease
-    /// longer, until the last lease has run out. Then it is lost. Defaults to the manager's, which
-    /// is no limit. At least the lease.
+    /// For how long the lock is renewed at most, counted from when it was taken; not less than the
+    /// lease. The last lease then runs out: the hold lasts for at most a lease longer, and is lost.
+    /// Defaults to the manager's, which is no limit.
     ///
-    /// Once no lease would extend the hold, [`confirm`](crate::LockGuard::confirm),
+    /// Once this time is over (with a lease that was made longer, earlier by as much), [`confirm`](crate::LockGuard::confirm),
     /// [`ensure`](crate::LockGuard::ensure) (if it would have to renew),
     /// [`set_lease`](crate::LockGuard::set_lease) and [`hand_over`](crate::LockGuard::hand_over)
     /// return [`Error::InvalidOption`](crate::Error::InvalidOption) with the option `max_hold`:

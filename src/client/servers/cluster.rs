@@ -110,8 +110,8 @@ impl Cluster {
         }
     }
 
-    /// The node that has the slot of this key. If there is no map yet, waits until the deadline for
-    /// one.
+    /// The node that has the slot of this key. If there is no map yet, waits for one: until the
+    /// deadline, but no longer than for a connection.
     pub(crate) fn node_of(
         self: &Arc<Cluster>,
         key: &str,
@@ -208,8 +208,8 @@ impl Cluster {
             if let Some(map) = reading.atlas.map() {
                 return Ok(Arc::clone(map));
             }
-            // A reading that has begun may fail for a reason of its own time: the next one counts,
-            // too. The first counts for the callers that have started it.
+            // The failure of a reading that ended before this call is no answer to it: the reason
+            // may be gone.
             if let Some(failure) = reading.failure.as_ref().filter(|_| reading.rounds > asked) {
                 return Err(failure.copy());
             }
@@ -218,7 +218,8 @@ impl Cluster {
                 let silence = || Failure::not_sent("no node of the cluster has answered in time");
                 return Err(reading.failure.as_ref().map_or_else(silence, Failure::copy));
             }
-            // If each of several callers did so, they would wake each other all the time.
+            // Only the caller that sets `wanted` notifies. This wakes the other callers, too: if
+            // each did so in turn, they would wake each other all the time.
             if !mem::replace(&mut reading.wanted, true) {
                 self.changed.notify_all();
             }

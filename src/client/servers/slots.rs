@@ -154,8 +154,9 @@ pub(crate) struct Redirect {
 }
 
 impl Redirect {
-    /// Reads an error of the server at `asked`: `MOVED slot host:port`. (An IPv6 address has no
-    /// brackets.) `None` for any other error.
+    /// Reads an error of the server at `asked`: `MOVED slot host:port`, all of which is in the
+    /// message. (Redis writes an IPv6 address without brackets; with them it is read, too.) `None`
+    /// for any other error.
     pub(crate) fn read(refusal: &Refusal, asked: &Place) -> Option<Redirect> {
         let asks = match &*refusal.code {
             "MOVED" => false,

@@ -85,19 +85,19 @@ impl Target {
         Ok(())
     }
 
-    /// Sets the login of the sentinels, and their settings of TLS: by default, those of the master.
-    /// What a sentinel says is believed, so it must not be easier to stand in for a sentinel than
-    /// for the master.
+    /// Sets how to log in to the sentinels (by default not at all), and their settings of TLS (by
+    /// default those of the master; `plaintext`: none). What a sentinel says is believed, so by
+    /// default it is as hard to stand in for a sentinel as for the master.
     pub(crate) fn set_sentinels(
         &mut self,
         login: Option<Login>,
         tls: Option<Tls>,
         plaintext: bool,
     ) -> Result<(), Error> {
-        let option = match (&login, plaintext) {
-            (Some(_), _) => "sentinel_login",
-            (None, true) => "sentinel_plaintext",
-            (None, false) => "sentinel_tls",
+        let option = if login.is_some() {
+            "sentinel_login"
+        } else {
+            "sentinel_tls"
         };
         let is_set = login.is_some() || tls.is_some() || plaintext;
         if is_set && !matches!(self.servers, Servers::Sentinels { .. }) {

@@ -160,9 +160,8 @@ impl Builder {
     }
 
     /// Counts a lock as taken only once replicas have acknowledged it. Redis waits for them for
-    /// `timeout` at most, which is between 1 ms and the
-    /// [`response_timeout`](Builder::response_timeout), and looks at the time ten times a second.
-    /// Off by default.
+    /// `timeout`, which is between 1 ms and the [`response_timeout`](Builder::response_timeout),
+    /// and up to 100 ms longer, since it looks at the clock ten times a second. Off by default.
     ///
     /// A master answers before its replicas have the lock. If it dies then, a replica without the
     /// lock becomes the master, and another process takes the lock as well. This option sends

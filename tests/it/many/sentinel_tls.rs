@@ -143,6 +143,26 @@ fn sentinels_are_asked_over_tls_if_that_is_set_and_the_master_without_it() {
     );
 }
 
+#[test]
+fn settings_of_sentinels_without_sentinels_are_refused_by_their_name() {
+    for tls in [Some(Tls::new()), None] {
+        let built = LockManager::builder("rediss://127.0.0.1/")
+            .sentinel_tls(tls)
+            .build_lazily();
+        let error = built.expect_err("the URL names no sentinels");
+        assert!(
+            matches!(
+                error,
+                Error::InvalidOption {
+                    option: "sentinel_tls",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+    }
+}
+
 /// None of them answers in the time that a sentinel gets first.
 #[test]
 fn sentinels_over_tls_may_be_far_away() {

@@ -97,8 +97,8 @@ impl Master {
     /// If that fails because of a switch, the sentinels are asked again. If it fails for another
     /// reason, the sentinel that named the server is asked last the next time: perhaps only this
     /// sentinel has not heard of a switch. A server that refuses the login may be no master at all:
-    /// a sentinel does so, since it has other users. So a refusal stands only if the next sentinel
-    /// names this server, too.
+    /// a sentinel does so, since it has other users. So a refusal that cannot pass stands only if
+    /// another answer names this server, too, or if no sentinel answers any more.
     pub(crate) fn connect(
         &self,
         deadline: Moment,
@@ -114,7 +114,7 @@ impl Master {
             let endpoint = self.endpoint(place);
             if let Some(at) = refusals
                 .iter()
-                .position(|(by, _)| by.name() == endpoint.name())
+                .position(|(refusing, _)| refusing.name() == endpoint.name())
             {
                 return Err(refusals.swap_remove(at).1);
             }
@@ -123,15 +123,19 @@ impl Master {
             });
             match opened.and_then(|link| self.confirmed(&endpoint, generation).map(|()| link)) {
                 Ok(link) => return Ok(link),
-                Err(failure) if !self.state.lock().has_left(&endpoint, generation) => {
+                // There was a switch meanwhile: the sentinels are asked again, if there is time.
+                Err(failure) if self.state.lock().has_left(&endpoint, generation) => {
+                    if deadline <= Moment::now() {
+                        return Err(failure);
+                    }
+                }
+                Err(failure) => {
                     self.sentinels.doubt(&sentinel);
                     if failure.can_pass() || !matches!(failure, Failure::Refused(_)) {
                         return Err(failure);
                     }
                     refusals.push((endpoint, failure));
                 }
-                Err(failure) if deadline <= Moment::now() => return Err(failure),
-                Err(_) => {}
             }
         }
     }
