@@ -340,10 +340,15 @@ impl<'a> Progress<'a> {
         } = &self.attempts;
         match self.patience.judge(now, kind, silence.as_ref(), *failed) {
             AfterFailure::TryAgain => Ok(failure),
-            AfterFailure::Busy => Err(End::Busy {
-                holder: self.holder.take(),
-                failure: Some(failure),
-            }),
+            AfterFailure::Busy => {
+                let holder = self.holder.take();
+                // Redis may have said that the lock is busy, and then not by whom.
+                let is_unknown = holder.is_some() || !self.was_busy;
+                Err(End::Busy {
+                    holder,
+                    failure: Some(failure).filter(|_| is_unknown),
+                })
+            }
             AfterFailure::GiveUp => Err(End::Unavailable {
                 failure: self.attempts.cause(failure),
                 final_answer: kind == Kind::Final,
@@ -796,6 +801,27 @@ mod tests {
             };
             assert_eq!(outage, is_outage, "{length} ms");
         }
+    }
+
+    /// The answer that the lock is busy does not say who has it, and the question who has it gets no
+    /// answer.
+    #[test]
+    fn a_lock_that_was_busy_is_busy_although_nobody_says_who_has_it() {
+        let patience = limit(30);
+        let mut progress = progress(&patience);
+        progress.answered();
+        progress.found_busy(None, false, at(1002));
+        let step = fails(&mut progress, lost_answer(), at(1002), at(1030));
+        assert!(
+            matches!(
+                step,
+                Step::GiveUp(End::Busy {
+                    holder: None,
+                    failure: None
+                })
+            ),
+            "{step:?}"
+        );
     }
 
     #[test]

@@ -106,14 +106,14 @@ impl LossNotifier {
         Ok(sender)
     }
 
-    /// Waits until the callback was called for all losses so far, for `limit` at most, and ends the
-    /// thread. A callback that takes longer is left behind with its thread. If the callback itself
-    /// drops the last handle, nothing is waited for.
+    /// Waits until the callback was called for all losses so far, a little longer than `limit` at
+    /// most, and ends the thread. A callback that takes longer is left behind with its thread. If
+    /// the callback itself drops the last handle, nothing is waited for.
     pub(crate) fn stop(&self, limit: Duration) {
         self.thread.tell_to_stop(); // A first loss starts no thread any more.
         self.losses.lock().take();
-        if self.thread.stop(limit).is_err() {
-            error!(target: "relatch::lost", "the on_lost callback does not return, its thread is left behind");
+        if let Err(what) = self.thread.stop(limit) {
+            error!(target: "relatch::lost", "the thread that calls on_lost {what}");
         }
     }
 }

@@ -158,7 +158,7 @@ impl Lock {
     /// # Errors
     ///
     /// As for [`lock`](Lock::lock). `Timeout` only if nobody knows whether the lock is busy: no
-    /// connection of the pool was free, so Redis was not asked.
+    /// connection of the pool was free to ask Redis.
     pub fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(Duration::ZERO)
     }
@@ -184,7 +184,7 @@ impl Lock {
     /// # Errors
     ///
     /// As for [`lock`](Lock::lock). `Timeout` only if nobody knows whether the lock was busy: no
-    /// connection of the pool was free, or `limit` is below 100 ms and Redis was slower.
+    /// connection of the pool was free, or less than 100 ms were left and Redis was slower.
     /// [`Error::WouldDeadlock`] stays an
     /// error, and is no `Ok(None)`: nothing would end the wait but its limit, and asking again
     /// would not help as long as this thread keeps what it holds.

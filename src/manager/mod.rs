@@ -278,8 +278,8 @@ impl LockManager {
     /// is touched.
     ///
     /// Waits for some 30 answers of each server, for `limit` at most. Only the test for invalidations
-    /// does not keep to `limit`: if Redis does not answer it, the call may take a connect timeout and
-    /// a response timeout longer.
+    /// does not keep to `limit`: if Redis does not answer it, the call may take up to three connect
+    /// timeouts and two response timeouts longer.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -136,7 +136,7 @@ impl<'a> Wait<'a> {
     }
 
     /// The error of a wait that ends while the lock is busy. `cause` says why the last attempt
-    /// failed, or why no holder is known.
+    /// failed.
     pub(crate) fn timed_out(&self, holder: Option<Holder>, cause: Option<Cause>) -> Error {
         Error::Timeout {
             key: self.key.name().to_string(),

@@ -33,7 +33,7 @@ pub enum Error {
     /// The wait ended before this thread got the lock.
     ///
     /// Happens if [`Lock::wait`](crate::Lock::wait) or [`Builder::wait`](crate::Builder::wait) sets a
-    /// limit. A `try_` method says `Ok(None)` instead, unless there is a `source`.
+    /// limit. A `try_` method says `Ok(None)` instead, unless there is a `source` and no `holder`.
     ///
     /// If there is a `source`, it is not known whether the lock was busy in the end: the time was
     /// over before an answer, and the source says what took it. If that was the wait for a

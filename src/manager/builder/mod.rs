@@ -154,7 +154,7 @@ impl Builder {
     ///
     /// The calls come one after the other, on a thread of their own (`relatch-on-lost`): a slow or
     /// panicking callback stops no renewal, and a callback may take locks of this manager. Dropping
-    /// the last handle waits for the calls that are due, at most for the response timeout.
+    /// the last handle waits for the calls that are due, for little more than the response timeout.
     ///
     /// ```
     /// use relatch::LostCause;

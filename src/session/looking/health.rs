@@ -150,7 +150,7 @@ impl Session {
             lease: 2 * LEASE,
         };
         // All three are sent before any answer is judged. So the key is deleted, whatever the first
-        // two have brought.
+        // two have brought, unless the connection breaks.
         let extended = connection.extend(&extension, deadline);
         let seen = connection.look(&key, None, deadline);
         // With the text of the script, which Redis needs again after a restart.
