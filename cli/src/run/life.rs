@@ -39,8 +39,9 @@ pub(crate) struct Plan {
     pub(crate) max_hold: Option<Duration>,
     /// A job that has lost its lock goes on.
     pub(crate) only_warn: bool,
-    /// The job is in the group of this process: the terminal sends its signals to both.
-    pub(crate) foreground: bool,
+    /// The job is in the group of this process, and there is a terminal, which sends its signals to
+    /// both.
+    pub(crate) at_terminal: bool,
 }
 
 impl Plan {
@@ -195,7 +196,7 @@ impl Life {
             Event::Signal(number) => match &mut self.early {
                 Some(early) => early.push(number),
                 // The terminal sends these to the job itself.
-                None if self.plan.foreground && [SIGINT, SIGQUIT].contains(&number) => {}
+                None if self.plan.at_terminal && [SIGINT, SIGQUIT].contains(&number) => {}
                 None => actions.push(Action::Forward(number)),
             },
             // A job that is about to end is not held up.
@@ -337,7 +338,7 @@ mod tests {
             kill_after: Duration::from_secs(5),
             max_hold: None,
             only_warn: false,
-            foreground: false,
+            at_terminal: false,
         }
     }
 
@@ -443,7 +444,7 @@ mod tests {
     #[test]
     fn a_signal_waits_until_the_job_has_started() {
         let mut life = Life::new(Plan {
-            foreground: true,
+            at_terminal: true,
             ..plan()
         });
         for number in [TERM, SIGINT] {

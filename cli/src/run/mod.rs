@@ -84,7 +84,7 @@ pub(crate) fn run(common: &Common, options: &Run) -> u8 {
 fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report) -> (Outcome, u8) {
     let stop = StopHandle::new();
     let (sender, events) = channel();
-    if let Err(error) = signals::listen(wanted.plan.foreground, &stop, &sender) {
+    if let Err(error) = signals::listen(wanted.plan.at_terminal, &stop, &sender) {
         say(&format!("no signals can be received: {error}"));
         return (Outcome::NotStarted, code::SOFTWARE);
     }
@@ -114,7 +114,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
         signal: options.signal,
         kill_after: wanted.plan.kill_after,
         until: held.good_until(&wanted.plan),
-        foreground: wanted.plan.foreground.then(own_group),
+        foreground: wanted.foreground.then(own_group),
     };
     let job = match Job::start(&wanted.command, &environment, &orders, &sender) {
         Ok(job) => job,

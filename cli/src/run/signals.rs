@@ -22,18 +22,18 @@ pub(crate) const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// Has signals become events from now on. Those that end a wait also end that of `stop`.
 ///
-/// In the foreground, the terminal stops the job, too.
+/// A terminal stops the job by itself.
 ///
 /// Whoever started this program may have ignored `SIGCHLD`. Then children would vanish without a
 /// word on how they have ended.
 pub(crate) fn listen(
-    foreground: bool,
+    at_terminal: bool,
     stop: &StopHandle,
     events: &Sender<Event>,
 ) -> io::Result<()> {
     let mut numbers = FOR_THE_JOB.to_vec();
     numbers.push(SIGCONT);
-    if !foreground {
+    if !at_terminal {
         numbers.push(SIGTSTP);
     }
     // `nohup` ignores a signal for the job, too.

@@ -25,6 +25,8 @@ pub(crate) struct Wanted {
     pub(crate) wait: Option<Duration>,
     pub(crate) at_least: Duration,
     pub(crate) fenced: bool,
+    /// The job has no process group of its own.
+    pub(crate) foreground: bool,
 }
 
 impl Wanted {
@@ -41,6 +43,8 @@ impl Wanted {
                  for renewals";
             return Err(Failure::new(code::CONFIG, message));
         }
+        let stdin = io::stdin().is_terminal();
+        let foreground = options.foreground || stdin;
         Ok(Wanted {
             keys,
             command: command(options)?,
@@ -49,8 +53,10 @@ impl Wanted {
                 kill_after,
                 max_hold: options.max_hold,
                 only_warn: options.on_lost == OnLost::Warn,
-                foreground: options.foreground || io::stdin().is_terminal(),
+                at_terminal: foreground
+                    && (stdin || io::stdout().is_terminal() || io::stderr().is_terminal()),
             },
+            foreground,
             wait: if options.nonblock {
                 Some(Duration::ZERO)
             } else {

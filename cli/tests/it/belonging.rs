@@ -101,19 +101,27 @@ fn a_daemon_does_not_keep_the_lock_and_outlives_the_job() {
 /// Each of them writes what it gets: the first process, one in its group, and one that has a group
 /// of its own.
 const RECIPIENTS: &str = "
-each() { trap \"echo $1 >> got; exit\" TERM; echo >> ready; while :; do sleep 0.01; done; }
+each() { trap \"echo $1 >> got; exit\" TERM INT; echo >> ready; while :; do sleep 0.01; done; }
 (each member) & set -m; (each other) & set +m; each leader";
 
 #[test]
 fn a_signal_reaches_all_of_the_job() {
     let place = Place::new();
-    for options in [&["k"][..], &["--foreground", "k"]] {
+    for (options, name) in [
+        (&["k"][..], "-TERM"),
+        (&["--foreground", "k"], "-TERM"),
+        (&["k"], "-INT"),
+        // Without a terminal, nobody else sends it to the job.
+        (&["--foreground", "k"], "-INT"),
+    ] {
         for file in ["got", "ready"] {
             let _ = fs::remove_file(place.file(file));
         }
         let mut run = place.start(options, "ready", RECIPIENTS);
         eventually(LONG, "all are ready", || text(&place, "ready").len() == 3);
-        signal(run.id(), Sig::Term);
+        let id = run.id().to_string();
+        let sent = Command::new("kill").args([name, &id]).status();
+        assert!(sent.unwrap().success());
         run.wait().unwrap();
         for who in ["member", "other", "leader"] {
             assert!(text(&place, "got").contains(who), "{who}");
