@@ -101,7 +101,7 @@ pub(crate) struct Run {
     /// Another key: all are locked, or none
     #[arg(short, long = "key", value_name = "KEY")]
     pub(crate) keys: Vec<String>,
-    /// How long Redis keeps the lock after this process has died
+    /// How long Redis keeps the lock after this process has died [default: 30s]
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) lease: Option<Duration>,
     /// Ends a job that runs for longer (exit code 124)
@@ -166,13 +166,14 @@ pub(crate) struct Confirm {
 
 #[derive(Args, Debug)]
 pub(crate) struct Holder {
+    /// The lock
     pub(crate) key: String,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Ls {
     /// Only keys that begin with this
-    #[arg(default_value = "")]
+    #[arg(default_value = "", hide_default_value = true)]
     pub(crate) begin: String,
     /// Also what cannot be a lock: keys that never expire, that are no strings, and the counters of
     /// fenced locks
@@ -201,6 +202,7 @@ pub(crate) enum Sort {
 
 #[derive(Args, Debug)]
 pub(crate) struct Wait {
+    /// The lock
     pub(crate) key: String,
     /// For how long at most [default: for ever]
     #[arg(short, long, visible_alias = "timeout", value_name = "SPAN", value_parser = span::parse)]
@@ -209,6 +211,7 @@ pub(crate) struct Wait {
 
 #[derive(Args, Debug)]
 pub(crate) struct ForceUnlock {
+    /// The lock
     pub(crate) key: String,
     /// Only if this token still has it: what `holder` shows, also with `hex:` in front of bytes
     /// that cannot be seen

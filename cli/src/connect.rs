@@ -1,6 +1,7 @@
 //! The manager, from what the command line and the environment say.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 
 use relatch::{Builder, LockManager};
@@ -37,9 +38,28 @@ pub(crate) fn connect(common: &Common) -> Result<LockManager, Failure> {
     Ok(builder(common)?.build()?)
 }
 
+/// The text of an error, and where the address came from if nobody has given one.
+pub(crate) fn with_hint(mut message: String) -> String {
+    let is_set = VARIABLES.iter().any(|name| set(name).is_some());
+    if !is_set && message.contains(DEFAULT_PLACE) {
+        message += " (the default address: neither RELATCH_URL nor REDIS_URL is set)";
+    }
+    message
+}
+
+/// Where the address may be. The first one counts.
+const VARIABLES: [&str; 2] = ["RELATCH_URL", "REDIS_URL"];
+
+/// The default, as errors name it.
+const DEFAULT_PLACE: &str = "127.0.0.1:6379";
+
+fn set(name: &str) -> Option<OsString> {
+    env::var_os(name).filter(|url| !url.is_empty())
+}
+
 fn from_env() -> Result<String, Failure> {
-    for name in ["RELATCH_URL", "REDIS_URL"] {
-        if let Some(url) = env::var_os(name).filter(|url| !url.is_empty()) {
+    for name in VARIABLES {
+        if let Some(url) = set(name) {
             return url
                 .into_string()
                 .map_err(|_| Failure::new(code::CONFIG, format!("{name} is not UTF-8")));

@@ -6,7 +6,7 @@ use relatch::{Found, Health, LockManager, Verdict};
 use serde_json::json;
 
 use crate::args::{Common, Doctor};
-use crate::connect::builder;
+use crate::connect::{builder, with_hint};
 use crate::exit::Failure;
 use crate::output::{json_line, plain, write};
 
@@ -61,7 +61,7 @@ pub(crate) fn doctor(common: &Common, asked: &Doctor) -> Result<u8, Failure> {
 fn of_health(health: &Health) -> Vec<Line> {
     let lines = health.findings.iter().map(|finding| Line {
         verdict: finding.verdict,
-        found: finding.found.clone(),
+        found: with_hint(finding.found.clone()),
         advice: finding.advice.unwrap_or_default().to_owned(),
     });
     lines.collect()

@@ -2,6 +2,8 @@
 
 use relatch::Error;
 
+use crate::connect;
+
 /// All that can be said with an exit code. (`docs/command.md` has the table.)
 pub(crate) mod code {
     pub(crate) const OK: u8 = 0;
@@ -39,7 +41,8 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure::new(code_of(&error), error.to_string())
+        let message = connect::with_hint(error.to_string());
+        Failure::new(code_of(&error), message)
     }
 }
 

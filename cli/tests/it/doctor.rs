@@ -1,6 +1,7 @@
 //! `relatch doctor`, and the page for whoever is on call.
 
 use std::fs;
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -120,6 +121,21 @@ fn no_message_has_the_password() {
     let said = stderr(&place.output(&["ls", "--redis", &url]));
     assert_eq!(said.matches("--redis-file").count(), 1, "{said}");
     assert!(!said.contains(secret), "{said}");
+}
+
+/// Whoever tries it first has not read about addresses.
+#[test]
+fn a_default_address_is_told() {
+    let place = Place::new();
+    for arguments in [&["ls"][..], &["run", "-n", "k", "true"], &["doctor"]] {
+        let mut command = place.relatch(arguments);
+        let output = command.env_remove("REDIS_URL").output().unwrap();
+        let said = stdout(&output) + &stderr(&output);
+        // (There may be a server at the default address.)
+        let is_told = said.contains("neither RELATCH_URL nor REDIS_URL is set");
+        let is_there = TcpStream::connect("127.0.0.1:6379").is_ok();
+        assert!(is_told || is_there, "{arguments:?}: {said}");
+    }
 }
 
 /// The block of a page that has this line.

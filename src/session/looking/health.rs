@@ -75,7 +75,11 @@ impl Session {
         };
         let nodes = match store.masters(deadline) {
             Ok(nodes) => nodes,
-            Err(failure) => return note(failed("no server can be used", &failure)),
+            Err(failure) => {
+                let advice = advice_on(&failure);
+                let error = store.error(None, "connecting", failure);
+                return note(Finding::failed(error.to_string(), advice));
+            }
         };
         for node in &nodes {
             note(self.rights(node, deadline))?;
@@ -232,9 +236,13 @@ impl Session {
 }
 
 fn failed(what: &str, failure: &Failure) -> Finding {
-    const PASSES: &str = "is it the right address, and is Redis up?";
-    const STAYS: &str =
-        "check login, rights and settings: docs/operations.md has the rights that locks need";
-    let advice = if failure.can_pass() { PASSES } else { STAYS };
-    Finding::failed(format!("{what}: {}", failure.text()), advice)
+    Finding::failed(format!("{what}: {}", failure.text()), advice_on(failure))
+}
+
+fn advice_on(failure: &Failure) -> &'static str {
+    if failure.can_pass() {
+        "is it the right address, and is Redis up?"
+    } else {
+        "check login, rights and settings: docs/operations.md has the rights that locks need"
+    }
 }
