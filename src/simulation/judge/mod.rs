@@ -18,7 +18,7 @@ use crate::base::sync::scheduler::{as_process, fail, has_failed, later, now, tra
 use crate::simulation::scene::plan::{Plan, Program};
 use crate::{LockGuard, LockWatch, LostCause};
 
-pub(crate) use trust::{are_listed, has_deleted, has_run_out, is_nowhere, none_of};
+pub(crate) use trust::{are_listed, has_deleted, has_run_out, is_as_good, is_nowhere, none_of};
 
 thread_local! {
     static JUDGE: RefCell<Judge> = RefCell::default();

@@ -1,10 +1,12 @@
 //! What a manager must not trust any more, and what it has to list.
 
+use std::time::Duration;
+
 use super::{Hold, JUDGE, Who, held_by, hold, was_removed};
-use crate::HeldLock;
 use crate::base::sync::scheduler::{as_process, fail, has_failed};
 use crate::simulation::judge::ledger;
 use crate::simulation::scene::name;
+use crate::{HeldLock, MultiLockGuard};
 
 /// The hold is valid, and no server has had its token since then.
 pub(crate) fn is_nowhere(number: usize, since: u64) -> bool {
@@ -52,6 +54,30 @@ pub(crate) fn has_run_out(key: usize, token: &str) {
         has_failed(format!(
             "{token} is trusted, and the lease of key {key} has run out"
         ));
+    }
+}
+
+/// The guard of a set trusts its locks no longer than the one that ends first, and has their fences.
+pub(crate) fn is_as_good(who: Who, guard: &MultiLockGuard, numbers: &[usize]) {
+    let holds: Vec<_> = numbers.iter().map(|number| hold(*number)).collect();
+    let (left, least) = as_process(who.process, || {
+        let left = guard.remaining();
+        (left, holds.iter().map(|it| it.watch.remaining()).min())
+    });
+    // The clock goes on between two looks.
+    let least = least.map(|it| it + Duration::from_micros(100));
+    if least.is_some_and(|least| left > least) {
+        fail(format!(
+            "a set has {left:?} left, and a lock of it {least:?}"
+        ));
+    }
+    for Hold { key, fence, .. } in &holds {
+        let answer = guard.fence(name(*key));
+        if answer != *fence {
+            fail(format!(
+                "{key} has the fence {fence:?} and {answer:?} in its set"
+            ));
+        }
     }
 }
 

@@ -114,6 +114,7 @@ impl Player {
             number
         };
         let numbers: Vec<_> = call.keys.iter().filter_map(number).collect();
+        judge::is_as_good(call.who, guard, &numbers);
         for under in under {
             self.under_several(call, guard, under);
         }

@@ -211,8 +211,8 @@ pub(crate) fn advance(span: Duration) {
     world(|world| world.now += u64::try_from(span.as_nanos()).expect("a short time"));
 }
 
-/// Lets another thread run, perhaps.
-pub(crate) fn step() {
+/// Lets another thread run, perhaps. True inside of a run.
+pub(crate) fn step() -> bool {
     let switches = world(|world| {
         world.steps += 1;
         world.tick();
@@ -223,6 +223,7 @@ pub(crate) fn step() {
     if switches == Some(true) {
         switch();
     }
+    switches.is_some()
 }
 
 /// Whatever happens next: this thread goes on only if it is its turn. (Shuttle is not asked for

@@ -36,12 +36,9 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        let is_simulated = inside();
-        if is_simulated {
-            step();
-            while !self.enters() {
-                wait("a mutex", None);
-            }
+        let is_simulated = step();
+        while is_simulated && !self.enters() {
+            wait("a mutex", None);
         }
         MutexGuard {
             mutex: self,
@@ -152,10 +149,9 @@ impl Condvar {
     }
 
     pub(crate) fn notify_one(&self) -> bool {
-        if !inside() {
+        if !step() {
             return self.real.notify_one();
         }
-        step();
         let woken = {
             let mut asleep = self.asleep.lock();
             let count = asleep.len() as u64;
@@ -165,10 +161,9 @@ impl Condvar {
     }
 
     pub(crate) fn notify_all(&self) -> usize {
-        if !inside() {
+        if !step() {
             return self.real.notify_all();
         }
-        step();
         let woken = std::mem::take(&mut *self.asleep.lock());
         woken.iter().copied().for_each(wake);
         woken.len()
