@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::support::{Place, as_operator, stderr, stdout};
+use crate::support::{Place, as_operator, json, stderr, stdout};
 
 fn generated(what: &str) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_relatch"))
@@ -106,6 +106,31 @@ fn what_the_readme_shows_is_what_is_seen() {
     let shown: Vec<_> = shown.map(plain).collect();
     let seen: Vec<_> = seen.lines().map(plain).collect();
     assert_eq!(shown, seen);
+}
+
+/// The objects that the page shows have the fields that are written.
+#[test]
+fn the_page_shows_the_fields_of_ls() {
+    let place = Place::new();
+    let mut run = place.start(&["deploy:prod"], "f", "echo > $1; sleep 60");
+    let token = "d4d2fb5ce95511f1af3e02fc00000001";
+    let theirs = ["SET", "lock:report", token, "PX", "60000"];
+    place.server.query::<()>(&theirs);
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/command.md");
+    let page = fs::read_to_string(page).unwrap();
+    let shown = page.split("```json\n").nth(1).unwrap();
+    let shown = shown.split("```").next().unwrap();
+    let fields = |lines: &str| -> Vec<_> {
+        let objects = lines.lines().map(json);
+        let objects = objects.map(|it| it.as_object().unwrap().clone());
+        objects
+            .map(|it| (it.keys().cloned().collect::<Vec<_>>(), it["kind"].clone()))
+            .collect()
+    };
+    let seen = stdout(&as_operator(&place, &["ls", "--json"]));
+    assert_eq!(fields(shown), fields(&seen));
+    place.code(&["force-unlock", "deploy:prod", "--yes"]);
+    assert_eq!(run.wait().unwrap().code(), Some(76));
 }
 
 /// What `bash examples/run.sh command` shows.
