@@ -27,6 +27,12 @@ const MOST_KEYS: usize = 1_000_000;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
 pub(crate) fn ls(common: &Common, asked: &Ls) -> Result<u8, Failure> {
+    let begin = &asked.begin;
+    if asked.watch.is_some() && span::parse(begin).is_ok() {
+        tell(&format!(
+            "these are the keys that begin with {begin:?}: the time needs an equals sign, --watch={begin}"
+        ));
+    }
     // The prefix of the survey is the whole beginning: Redis looks for no more than is asked for.
     let prefix = format!("{}{}", common.prefix, asked.begin);
     let locks = builder(common)?.prefix(prefix).build()?;

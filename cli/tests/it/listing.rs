@@ -167,6 +167,19 @@ fn a_watch_goes_on_until_nobody_reads() {
     assert_eq!(status.code(), Some(0), "as `ls | head`");
 }
 
+/// As `watch` and others have it, and we cannot: it would be a key's beginning.
+#[test]
+fn a_time_without_an_equals_sign_is_told() {
+    let place = Place::new();
+    let mut watch = background(&place, &["ls", "--watch", "2s"]);
+    let mut said = String::new();
+    let mut lines = BufReader::new(watch.stderr.take().unwrap());
+    lines.read_line(&mut said).unwrap();
+    assert!(said.contains("--watch=2s"), "{said}");
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
+
 #[test]
 fn a_reader_that_has_enough_is_no_failure() {
     let place = Place::new();
