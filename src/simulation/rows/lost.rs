@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{change_link, later, now, one_in, reset_all, thread};
+use crate::simulation::redis::Value;
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes, locks, since, some};
-use crate::{Error, LostCause, Unlocked};
+use crate::{Error, LockGuard, LockManager, LostCause, Unlocked};
 
 /// After `moment`, all connections are reset, and none can be opened for `span`.
 fn ends_after(world: &World, moment: Duration, span: Duration) {
@@ -123,5 +124,95 @@ fn a_key_that_is_deleted_while_it_is_renewed_is_told_in_time() {
             "told after {:?}",
             since(deleted)
         );
+    });
+}
+
+/// The swap was executed, and nobody can be asked again for a while.
+#[test]
+fn an_adoption_without_an_answer_leaves_no_lock_that_nobody_has() {
+    in_scenes(200, |world| {
+        let one = locks(|builder| builder);
+        let other = locks(|builder| {
+            builder
+                .response_timeout(SECOND / 4)
+                .connect_timeout(SECOND / 4)
+        });
+        let parcel = one.lock("a").expect("locks").hand_over();
+        let parcel = parcel.expect("hands over");
+        drop(other.lock("b").expect("locks"));
+        ends_after(world, some(QUICK / 4), 3 * SECOND);
+        let adopted = other.adopt(&parcel);
+        thread::sleep(5 * SECOND);
+        let server = world.servers.nodes[0].borrow();
+        let left = server.redis.get(b"lock:a").map(|entry| entry.value.clone());
+        drop(server);
+        if let Ok(guard) = adopted {
+            assert!(guard.is_valid());
+        } else {
+            let old = Value::String(parcel.token.clone().into_bytes());
+            assert!(left.is_none_or(|left| left == old), "the new token is left");
+        }
+    });
+}
+
+/// The answer of the last renewal before an outage is lost. Its lease is nine seconds.
+fn is_renewed_without_an_answer(world: &World, outage: Duration) -> (LockManager, LockGuard) {
+    let locks = locks(|builder| {
+        let builder = builder.lease(9 * SECOND).response_timeout(SECOND / 4);
+        builder.connect_timeout(SECOND / 4)
+    });
+    let guard = locks.lock("a").expect("locks");
+    // It was renewed after a second, and will be after three more.
+    thread::sleep(3_900 * QUICK);
+    change_link(world.servers.address(0), |link| {
+        link.silent_until = [0, u64::MAX / 2];
+    });
+    thread::sleep(200 * QUICK);
+    change_link(world.servers.address(0), |link| link.silent_until = [0; 2]);
+    ends_after(world, Duration::ZERO, outage);
+    (locks, guard)
+}
+
+/// The hold ends in the outage, and so does its release. Its key would last for three seconds more.
+#[test]
+fn a_key_that_outlives_its_hold_is_deleted_when_redis_is_back() {
+    in_scenes(50, |world| {
+        let (_locks, guard) = is_renewed_without_an_answer(world, 7 * SECOND);
+        thread::sleep(6 * SECOND + some(SECOND / 2));
+        assert!(!guard.is_valid());
+        assert!(guard.unlock().is_err_and(|error| error.is_lost()));
+        thread::sleep(2 * SECOND);
+        assert!(!world.exists("a"));
+    });
+}
+
+#[test]
+fn an_unconfirmed_release_says_for_how_long_its_key_may_exist() {
+    in_scenes(50, |world| {
+        let (_locks, guard) = is_renewed_without_an_answer(world, 60 * SECOND);
+        thread::sleep(some(4 * SECOND));
+        match guard.unlock() {
+            Err(Error::Unconfirmed { at_most, .. }) => thread::sleep(at_most),
+            other => panic!("{other:?}"),
+        }
+        assert!(!world.exists("a"));
+    });
+}
+
+/// Somebody has changed the key once, and Redis has reported that.
+#[test]
+fn a_change_of_its_key_renews_a_hold_once() {
+    in_scenes(20, |world| {
+        let locks = locks(|builder| builder);
+        let guard = locks.lock("a").expect("locks");
+        thread::sleep(2 * SECOND + some(SECOND));
+        let before = locks.stats().renewed;
+        let mut server = world.servers.nodes[0].borrow_mut();
+        let entry = server.redis.get(b"lock:a").cloned().expect("it is held");
+        server.act(|redis, now| redis.set(b"lock:a", entry, now));
+        drop(server);
+        thread::sleep(5 * SECOND);
+        assert_eq!(locks.stats().renewed, before + 1);
+        assert!(guard.is_valid());
     });
 }

@@ -1,20 +1,27 @@
 //! Clusters, and masters that sentinels name.
 
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{below, change_link, now, one_in, reset_all, thread};
-use crate::simulation::redis::{Redis, Settings, slot};
+use crate::base::sync::scheduler::{
+    below, change_link, now, one_in, reset_all, thread, threads_left,
+};
+use crate::simulation::redis::{Redis, Settings, View, slot};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
 use crate::simulation::scene::{name, path};
 use crate::simulation::world::cluster::move_slot;
 use crate::simulation::world::engine::{Copies, Engine, address};
+use crate::simulation::world::failover::{Failover, How};
 use crate::simulation::world::replication::leave;
 use crate::simulation::world::sentinels;
 use crate::simulation::world::server::Server;
-use crate::{Builder, LockGuard, LockManager, Unlocked};
+use crate::{Builder, Error, LockGuard, LockManager, Unlocked};
 
 const CLUSTER: Engine = Engine::Cluster(Copies::NONE);
+
+/// Each master has a replica.
+const REPLICATED: Engine = Engine::Cluster(Copies::ONE);
 
 /// A master and a replica.
 const SENTINELS: Engine = Engine::Sentinel(Copies::ONE);
@@ -38,6 +45,43 @@ impl World {
             .redis
             .get(format!("lock:{key}").as_bytes())
             .is_some()
+    }
+
+    /// The slot of a key begins to move, and the key is at its target already.
+    fn carries_over(&self, key: usize) {
+        let nodes = &self.servers.nodes;
+        let source = self.servers.shard_of_key(key);
+        let (slot, target) = (slot(path(key)), (source + 1) % 3);
+        let change = |node: usize, change: &dyn Fn(&mut View)| {
+            change(nodes[node].borrow_mut().redis.view().expect("a node"));
+        };
+        change(source, &|view| _ = view.migrating.insert(slot, target));
+        change(target, &|view| _ = view.importing.insert(slot, source));
+        let entry = nodes[source].borrow().redis.get(path(key)).cloned();
+        let entry = entry.expect("it is held");
+        nodes[target]
+            .borrow_mut()
+            .act(|redis, now| redis.set(path(key), entry, now));
+        nodes[source]
+            .borrow_mut()
+            .act(|redis, now| redis.delete(path(key), now));
+    }
+
+    /// The master of the first key's slot dies, and its replica takes its place.
+    fn loses_master_of_first_key(&self) {
+        let shard = self.servers.shard_of_key(0);
+        let (servers, after) = (Rc::clone(&self.servers), some(SECOND / 2));
+        let (back, learns) = (1_000 * SECOND, Duration::ZERO);
+        Failover {
+            servers,
+            shard,
+            how: How::Dies,
+            after,
+            back,
+            learns,
+            keys: 0,
+        }
+        .begin();
     }
 
     /// Whether any node has it.
@@ -128,34 +172,8 @@ fn a_redirected_renewal_keeps_no_other_from_teaching_the_script() {
             .collect();
         thread::sleep(some(SECOND));
         let moves = same[usize::try_from(below(3)).expect("small")];
-        let (slot, target) = (slot(path(moves)), (source + 1) % 3);
         let nodes = &world.servers.nodes;
-        nodes[source]
-            .borrow_mut()
-            .redis
-            .view()
-            .expect("a node")
-            .migrating
-            .insert(slot, target);
-        nodes[target]
-            .borrow_mut()
-            .redis
-            .view()
-            .expect("a node")
-            .importing
-            .insert(slot, source);
-        let entry = nodes[source]
-            .borrow()
-            .redis
-            .get(path(moves))
-            .cloned()
-            .expect("it is held");
-        nodes[target]
-            .borrow_mut()
-            .act(|redis, now| redis.set(path(moves), entry, now));
-        nodes[source]
-            .borrow_mut()
-            .act(|redis, now| redis.delete(path(moves), now));
+        world.carries_over(moves);
         for _ in 0..100 {
             nodes[source]
                 .borrow_mut()
@@ -320,5 +338,98 @@ fn a_sentinel_that_names_a_wrong_server_is_passed_over() {
         let asked = now();
         drop(locks.lock("a").expect("another sentinel knows better"));
         assert!(since(asked) < SECOND, "took {:?}", since(asked));
+    });
+}
+
+/// Connects to it are refused, and no node is there that could redirect.
+#[test]
+fn a_master_of_a_cluster_that_dies_is_replaced_within_a_second() {
+    in_scenes_with(REPLICATED, 40, |world| {
+        let locks = locks(REPLICATED, |builder| builder);
+        drop(locks.lock(name(0)).expect("locks"));
+        thread::sleep(SECOND + some(SECOND));
+        world.loses_master_of_first_key();
+        // By then, all nodes know of the new one.
+        thread::sleep(4 * SECOND + some(SECOND));
+        let asked = now();
+        drop(locks.lock(name(0)).expect("the replica has its place"));
+        assert!(since(asked) < SECOND, "took {:?}", since(asked));
+    });
+}
+
+#[test]
+fn no_thread_is_left_for_a_node_that_has_left_the_cluster() {
+    in_scenes_with(REPLICATED, 20, |world| {
+        let locks = locks(REPLICATED, |builder| builder);
+        let _guard = locks.lock(name(0)).expect("locks");
+        let serves = |it: &String| it.contains("relatch-listen") || it.contains("relatch-renewer");
+        let count = || threads_left().into_iter().filter(serves).count();
+        thread::sleep(2 * SECOND + some(SECOND));
+        assert_eq!(count(), 2, "{:?}", threads_left());
+        world.loses_master_of_first_key();
+        thread::sleep(30 * SECOND);
+        assert_eq!(count(), 2, "{:?}", threads_left());
+    });
+}
+
+/// The failure is that of an attempt to read the map which ended long ago.
+#[test]
+fn a_cluster_that_is_back_is_found_by_a_single_try() {
+    in_scenes_with(CLUSTER, 40, |world| {
+        let refuse = |until: u64| {
+            (0..3).for_each(|it| {
+                change_link(world.servers.address(it), |link| link.refuses_until = until);
+            });
+        };
+        refuse(u64::MAX);
+        let locks = locks(CLUSTER, |builder| builder);
+        assert!(locks.try_lock("a").is_err());
+        thread::sleep(SECOND + some(SECOND));
+        refuse(0);
+        thread::sleep(SECOND + some(SECOND));
+        let taken = locks.try_lock("a");
+        assert!(matches!(taken, Ok(Some(_))), "{taken:?}");
+    });
+}
+
+/// The old node answers `ASK`, and will report no change of the key.
+#[test]
+fn a_waiter_behind_a_slot_that_is_on_its_way_looks_again_soon() {
+    in_scenes_with(CLUSTER, 40, |world| {
+        let (holder, waiter) = (
+            locks(CLUSTER, |builder| builder),
+            locks(CLUSTER, |builder| builder),
+        );
+        let guard = holder.lock(name(0)).expect("locks");
+        world.carries_over(0);
+        let waits = thread::spawn(move || {
+            drop(waiter.lock(name(0)).expect("locks"));
+            now()
+        });
+        thread::sleep(SECOND / 2 + some(3 * SECOND));
+        let released = now();
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        let took = Duration::from_nanos(waits.join().expect("no panic") - released);
+        assert!(took < SECOND / 2, "taken {took:?} after the release");
+    });
+}
+
+/// What the silent node leaves of the time is for the others.
+#[test]
+fn the_silent_node_of_one_lock_keeps_no_other_of_a_set() {
+    in_scenes_with(CLUSTER, 40, |world| {
+        let locks = locks(CLUSTER, |builder| builder.response_timeout(SECOND));
+        let first = world.servers.shard_of_key(0);
+        let other = (1..10)
+            .find(|key| world.servers.shard_of_key(*key) != first)
+            .expect("there are three nodes");
+        let all = locks.several([name(0), name(other)]);
+        let all = all.lock().expect("locks");
+        silence(world.servers.address(first), 60 * SECOND);
+        let unlocked = all.unlock();
+        let is_of_first =
+            matches!(&unlocked, Err(Error::Unconfirmed { key, .. }) if *key == name(0));
+        assert!(is_of_first, "{unlocked:?}");
+        assert!(!world.has(name(other)));
     });
 }

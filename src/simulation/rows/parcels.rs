@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{one_in, thread};
+use crate::base::sync::scheduler::{now, one_in, thread};
 use crate::simulation::redis::Value;
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, some};
 use crate::{Error, LockParcel};
@@ -137,5 +137,29 @@ fn a_shutdown_leaves_nothing_of_an_adoption_that_is_under_way() {
         );
         drop(server);
         adopts.join().expect("no panic");
+    });
+}
+
+/// The swap goes out over the connection over which the waiter has asked, so Redis tells it nothing.
+#[test]
+fn a_waiter_of_the_process_that_adopts_hears_of_the_next_change() {
+    in_scenes(50, |world| {
+        let one = locks(|builder| builder);
+        let mine = locks(|builder| builder.pool_size(1));
+        let guard = one.lock("a").expect("locks");
+        let waiter = mine.clone();
+        let waits = thread::spawn(move || {
+            drop(waiter.lock("a").expect("locks"));
+            now()
+        });
+        thread::sleep(SECOND + some(SECOND));
+        let parcel = guard.hand_over().expect("hands over");
+        let adopted = mine.adopt(&parcel).expect("adopts");
+        thread::sleep(SECOND / 2);
+        world.delete("a");
+        let deleted = now();
+        let took = Duration::from_nanos(waits.join().expect("no panic") - deleted);
+        assert!(took < 50 * QUICK, "taken {took:?} after the change");
+        drop(adopted);
     });
 }

@@ -115,3 +115,27 @@ fn a_shutdown_waits_for_no_hold_that_is_lost() {
         holds.join().expect("no panic");
     });
 }
+
+/// The set waits for `b` for longer than it is to be kept.
+#[test]
+fn a_set_is_kept_from_when_it_was_taken() {
+    in_scenes(20, |world| {
+        let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
+        let guard = other.lock("b").expect("locks");
+        let waits = thread::spawn(move || {
+            let all = mine.several(["a", "b"]);
+            let all = all.options(|lock| lock.keep_at_least(SECOND));
+            let all = all.lock().expect("locks");
+            let taken = now();
+            all.unlock().expect("unlocks");
+            taken
+        });
+        thread::sleep(2 * SECOND + some(SECOND));
+        drop(guard);
+        let taken = waits.join().expect("no panic");
+        thread::sleep((999 * QUICK).saturating_sub(since(taken)));
+        assert!(world.exists("a") && world.exists("b"), "they are not kept");
+        thread::sleep(5 * QUICK);
+        assert!(!world.exists("a") && !world.exists("b"));
+    });
+}

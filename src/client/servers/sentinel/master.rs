@@ -244,6 +244,11 @@ fn replaced() -> Failure {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::cell::RefCell;
+    use std::time::Duration;
+
+    use relatch_rig::{FakeServer, Reply as Say};
+
     use super::*;
     use crate::client::wire::login::{Access, Expected};
 
@@ -286,5 +291,46 @@ pub(super) mod tests {
             .confirmed(&at(7001), asked)
             .expect("it says that it is the master");
         assert!(master.describe().contains(":7001 "));
+    }
+
+    /// The sentinel shows no epoch, so nothing else tells that its answer is old.
+    #[test]
+    fn an_answer_that_a_switch_overtakes_leads_no_connection_back() {
+        let known = Arc::<OnceLock<Arc<Master>>>::default();
+        let its_known = Arc::clone(&known);
+        let sentinel = FakeServer::start(move |command| {
+            let words: Vec<_> = command.iter().map(String::as_str).collect();
+            Say::Bytes(match words[..] {
+                [] => Vec::new(),
+                ["CLIENT", ..] => b"+OK\r\n".to_vec(),
+                ["SENTINEL", "get-master-addr-by-name", _] => {
+                    let master = its_known.get().expect("it is there");
+                    let state = master.state.lock();
+                    let is_first = state.generation == 1;
+                    if is_first {
+                        master.move_to(state, &at(7002));
+                    }
+                    let port = if is_first { 7001 } else { 7002 };
+                    format!("*2\r\n$9\r\n127.0.0.1\r\n$4\r\n{port}\r\n").into_bytes()
+                }
+                _ => b"-NOPERM\r\n".to_vec(),
+            })
+        });
+        let address = sentinel.address();
+        let (host, port) = address.rsplit_once(':').expect("an address");
+        let place = Place::announced(host, port.parse().expect("a port")).expect("a host");
+        let access = Access::new(None, 0, Expected::Sentinel);
+        let sentinels = Sentinels::new("mymaster".to_owned(), [place], access, None, false);
+        let master = Arc::new(Master::new(sentinels, None));
+        master.move_to(master.state.lock(), &at(7001));
+        assert!(known.set(Arc::clone(&master)).is_ok());
+        let opened = RefCell::new(Vec::new());
+        let open = |endpoint: &Endpoint, _: &dyn Fn(Ender) -> Result<(), Failure>| {
+            opened.borrow_mut().push(endpoint.name().to_owned());
+            Err(Failure::not_sent("nobody is there"))
+        };
+        let limit = Moment::now().after(Duration::from_secs(60));
+        assert!(master.connect(limit, open).is_err());
+        assert_eq!(opened.take().pop().as_deref(), Some("127.0.0.1:7002"));
     }
 }
