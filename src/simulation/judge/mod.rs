@@ -152,13 +152,13 @@ pub(crate) fn taken(
     };
     let (new, depth) = as_process(who.process, || (look(), guard.depth()));
     let (token, fence) = (new.token.clone(), new.fence);
-    let (number, known) = JUDGE.with_borrow_mut(|judge| {
+    let (number, known, since) = JUDGE.with_borrow_mut(|judge| {
         let number = judge.number_of(new);
         let hold = &mut judge.holds[number];
         hold.depth += 1;
         hold.who = who;
         hold.keeps(deal.keeps, began);
-        (number, hold.depth)
+        (number, hold.depth, hold.began)
     });
     trace(|| format!("took {key} with {token}, hold {number}, depth {depth}, fence {fence:?}"));
     if depth != known + extra {
@@ -170,7 +170,7 @@ pub(crate) fn taken(
         fail(format!("hold {number} has no fence"));
     }
     if let Some(copies) = ledger::copies(key, &token)
-        && !was_removed(key, began)
+        && !was_removed(key, since)
         && copies <= JUDGE.with_borrow(|judge| judge.wanted)
     {
         fail(format!("hold {number} has {copies} copies"));
