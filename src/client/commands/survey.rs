@@ -6,9 +6,9 @@ use crate::client::commands::reply::{Seen, read_seen};
 use crate::client::wire::failure::{Failure, accept, nonsense};
 use crate::client::wire::resp::{Batch, Reply};
 
-/// One step of a walk through all keys of a server.
+/// What one step of a walk through all keys of a server has found.
 #[derive(Debug)]
-pub(crate) struct Step {
+pub(crate) struct Scanned {
     /// Where the next step begins. `None` after the last one.
     pub(crate) next: Option<String>,
     pub(crate) keys: Vec<Vec<u8>>,
@@ -23,7 +23,7 @@ impl ServerConnection {
         prefix: &str,
         count: u32,
         deadline: Moment,
-    ) -> Result<Step, Failure> {
+    ) -> Result<Scanned, Failure> {
         let pattern = pattern(prefix);
         let command = [
             "SCAN",
@@ -90,7 +90,7 @@ fn pattern(prefix: &str) -> String {
     pattern
 }
 
-fn read_step(reply: Reply) -> Result<Step, Failure> {
+fn read_step(reply: Reply) -> Result<Scanned, Failure> {
     let parts = match reply {
         Reply::Array(parts) => parts,
         other => return Err(nonsense(&other)),
@@ -106,7 +106,7 @@ fn read_step(reply: Reply) -> Result<Step, Failure> {
         Reply::Bytes(key) => Ok(key),
         other => Err(nonsense(&other)),
     });
-    Ok(Step {
+    Ok(Scanned {
         next: Some(cursor).filter(|cursor| cursor != "0"),
         keys: keys.collect::<Result<_, _>>()?,
     })
