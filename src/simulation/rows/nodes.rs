@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{
-    below, change_link, now, one_in, reset_all, thread, threads_left,
+    below, change_link, later, now, one_in, reset_all, thread, threads_left,
 };
 use crate::simulation::redis::{Redis, Settings, View, slot};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
@@ -431,5 +431,54 @@ fn the_silent_node_of_one_lock_keeps_no_other_of_a_set() {
             matches!(&unlocked, Err(Error::Unconfirmed { key, .. }) if *key == name(0));
         assert!(is_of_first, "{unlocked:?}");
         assert!(!world.has(name(other)));
+    });
+}
+
+/// The report comes before the thread that would hear it has subscribed, or just after.
+#[test]
+fn a_switch_during_the_first_connection_is_followed_at_once() {
+    in_scenes_with(SENTINELS, 200, |world| {
+        let locks = locks(SENTINELS, |builder| builder);
+        let servers = Rc::clone(&world.servers);
+        later(some(QUICK), move || {
+            let world = World { servers };
+            world.promote();
+            (0..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+        });
+        drop(locks.lock("a").expect("locks"));
+        thread::sleep(50 * QUICK);
+        let kept = locks.lock("b").expect("locks");
+        assert!(world.node_has(1, "b") && !world.node_has(0, "b"));
+        drop(kept);
+    });
+}
+
+/// The old master goes on, and would renew the hold as well.
+#[test]
+fn a_hold_goes_with_its_master_however_many_connections_there_are() {
+    in_scenes_with(SENTINELS, 10, |world| {
+        let locks = locks(SENTINELS, |builder| builder.lease(3 * SECOND));
+        let guard = locks.lock("a").expect("locks");
+        // It is renewed, and the keys that are renewed are tracked.
+        thread::sleep(2 * SECOND);
+        let busy = |number: u64| {
+            let locks = locks.clone();
+            thread::spawn(move || {
+                for _ in 0..20 {
+                    drop(locks.lock(format!("b{number}")).expect("locks"));
+                }
+            })
+        };
+        let all: Vec<_> = (0..8).map(busy).collect();
+        for it in all {
+            it.join().expect("no panic");
+        }
+        world.promote();
+        (0..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+        for _ in 0..10 {
+            thread::sleep(SECOND);
+            world.servers.nodes[1].borrow_mut().act(Redis::advance);
+            assert!(guard.is_valid() && world.node_has(1, "a"));
+        }
     });
 }

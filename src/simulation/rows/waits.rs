@@ -243,3 +243,29 @@ fn a_thread_that_waits_twice_in_one_call_is_counted_once() {
         assert_eq!(locks.stats().waited, 1);
     });
 }
+
+/// Nobody renews the lock in front, or tells that it has run out. The second waiter has to know that
+/// it is the first one now.
+#[test]
+fn the_next_waiter_takes_over_where_the_first_has_given_up() {
+    in_scenes(50, |_| {
+        let locks = locks(|builder| builder.renew(false).lease(3 * SECOND));
+        let guard = locks.lock("a").expect("locks");
+        let taken = now();
+        let (first, second) = (locks.clone(), locks.clone());
+        let first = thread::spawn(move || {
+            let taken = first.named("a").try_lock_for(SECOND * 5 / 2);
+            assert!(taken.expect("Redis works").is_none());
+        });
+        thread::sleep(SECOND / 5 + some(SECOND / 2));
+        let second = thread::spawn(move || {
+            drop(second.lock("a").expect("locks"));
+            now()
+        });
+        first.join().expect("no panic");
+        let took = Duration::from_nanos(second.join().expect("no panic") - taken);
+        let most = 3 * SECOND + SECOND / 10;
+        assert!(took < most, "taken after {took:?}");
+        assert!(guard.unlock().is_err_and(|error| error.is_lost()));
+    });
+}
