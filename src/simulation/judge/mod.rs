@@ -75,6 +75,8 @@ pub(crate) struct Deal {
 #[derive(Clone)]
 pub(crate) struct Hold {
     pub(crate) who: Who,
+    /// The thread that had it before this one, and until when.
+    before: Option<(u64, u64)>,
     pub(crate) key: usize,
     pub(crate) deal: Deal,
     pub(crate) token: String,
@@ -138,6 +140,7 @@ pub(crate) fn taken(
 ) -> usize {
     let look = || Hold {
         who,
+        before: None,
         key,
         deal,
         token: guard.token().to_owned(),
@@ -216,12 +219,24 @@ pub(crate) fn change(number: usize, change: impl FnOnce(&mut Hold)) {
 
 /// Whether this thread of the process, or any of them, holds the lock, or has held it since then.
 pub(crate) fn has(process: usize, thread: Option<u64>, key: usize, since: u64) -> bool {
+    let had = |hold: &Hold, thread: u64| {
+        let (old, until) = hold.before.unwrap_or_default();
+        thread == hold.who.thread || thread == old && until >= since
+    };
     let is_it = |hold: &Hold| {
         (hold.who.process, hold.key) == (process, key)
-            && thread.is_none_or(|it| it == hold.who.thread)
+            && thread.is_none_or(|it| had(hold, it))
             && hold.ended.is_none_or(|at| at >= since)
     };
     JUDGE.with_borrow(|judge| judge.holds.iter().any(is_it))
+}
+
+/// Another thread of the process has the hold from now on.
+pub(crate) fn passes_to(number: usize, who: Who) {
+    change(number, |hold| {
+        hold.before = Some((hold.who.thread, now()));
+        hold.who = who;
+    });
 }
 
 /// The locks that this thread holds.

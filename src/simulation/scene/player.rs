@@ -428,7 +428,7 @@ fn attach(hold: DetachedHold, number: usize, key: usize, who: Who) {
     match hold.try_attach() {
         Ok(guard) => {
             call.ends(Some(Duration::ZERO));
-            judge::change(number, |hold| hold.who = who);
+            judge::passes_to(number, who);
             if guard.depth() != 1 {
                 fail("an attached hold has a depth of one");
             }
