@@ -328,3 +328,24 @@ fn a_waiter_that_is_woken_as_its_time_ends_has_the_lock_or_leaves_nothing() {
         Some(Duration::from_millis(5)),
     );
 }
+
+/// The waiter asks at any moment of that. What it asks for is reported to nobody, so it has to poll.
+#[test]
+fn a_waiter_does_not_rely_on_a_listener_that_is_just_disconnecting() {
+    in_many_orders(3_000, POLL, || {
+        let scene = Arc::new(Scene::new());
+        assert!(scene.redis.claim(THEIRS, None).0);
+        let its_scene = Arc::clone(&scene);
+        let others = thread::spawn(move || {
+            let listener = its_scene.keeper.core.listeners.only();
+            its_scene.redis.connect(1);
+            listener.connected(1);
+            step();
+            its_scene.redis.state.lock().client = None;
+            listener.disconnected();
+            its_scene.redis.remove(Some(THEIRS));
+        });
+        assert!(scene.wait(Moment::NEVER));
+        others.join().expect("the thread does not panic");
+    });
+}
