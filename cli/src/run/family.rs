@@ -65,7 +65,7 @@ impl Family {
     /// had children before it executed this program in its place.
     pub(crate) fn new(has_group: bool) -> Family {
         let root = getpid();
-        let session = this_process().map(|process| process.session);
+        let session = own_session();
         let before = session.filter(|_| !has_no_child());
         let before = before.and_then(|_| descendants(root, &[]));
         Family {
@@ -173,6 +173,12 @@ impl Family {
         });
         Some(found)
     }
+}
+
+/// The number of this process's session. Zero, if it began outside of this process's container.
+/// `None`: the system does not tell.
+pub(crate) fn own_session() -> Option<i32> {
+    this_process().map(|process| process.session)
 }
 
 /// The number of this process's group. Zero, if it began outside of this process's container.

@@ -9,6 +9,7 @@ use relatch::{Error, LockGuard, LockManager, MultiLock, MultiLockGuard, StopHand
 use crate::args::Common;
 use crate::connect;
 use crate::exit::Failure;
+use crate::output::tell;
 use crate::run::life::{At, Event, Plan};
 use crate::run::line::{Until, now};
 use crate::run::report::Report;
@@ -72,7 +73,7 @@ pub(crate) fn take(
         all = Some(taken?);
         if verbose {
             let waited = span::show(report.waited);
-            eprintln!("relatch: getting lock took {waited}");
+            tell(&format!("getting lock took {waited}"));
         }
     }
     let each = keys
@@ -100,7 +101,7 @@ fn enter(
         }
         for key in keys {
             if let Some(holder) = locks.named(key).holder()? {
-                eprintln!("relatch: waiting for lock {key:?}: {holder} has it");
+                tell(&format!("waiting for lock {key:?}: {holder} has it"));
             }
         }
     }

@@ -20,7 +20,7 @@
 use std::time::Duration;
 
 use rustix::process::Pid;
-use signal_hook::consts::{SIGINT, SIGQUIT};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::run::family::{Pause, Scope};
 
@@ -29,6 +29,9 @@ const LONGEST_LAG: Duration = Duration::from_millis(500);
 
 /// How long a job may go on after its lock was lost.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(1);
+
+/// Signals that ask a run to end.
+pub(crate) const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// What the options of a run say about its life.
 #[derive(Clone, Debug)]
@@ -197,7 +200,13 @@ impl Life {
                 Some(early) => early.push(number),
                 // The terminal sends these to the job itself.
                 None if self.plan.at_terminal && [SIGINT, SIGQUIT].contains(&number) => {}
-                None => actions.push(Action::Forward(number)),
+                None => {
+                    actions.push(Action::Forward(number));
+                    // A job that has stopped itself, or that a terminal stopped, would not end.
+                    if ENDS.contains(&number) && !self.is_stopped {
+                        actions.push(Action::Resume);
+                    }
+                }
             },
             // A job that is about to end is not held up.
             Event::Stop if matches!(self.stage, Stage::Runs) => {
@@ -426,7 +435,7 @@ mod tests {
         assert_eq!(life.on(Event::Lost, at(2, 0)), []);
         assert_eq!(
             life.on(Event::Signal(TERM), at(3, 0)),
-            [Action::Forward(TERM)]
+            [Action::Forward(TERM), Action::Resume]
         );
         assert!(life.is_lost());
     }

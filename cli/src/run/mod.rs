@@ -48,6 +48,7 @@ use signal_hook::consts::{SIGCONT, SIGSTOP};
 
 use crate::args::{Common, OnLost, Run};
 use crate::exit::{self, Failure, code};
+use crate::output::tell;
 use crate::run::family::{Pause, Scope, own_group};
 use crate::run::guard::Orders;
 use crate::run::held::Held;
@@ -55,7 +56,7 @@ use crate::run::job::Job;
 use crate::run::life::{Action, Event, Life};
 use crate::run::line::now;
 use crate::run::nested::Outer;
-use crate::run::outcome::{Failed, ends_wait, not_taken, over, say};
+use crate::run::outcome::{Failed, ends_wait, not_taken, over};
 use crate::run::report::{Outcome, Report};
 use crate::run::wanted::Wanted;
 
@@ -68,7 +69,7 @@ pub(crate) fn run(common: &Common, options: &Run) -> u8 {
             attempt(common, options, &wanted, &mut report)
         }
         Err(failure) => {
-            say(&failure.message);
+            tell(&failure.message);
             report.cause = Some(failure.message);
             (Outcome::NotStarted, failure.code)
         }
@@ -76,7 +77,7 @@ pub(crate) fn run(common: &Common, options: &Run) -> u8 {
     if let Some(to) = &options.report
         && let Err(error) = report.write(to, outcome, code)
     {
-        say(&format!("the report cannot be written to {to}: {error}"));
+        tell(&format!("the report cannot be written to {to}: {error}"));
     }
     code
 }
@@ -85,7 +86,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     let stop = StopHandle::new();
     let (sender, events) = channel();
     if let Err(error) = signals::listen(wanted.plan.at_terminal, &stop, &sender) {
-        say(&format!("no signals can be received: {error}"));
+        tell(&format!("no signals can be received: {error}"));
         return (Outcome::NotStarted, code::SOFTWARE);
     }
     let outer = if std::env::var_os("RELATCH_HELD").is_some() {
@@ -103,7 +104,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     }
     // A panic would give the lock back on its way out, and the job would live on.
     panic::set_hook(Box::new(|panic| {
-        eprintln!("relatch: {panic}");
+        tell(&panic.to_string());
         process::exit(code::SOFTWARE.into());
     }));
     let key = &wanted.keys[0];
@@ -157,7 +158,7 @@ fn take(
     let has_wishes =
         options.lease.is_some() || options.at_least.is_some() || options.on_lost != OnLost::Kill;
     if missing.is_empty() && has_wishes && !common.quiet {
-        say("--lease, --at-least and --on-lost are those of the run around this one");
+        tell("--lease, --at-least and --on-lost are those of the run around this one");
     }
     held::take(manager, &missing, wanted, common.verbose, stop, report).map_err(Failed::from)
 }

@@ -9,7 +9,10 @@ use std::env;
 use relatch::LockManager;
 use serde_json::{Map, Value, json};
 
-/// The locks of the runs around this process: keys in Redis (so with the prefix), tokens, fences.
+use crate::run::family::own_session;
+
+/// The locks of the runs around this process: keys in Redis (so with the prefix), tokens, fences,
+/// sessions.
 const VARIABLE: &str = "RELATCH_KEYS";
 
 /// The locks of the runs around this process, by key in Redis.
@@ -21,6 +24,8 @@ struct Has {
     token: String,
     /// With `--fence`.
     fence: Option<u64>,
+    /// The run keeps the lock for those in this session.
+    session: Option<i32>,
 }
 
 impl Outer {
@@ -35,7 +40,14 @@ impl Outer {
         let has = |(key, value): (String, Value)| {
             let token = value["token"].as_str()?.to_owned();
             let fence = value["fence"].as_u64();
-            Some((key, Has { token, fence }))
+            let session = value["session"].as_i64();
+            let session = session.and_then(|number| i32::try_from(number).ok());
+            let has = Has {
+                token,
+                fence,
+                session,
+            };
+            Some((key, has))
         };
         Outer(tokens.into_iter().filter_map(has).collect())
     }
@@ -50,18 +62,21 @@ impl Outer {
         self.0.get(&format!("{prefix}{key}"))?.fence
     }
 
-    /// Whether a run around this process still has the lock.
+    /// Whether a run around this process still has the lock, and keeps it as long as this process
+    /// lives. It would not do so for a process that has left its session: it could give the lock
+    /// back at any time, and the command would run on beside the next holder.
     pub(crate) fn still_has(
         &self,
         locks: &LockManager,
         prefix: &str,
         key: &str,
     ) -> Result<bool, relatch::Error> {
-        let Some(token) = self.token(prefix, key) else {
+        let has = self.0.get(&format!("{prefix}{key}"));
+        let Some(has) = has.filter(|has| has.session == own_session()) else {
             return Ok(false);
         };
         let holder = locks.named(key).holder()?;
-        Ok(holder.is_some_and(|holder| holder.raw == token))
+        Ok(holder.is_some_and(|holder| holder.raw == has.token))
     }
 
     /// The variable for a job that has these locks, too: key, token, and fence.
@@ -72,12 +87,24 @@ impl Outer {
     ) -> (&'static str, String) {
         let mut all = self.0.clone();
         all.extend(inner.map(|(key, token, fence)| {
-            let token = token.to_owned();
-            (format!("{prefix}{key}"), Has { token, fence })
+            let has = Has {
+                token: token.to_owned(),
+                fence,
+                session: own_session(),
+            };
+            (format!("{prefix}{key}"), has)
         }));
         let all: Map<_, _> = all
             .into_iter()
-            .map(|(key, Has { token, fence })| (key, json!({ "token": token, "fence": fence })))
+            .map(|(key, has)| {
+                let Has {
+                    token,
+                    fence,
+                    session,
+                } = has;
+                let value = json!({ "token": token, "fence": fence, "session": session });
+                (key, value)
+            })
             .collect();
         (VARIABLE, Value::from(all).to_string())
     }
@@ -94,6 +121,7 @@ mod tests {
         assert_eq!(outer.token("p:", "a b\n\""), Some("one"));
         assert_eq!(outer.token("", "a b\n\""), None);
         assert_eq!(outer.fence("p:", "a b\n\""), Some(7));
+        assert!(outer.0.values().all(|has| has.session == own_session()));
         let (_, both) = outer.with("p:", [("c", "two", None)].into_iter());
         assert_eq!(Outer::read(&both).0.len(), 2);
         assert!(Outer::read("nightly").0.is_empty());

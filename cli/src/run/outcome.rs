@@ -10,15 +10,11 @@ use signal_hook::consts::SIGKILL;
 
 use crate::args::{Common, Run};
 use crate::exit::{self, Failure, code};
+use crate::output::tell;
 use crate::run::held::Held;
-use crate::run::life::{Ended, Event, Life, NotStarted, Reason};
+use crate::run::life::{ENDS, Ended, Event, Life, NotStarted, Reason};
 use crate::run::report::{Outcome, Report};
-use crate::run::signals;
 use crate::run::wanted::Wanted;
-
-pub(crate) fn say(message: &str) {
-    eprintln!("relatch: {message}");
-}
 
 /// Why there is no lock.
 pub(crate) enum Failed {
@@ -56,7 +52,7 @@ pub(crate) fn not_taken(
     let failure = match failed {
         Failed::Busy(message) => {
             if !quiet {
-                say(&message);
+                tell(&message);
             }
             report.cause = Some(message);
             return (Outcome::Busy, busy);
@@ -78,7 +74,7 @@ pub(crate) fn not_taken(
             }
         }
     };
-    say(&failure.message);
+    tell(&failure.message);
     report.cause = Some(failure.message);
     let outcome = match failure.code {
         code::UNAVAILABLE => Outcome::Unavailable,
@@ -91,7 +87,7 @@ pub(crate) fn not_taken(
 /// The signal that has ended the wait, if there was one. Nothing has been started by then.
 pub(crate) fn ends_wait(events: &Receiver<Event>) -> Option<i32> {
     events.try_iter().find_map(|event| match event {
-        Event::Signal(number) if signals::ENDS.contains(&number) => Some(number),
+        Event::Signal(number) if ENDS.contains(&number) => Some(number),
         _ => None,
     })
 }
@@ -112,7 +108,7 @@ pub(crate) fn over(
         Ok(()) => {}
         Err(error) if error.is_lost() => is_lost = true,
         // The job was protected; the key goes when its lease ends.
-        Err(error) => say(&error.to_string()),
+        Err(error) => tell(&error.to_string()),
     }
     if let Some(NotStarted::Failed(number)) = life.not_started() {
         return not_started(&wanted.command[0], number, report);
@@ -128,7 +124,7 @@ pub(crate) fn over(
     if let Some(why) = why {
         let keys = report.keys.join(", ");
         let cause = cause.unwrap_or_else(|| why.to_owned());
-        say(&format!(
+        tell(&format!(
             "lock {keys:?} was lost while the job ran: {cause}"
         ));
         report.cause = Some(cause);
@@ -136,14 +132,14 @@ pub(crate) fn over(
     }
     if common.verbose {
         let held = crate::span::show(report.held);
-        say(&format!("the lock was held for {held}"));
+        tell(&format!("the lock was held for {held}"));
     }
     if life.reason() == Some(Reason::TooLong) {
-        say("the job was ended: it ran for longer than --max-hold");
+        tell("the job was ended: it ran for longer than --max-hold");
         return (Outcome::MaxHold, code::MAX_HOLD);
     }
     if life.reason().is_some() || life.ended().is_none() {
-        say("the job was ended: somebody has killed its guard process");
+        tell("the job was ended: somebody has killed its guard process");
     }
     let code = match life.ended() {
         Some(Ended::Code(code)) => u8::try_from(code).unwrap_or(code::SOFTWARE),
@@ -158,7 +154,7 @@ pub(crate) fn over(
 fn not_started(command: &OsStr, number: i32, report: &mut Report) -> (Outcome, u8) {
     let error = io::Error::from_raw_os_error(number);
     let message = format!("{}: {error}", command.display());
-    say(&message);
+    tell(&message);
     report.cause = Some(message);
     let is_missing = number == Errno::NOENT.raw_os_error();
     let code = if is_missing {

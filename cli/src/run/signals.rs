@@ -12,13 +12,10 @@ use signal_hook::consts::{
 };
 use signal_hook::iterator::Signals;
 
-use crate::run::life::Event;
+use crate::run::life::{ENDS, Event};
 
 /// Those that are passed on to the job.
 pub(crate) const FOR_THE_JOB: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
-
-/// Those that end a wait.
-pub(crate) const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// Has signals become events from now on. Those that end a wait also end that of `stop`.
 ///

@@ -147,6 +147,21 @@ fn a_signal_reaches_what_is_left_of_the_job() {
     }
 }
 
+/// A job that is stopped would not see that it is to end.
+#[test]
+fn a_job_that_is_stopped_can_be_ended() {
+    let place = Place::new();
+    let script = "trap 'echo got > got; exit 3' TERM; echo $$ > $1; kill -STOP $$; sleep 60";
+    let mut run = place.start(&["k"], "ready", script);
+    let stat = format!("/proc/{}/stat", text(&place, "ready").trim());
+    eventually(LONG, "the job is stopped", || {
+        fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
+    });
+    signal(run.id(), Sig::Term);
+    assert_eq!(run.wait().unwrap().code(), Some(3));
+    assert_eq!(text(&place, "got"), "got\n");
+}
+
 /// A signal that comes while the job is being started waits for it.
 #[test]
 fn no_signal_is_lost_at_the_start() {

@@ -184,6 +184,49 @@ fn the_job_knows_its_lock_and_a_run_inside_is_reentry() {
     );
 }
 
+/// The outer run does not keep its lock for a process that has left its session. So that one takes
+/// the lock itself, and waits for it.
+#[test]
+fn a_run_in_another_session_is_not_inside() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let line = format!("setsid -w {relatch} run -n k true; echo $?; {relatch} run -n k echo in");
+    let output = place.output(&["run", "k", "-c", &line]);
+    assert_eq!(stdout(&output), "75\nin\n", "{}", stderr(&output));
+}
+
+/// What cannot be said to anybody changes neither the exit code nor the report.
+#[test]
+fn nobody_has_to_hear_what_is_said() {
+    let place = Place::new();
+    let mut holder = place.start(&["busy"], "f", "echo > $1; sleep 60");
+    let lose = "redis-cli -u $REDIS_URL del lock:k; sleep 60";
+    for (code, outcome, arguments) in [
+        (75, "busy", &["-vn", "busy", "true"][..]),
+        (76, "lost", &["-v", "k", "-c", lose]),
+        (
+            124,
+            "max_hold",
+            &["--max-hold", "100ms", "k", "sleep", "60"],
+        ),
+        (127, "not_started", &["k", "no-such-command"]),
+    ] {
+        let mut run = place.relatch(&["run", "--report", "report"]);
+        let full = fs::OpenOptions::new().write(true).open("/dev/full");
+        let run = run.args(arguments).stdout(Stdio::null());
+        let status = run.stderr(full.unwrap()).status().unwrap();
+        assert_eq!(status.code(), Some(code), "{arguments:?}");
+        let report = fs::read_to_string(place.file("report")).unwrap();
+        let last = report.lines().last().unwrap();
+        assert!(
+            last.contains(&format!("\"outcome\":\"{outcome}\"")),
+            "{last}"
+        );
+    }
+    signal(holder.id(), Sig::Term);
+    holder.wait().unwrap();
+}
+
 /// A run inside of a run has all options but those about the lock, which is the outer one's.
 #[test]
 fn a_run_inside_keeps_to_its_options() {
