@@ -199,6 +199,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     /// Sleeps until a wake-up or until `until`. After that, if Redis tracks the key, leaves the
     /// lock to other processes for a while. Holds no connection meanwhile.
     fn wait(&mut self, until: Moment, tracked: bool, long: bool) {
+        self.register();
         let woken = self.sleeps_until_woken(until);
         if long && !woken && until <= Moment::now() {
             let listener = self.listener();

@@ -55,7 +55,7 @@ impl Background {
         Ok(())
     }
 
-    /// True if [`start`](Self::start) was called.
+    /// True if the thread was started.
     pub(crate) fn was_started(&self) -> bool {
         self.state.lock().started
     }

@@ -16,7 +16,7 @@ use crate::session::Session;
 use crate::session::thread_map::{self, Held};
 
 impl Session {
-    /// Takes all these locks, or none. The names are sorted, and no two are the same.
+    /// Takes all these locks, or none. `MultiLock` has sorted the names, and no two are the same.
     pub(crate) fn enter_all(
         &self,
         names: &[&str],

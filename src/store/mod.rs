@@ -181,7 +181,7 @@ impl Store {
     /// sends no invalidations of keys that were read over that connection.
     pub(crate) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
         if let Some(router) = self.router() {
-            let _ = router.common.on_close.set(Box::new(call)); // The first listener sets it.
+            let _ = router.common.on_close.set(Box::new(call)); // `Listeners::new` sets it once.
         }
     }
 

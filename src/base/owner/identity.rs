@@ -1,4 +1,4 @@
-//! This process, as the tokens of its locks name it.
+//! This process, as the tokens of its locks name it; and how a token is made.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Tokens, and the owner that a token names: host, process and thread.
+//! What a token says, and how it is read: the owner, which is host, process and thread.
 
 pub(crate) mod holder;
 pub(crate) mod identity;

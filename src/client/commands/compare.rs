@@ -202,8 +202,9 @@ impl ServerConnection {
             .ask(Batch::default())
             .and(&RELEASE.whole(key, &[token]));
         if let Some(link) = &mut self.link {
-            // If this fails, the keeper deletes the key: it searches for each token that is given
-            // up.
+            // A moment only: the caller's time may be over, and a healthy socket takes the bytes at
+            // once. If this fails, a renewer deletes the key: it searches for each token that is
+            // given up.
             let _ = link.send(&batch, Moment::now().after(Duration::from_millis(1)));
             link.retire();
         }

@@ -87,8 +87,8 @@ pub(crate) fn read_extended(
     }
 }
 
-/// Reads the reply of a script that takes a lock with this token, which it then answers, or looks
-/// who has the lock. `is_fenced`: the hold was to have a fencing token.
+/// Reads the reply of a script that takes a lock, or says who has it. If it has taken the lock, it
+/// answers `token` and, if `is_fenced`, a space and the fence.
 pub(crate) fn read_claim(
     reply: Result<Reply, Failure>,
     token: &str,

@@ -135,6 +135,7 @@ fn place(text: &str, default: u16) -> Option<Place> {
             .map_or((text, None), |(host, port)| (host, Some(port))),
     };
     let is_in_host = |c: char| c.is_alphanumeric() || ".-_:".contains(c);
+    // (`parse` takes `+6379`, too.)
     let is_number = |port: &str| port.bytes().all(|it| it.is_ascii_digit());
     let port = match port {
         Some(port) => port

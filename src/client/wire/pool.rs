@@ -268,9 +268,10 @@ impl Drop for Pool {
     }
 }
 
-/// Calls `start`, which panics if it cannot start a thread. So a trial thread is started first.
-/// (Even then the system may refuse the next thread.)
-fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
+/// Calls `build`, which panics if it cannot start a thread. A trial thread comes first: if that
+/// fails, there is a reason of the system, and no message of a panic. If the system refuses the next
+/// thread even so, the panic is caught.
+fn start<T>(build: impl FnOnce() -> T) -> Result<T, Error> {
     let no_thread = |source| Error::System {
         cause: SystemCause::NoThread,
         source,
@@ -282,7 +283,7 @@ fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
         .map_err(no_thread)?;
     let _ = probe.join();
     let refused = |_| no_thread(io::Error::other("the pool could not start its own"));
-    panic::catch_unwind(AssertUnwindSafe(start)).map_err(refused)
+    panic::catch_unwind(AssertUnwindSafe(build)).map_err(refused)
 }
 
 /// A link to send commands over.

@@ -167,9 +167,10 @@ fn is_elsewhere(code: &str) -> bool {
     matches!(code, "READONLY" | "MASTERDOWN")
 }
 
-/// The code of an error. Before Redis 7, an error inside a script has its code in the middle of the
-/// message: `ERR Error running script (call to f_...): @user_script:1: WRONGTYPE Operation ...`, or
-/// `@user_script: 1: -READONLY You ...`.
+/// The code of an error. Before Redis 7, an error inside a script has its code behind the script's
+/// line: `ERR Error running script (call to f_...): @user_script:1: WRONGTYPE Operation ...`. The
+/// line may stand there twice, and a `-` before the code: `...: @user_script:7: @user_script: 7:
+/// -READONLY You ...`.
 fn code_of(error: &str) -> &str {
     let (code, message) = error.split_once(' ').unwrap_or((error, ""));
     let inside = || {

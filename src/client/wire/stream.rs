@@ -17,7 +17,7 @@ pub(crate) struct Stream {
     socket: Socket,
     tls: Option<Box<tls::Channel>>,
     reader: Reader,
-    /// Whether nothing was received yet.
+    /// Whether no whole reply has come yet.
     is_new: bool,
 }
 

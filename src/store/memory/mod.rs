@@ -29,7 +29,7 @@ pub(crate) struct MemoryStore {
 impl MemoryStore {
     /// Registers `call`, which gets each key that is removed.
     pub(crate) fn on_change(&self, call: impl Fn(&str) + Send + Sync + 'static) {
-        let _ = self.on_change.set(Box::new(call)); // The keeper sets it once.
+        let _ = self.on_change.set(Box::new(call)); // `Listeners::new` sets it once.
     }
 
     pub(super) fn is_away(&self) -> bool {

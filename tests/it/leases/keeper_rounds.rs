@@ -158,13 +158,13 @@ fn many_extensions_are_sent_together() {
 }
 
 /// Gives up an attempt, so that an orphan has to be cleaned up. (On a busy machine, a wait may end
-/// before there is a connection for an attempt, and then Redis knows nothing of it.)
+/// before there is a connection for an attempt, and then Redis knows nothing of it. Or the attempt
+/// ends so late that the next one, by a script, takes the lock.)
 fn make_orphan(rig: &Rig, name: &str) {
     let attempt = format!("SET lock:{name}");
     rig.proxy.always(&attempt, Fault::SwallowCommand);
     eventually(LONG, "an attempt has no answer", || {
-        let given_up = rig.locks.named(name).try_lock_for(WAIT);
-        assert!(!matches!(given_up, Ok(Some(_))), "there was no answer");
+        drop(rig.locks.named(name).try_lock_for(WAIT));
         rig.proxy.commands(&attempt) > 0
     });
 }

@@ -34,6 +34,8 @@ pub(crate) fn command_under(launcher: &[&str], name: &str, args: &[(&str, &str)]
     };
     command
         .env(ROLE, name)
+        // On a busy machine, writing many backtraces takes longer than a test waits for a line.
+        .env("RUST_BACKTRACE", "0")
         .envs(args.iter().map(|(name, value)| (variable(name), value)))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
