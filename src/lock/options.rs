@@ -181,8 +181,10 @@ impl Lock {
     /// # use std::time::Duration;
     /// # let locks = relatch::LockManager::in_memory();
     /// let minutely = locks.named("report").keep_at_least(Duration::from_secs(30));
-    /// minutely.with_lock(|| println!("written"))?;
-    /// assert!(minutely.try_lock()?.is_none(), "a process whose clock is late finds it taken");
+    /// minutely.try_with_lock(|| println!("written"))?;
+    /// // A process whose clock is late finds it taken. (By `with_lock`, it would wait, and write
+    /// // the report once more.)
+    /// assert!(minutely.try_with_lock(|| println!("written"))?.is_none());
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn keep_at_least(self, least: Duration) -> Lock {

@@ -424,7 +424,7 @@ fn time_can_pass_while_other_threads_take_and_release_locks() {
     let (top, ended) = (AtomicU64::new(0), AtomicU32::new(0));
     let work = || {
         let mut good = 0;
-        while good < 500 {
+        while good < 200 {
             let guard = locks.lock("a").expect("locks");
             let fence = guard.fence().expect("it is fenced");
             top.fetch_max(fence, Ordering::SeqCst);
