@@ -147,6 +147,13 @@ impl Held {
         self.manager.cause.get().cloned()
     }
 
+    /// Gives all locks back, and keeps none of them.
+    pub(crate) fn unlock_now(self) -> Result<(), Error> {
+        drop(self.all);
+        let mut each = self.each.into_iter();
+        each.try_for_each(|guard| guard.unlock_now().map(drop))
+    }
+
     /// Gives all locks back.
     pub(crate) fn unlock(self) -> Result<(), Error> {
         drop(self.each);

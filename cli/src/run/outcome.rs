@@ -92,6 +92,24 @@ pub(crate) fn ends_wait(events: &Receiver<Event>) -> Option<i32> {
     })
 }
 
+/// Gives the locks back. An error if one was lost.
+fn give_back(life: &Life, held: Held) -> Result<(), Error> {
+    // A job that never ran keeps nothing: another machine may have the command.
+    let unlocked = if life.not_started().is_some() {
+        held.unlock_now()
+    } else {
+        held.unlock()
+    };
+    match unlocked {
+        Err(error) if !error.is_lost() => {
+            // The job was protected; the key goes when its lease ends.
+            tell(&error.to_string());
+            Ok(())
+        }
+        given_back => given_back,
+    }
+}
+
 /// Gives the locks back, and says what the exit code is.
 pub(crate) fn over(
     life: &Life,
@@ -103,13 +121,12 @@ pub(crate) fn over(
     report.ended = life.ended();
     report.held = held.at().held_for;
     let cause = held.lost_cause();
-    let mut is_lost = life.is_lost();
-    match held.unlock() {
-        Ok(()) => {}
-        Err(error) if error.is_lost() => is_lost = true,
-        // The job was protected; the key goes when its lease ends.
-        Err(error) => tell(&error.to_string()),
-    }
+    let given_back = give_back(life, held);
+    let is_lost = life.is_lost() || given_back.is_err();
+    let cause = cause.or(match given_back {
+        Err(Error::Lost { cause, .. }) => Some(cause.to_string()),
+        _ => None,
+    });
     if let Some(NotStarted::Failed(number)) = life.not_started() {
         return not_started(&wanted.command[0], number, report);
     }

@@ -195,6 +195,33 @@ fn a_run_in_another_session_is_not_inside() {
     assert_eq!(stdout(&output), "75\nin\n", "{}", stderr(&output));
 }
 
+/// One machine without the command does not cancel the job of all others. A job that fails keeps
+/// its lock.
+#[test]
+fn a_job_that_never_ran_keeps_nothing() {
+    let place = Place::new();
+    let kept = ["run", "--at-least", "60s", "k"];
+    assert_eq!(
+        place.code(&[&kept[..], &["/no/such/command"]].concat()),
+        127
+    );
+    assert_eq!(place.code(&[&kept[..], &["false"]].concat()), 1);
+    assert_eq!(place.code(&["run", "-n", "k", "true"]), 75);
+}
+
+/// The job is so short that only the release finds out.
+#[test]
+fn the_cause_of_a_loss_is_what_redis_says() {
+    let place = Place::new();
+    let output = place.output(&["run", "k", "-c", "redis-cli -u $REDIS_URL del lock:k"]);
+    assert_eq!(output.status.code(), Some(76));
+    let said = stderr(&output);
+    assert!(
+        said.contains("deleted") && !said.contains("ran out"),
+        "{said}"
+    );
+}
+
 /// What cannot be said to anybody changes neither the exit code nor the report.
 #[test]
 fn nobody_has_to_hear_what_is_said() {
