@@ -101,7 +101,8 @@ pub(crate) struct Run {
     /// Another key: all are locked, or none
     #[arg(short, long = "key", value_name = "KEY")]
     pub(crate) keys: Vec<String>,
-    /// How long Redis keeps the lock after this process has died [default: 30s]
+    /// How long Redis keeps the lock after this process has died [default: 30s, or `--at-least` if
+    /// that is longer]
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) lease: Option<Duration>,
     /// Ends a job that runs for longer (exit code 124)
@@ -126,7 +127,8 @@ pub(crate) struct Run {
     /// from it. The default if the standard input is a terminal
     #[arg(long)]
     pub(crate) foreground: bool,
-    /// Appends one JSON object on what happened to a file, or writes it to a descriptor: `fd:3`
+    /// Appends one JSON object on what happened to a file, or to the file of a descriptor: `fd:3`,
+    /// which the shell opens for appending (`3>>file`)
     #[arg(long, value_name = "FILE|fd:N")]
     pub(crate) report: Option<String>,
     /// A lock that a run around this one has is busy (75), and no reason to run at once
@@ -175,8 +177,7 @@ pub(crate) struct Ls {
     /// Only keys that begin with this
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) begin: String,
-    /// Also what cannot be a lock: keys that never expire, that are no strings, and the counters of
-    /// fenced locks
+    /// Also what cannot be a lock: keys that never expire, or that are no strings
     #[arg(long)]
     pub(crate) all: bool,
     /// The order of the lines. (Redis does not know for how long a lock has been held)

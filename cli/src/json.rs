@@ -63,7 +63,6 @@ pub(crate) fn holder(holder: &Holder) -> Value {
         "pid": owner.as_ref().map(|owner| owner.pid),
         "thread": owner.as_ref().map(|owner| owner.thread),
         "left_ms": holder.remaining.map(millis),
-        "fence": holder.fence,
     })
 }
 
