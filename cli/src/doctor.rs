@@ -107,7 +107,7 @@ fn of_keys(locks: &LockManager, common: &Common) -> Line {
             "{} of {all} keys with {prefix:?} never expire, last for days, or are no strings: {some}",
             odd.len()
         ),
-        advice: "whoever wants a lock with such a key fails or waits for long: `relatch ls --all` shows them"
+        advice: "a program that wants a lock with such a key fails or waits for long: `relatch ls --all` shows them"
             .to_owned(),
     }
 }

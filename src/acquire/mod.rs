@@ -708,8 +708,8 @@ mod tests {
         assert!(!takes(Some(Moment::now().before(minute))));
     }
 
-    /// Otherwise a thread that waits long for a connection would call that an outage of Redis. (What
-    /// is in memory has always answered.)
+    /// Otherwise a thread that waits long for a connection would call that an outage of Redis.
+    /// (What is in memory has always answered.)
     #[test]
     fn an_attempt_names_the_moment_when_it_has_sent_if_others_were_answered_since_it_began() {
         let store = Arc::new(Store::in_memory());

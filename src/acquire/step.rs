@@ -457,6 +457,18 @@ mod tests {
     }
 
     #[track_caller]
+    fn assert_busy_without_a_name(step: &Step) {
+        let is_so = matches!(
+            step,
+            Step::GiveUp(End::Busy {
+                holder: None,
+                failure: None
+            })
+        );
+        assert!(is_so, "{step:?}");
+    }
+
+    #[track_caller]
     fn wait_of(step: &Step, now: Moment) -> (Duration, bool) {
         match step {
             Step::Wait { until, long, .. } => (until.since(now), *long),
@@ -498,16 +510,7 @@ mod tests {
         let mut progress = progress(&patience);
         progress.found_busy(None, false, at(1001));
         let step = progress.found_busy(None, false, at(1002));
-        assert!(
-            matches!(
-                step,
-                Step::GiveUp(End::Busy {
-                    holder: None,
-                    failure: None
-                })
-            ),
-            "{step:?}"
-        );
+        assert_busy_without_a_name(&step);
     }
 
     #[test]
@@ -803,8 +806,8 @@ mod tests {
         }
     }
 
-    /// The answer that the lock is busy does not say who has it, and the question who has it gets no
-    /// answer.
+    /// The answer that the lock is busy does not say who has it, and the question who has it gets
+    /// no answer.
     #[test]
     fn a_lock_that_was_busy_is_busy_although_nobody_says_who_has_it() {
         let patience = limit(30);
@@ -812,16 +815,7 @@ mod tests {
         progress.answered();
         progress.found_busy(None, false, at(1002));
         let step = fails(&mut progress, lost_answer(), at(1002), at(1030));
-        assert!(
-            matches!(
-                step,
-                Step::GiveUp(End::Busy {
-                    holder: None,
-                    failure: None
-                })
-            ),
-            "{step:?}"
-        );
+        assert_busy_without_a_name(&step);
     }
 
     #[test]

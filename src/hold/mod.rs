@@ -237,8 +237,8 @@ impl Hold {
         }
     }
 
-    /// The `max_hold` of this hold, if no lease may begin at `now` any more: it would end later than
-    /// the hold may, which is one first lease after `max_hold`.
+    /// The `max_hold` of this hold, if no lease may begin at `now` any more: it would end later
+    /// than the hold may, which is one first lease after `max_hold`.
     pub(crate) fn limit_of(&self, lease: Lease, now: Moment) -> Option<Duration> {
         let lease = lease.time().max(self.first_lease.time());
         self.renewal

@@ -12,9 +12,10 @@ use crate::hold::Hold;
 use crate::keeping::due::{LeaseEntry, WorkDue};
 use crate::keeping::orphans::{FIRST_RETRY, LAST_RETRY, Orphans};
 
-/// The age at which a hold is renewed for the first time, at the latest. That command also has Redis
-/// track the key (see `client_tracking`), so that its deletion is noticed from then on. Before it,
-/// nothing is sent for the hold: a short hold costs nothing more than its lock and unlock.
+/// The age at which a hold is renewed for the first time, at the latest. That command also has
+/// Redis track the key (see `client_tracking`), so that its deletion is noticed from then on.
+/// Before it, nothing is sent for the hold: a short hold costs nothing more than its lock and
+/// unlock.
 const FIRST_RENEWAL: Duration = Duration::from_secs(1);
 
 /// The holds of one manager, and the keys that it still has to delete.

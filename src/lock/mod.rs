@@ -317,8 +317,8 @@ impl Lock {
     }
 
     /// Runs a closure under the lock if the lock is free now, and returns its result. `Ok(None)`
-    /// means that the lock is busy, and that the closure did not run. What it sends, and how long it
-    /// may block, is as for [`try_lock`](Lock::try_lock); the rest is as for
+    /// means that the lock is busy, and that the closure did not run. What it sends, and how long
+    /// it may block, is as for [`try_lock`](Lock::try_lock); the rest is as for
     /// [`with_lock`](Lock::with_lock).
     ///
     /// ```

@@ -82,11 +82,12 @@ impl Lock {
     /// lease. The last lease then runs out: the hold lasts for at most a lease longer, and is lost.
     /// Defaults to the manager's, which is no limit.
     ///
-    /// Once this time is over (with a lease that was made longer, earlier by as much), [`confirm`](crate::LockGuard::confirm),
-    /// [`ensure`](crate::LockGuard::ensure) (if it would have to renew),
-    /// [`set_lease`](crate::LockGuard::set_lease) and [`hand_over`](crate::LockGuard::hand_over)
-    /// return [`Error::InvalidOption`](crate::Error::InvalidOption) with the option `max_hold`:
-    /// finish now, or stop. [`verify`](crate::LockGuard::verify) still answers.
+    /// Once this time is over (with a lease that was made longer, earlier by as much),
+    /// [`confirm`](crate::LockGuard::confirm), [`ensure`](crate::LockGuard::ensure) (if it would
+    /// have to renew), [`set_lease`](crate::LockGuard::set_lease) and
+    /// [`hand_over`](crate::LockGuard::hand_over) return
+    /// [`Error::InvalidOption`](crate::Error::InvalidOption) with the option `max_hold`: finish
+    /// now, or stop. [`verify`](crate::LockGuard::verify) still answers.
     ///
     /// This limit protects from work that hangs and from guards that are forgotten. It also ends a
     /// deadlock of two processes, but by taking locks away. A limited [`wait`](Lock::wait) ends a

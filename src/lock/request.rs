@@ -84,8 +84,8 @@ impl Request<'_> {
     }
 }
 
-/// What the `try_` methods say: `None` if the lock was busy. If the wait has ended without an answer,
-/// nobody knows, and "busy" would tell a program that somebody else does the work.
+/// What the `try_` methods say: `None` if the lock was busy. If the wait has ended without an
+/// answer, nobody knows, and "busy" would tell a program that somebody else does the work.
 pub(super) fn none_if_busy<G>(taken: Result<G, Error>) -> Result<Option<G>, Error> {
     match taken {
         Err(Error::Timeout {

@@ -277,9 +277,9 @@ impl LockManager {
     /// A failure ends the examination, since it would be the cause of others. No lock of a program
     /// is touched.
     ///
-    /// Waits for some 30 answers of each server, for `limit` at most. Only the test for invalidations
-    /// does not keep to `limit`: if Redis does not answer it, the call may take up to three connect
-    /// timeouts and two response timeouts longer.
+    /// Waits for some 30 answers of each server, for `limit` at most. Only the test for
+    /// invalidations does not keep to `limit`: if Redis does not answer it, the call may take up to
+    /// three connect timeouts and two response timeouts longer.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -162,8 +162,8 @@ impl Session {
         Session::over(core, on_lost)
     }
 
-    /// The name of the queue for threads that want this key. If the manager is disabled, that is the
-    /// thread's own token, so each thread has a queue to itself.
+    /// The name of the queue for threads that want this key. If the manager is disabled, that is
+    /// the thread's own token, so each thread has a queue to itself.
     pub(super) fn queue_name(&self, key: &Key, token: &str) -> Arc<str> {
         if self.core.store.is_disabled() {
             token.into()

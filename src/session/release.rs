@@ -225,9 +225,9 @@ impl Release<'_> {
         if let Ok(()) | Err(Error::Unconfirmed { .. }) = &outcome.result {
             self.hold.mark_released();
         }
-        // This does nothing unless a loss is on record. There may be one although Redis has found the
-        // token: a call such as `ensure` has told the thread that the lease had run out, and the
-        // keeper, which would have reported that, does not have this hold since step 2.
+        // This does nothing unless a loss is on record. There may be one although Redis has found
+        // the token: a call such as `ensure` has told the thread that the lease had run out, and
+        // the keeper, which would have reported that, does not have this hold since step 2.
         keeper.report_loss(self.hold);
 
         // 5. Have the keeper delete what may be left of the key. If this came before step 3, the

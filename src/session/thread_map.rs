@@ -77,8 +77,8 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Takes one guard off, and returns how many are left. With the last guard, the caller takes the
-    /// hold [out of the map](Self::take_out).
+    /// Takes one guard off, and returns how many are left. With the last guard, the caller takes
+    /// the hold [out of the map](Self::take_out).
     pub(crate) fn leave(&self) -> u32 {
         let depth = self.hold.depth() - 1;
         self.hold.set_depth(depth);

@@ -49,8 +49,8 @@ pub(crate) struct Family {
     /// They descend from the root, and are not of the job. The number of a process that has ended
     /// is given to another one day, so the time of its start belongs to its name.
     spared: Vec<(Pid, u64)>,
-    /// It is not of the job, and the job descends from it. `None` once it was waited for: its number
-    /// may be another's then.
+    /// It is not of the job, and the job descends from it. `None` once it was waited for: its
+    /// number may be another's then.
     guard: Option<Pid>,
     /// The first process of the job.
     leader: Option<Pid>,

@@ -81,7 +81,7 @@ enum Event {
     /// The wrapper has ended.
     Alone,
     LeaderEnded,
-    /// No child is left, and so nobody who descends from this process.
+    /// No child is left, and so no process that descends from this one.
     Childless,
 }
 

@@ -21,7 +21,7 @@ pub(crate) const FOR_THE_JOB: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGU
 ///
 /// A terminal stops the job by itself.
 ///
-/// Whoever started this program may have ignored `SIGCHLD`. Then children would vanish without a
+/// The program that started this one may have ignored `SIGCHLD`. Then children would vanish without a
 /// word on how they have ended.
 pub(crate) fn listen(
     at_terminal: bool,

@@ -225,7 +225,7 @@ fn limit(death: Death) -> f64 {
 }
 
 #[test]
-fn whoever_dies_nobody_of_the_job_lives_beside_the_next_holder() {
+fn no_process_of_the_job_lives_beside_the_next_holder_whichever_process_dies() {
     let times = std::env::var("RELATCH_DEATHS").map_or(4, |times| times.parse().unwrap());
     let deaths = [
         Death::Wrapper,

@@ -1,4 +1,4 @@
-//! `relatch doctor`, and the page for whoever is on call.
+//! `relatch doctor`, and the page for the person on call.
 
 use std::fs;
 use std::net::TcpStream;
@@ -31,7 +31,7 @@ fn as_user(place: &Place, rights: &[&str], arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn the_rights_of_the_page_are_enough_for_whoever_is_on_call() {
+fn the_rights_of_the_page_are_enough_for_the_person_on_call() {
     let place = Place::new();
     let page = page("operations.md");
     let rights = rights(&page);
@@ -123,7 +123,7 @@ fn no_message_has_the_password() {
     assert!(!said.contains(secret), "{said}");
 }
 
-/// Whoever tries it first has not read about addresses.
+/// A new user has not read about addresses.
 #[test]
 fn a_default_address_is_told() {
     let place = Place::new();

@@ -52,7 +52,7 @@ impl Place {
         self.relatch(arguments).output().unwrap()
     }
 
-    /// The exit code. Does not wait for what the job has left behind, as who reads its output does.
+    /// The exit code. Does not wait for what the job has left behind, as a reader of its output does.
     pub(crate) fn code(&self, arguments: &[&str]) -> i32 {
         let mut command = self.relatch(arguments);
         let command = command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -83,7 +83,8 @@ pub(crate) fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// A process that is killed with the test that started it. (If it is a run, its guard ends its job.)
+/// A process that is killed with the test that started it. (If it is a run, its guard ends its
+/// job.)
 pub(crate) struct Running(Child);
 
 pub(crate) fn spawn(command: &mut Command) -> Running {

@@ -21,9 +21,9 @@ pub struct Made(u64);
 
 impl Made {
     pub(crate) fn now() -> Made {
-        // A thread may drop 2^36 guards before it reaches the numbers of another one. (Re-entering is
-        // so fast that 2^30 would take minutes.) After 2^28 threads, numbers come again: an error
-        // that was sent to such a thread could say that nothing was done.
+        // A thread may drop 2^36 guards before it reaches the numbers of another one. (Re-entering
+        // is so fast that 2^30 would take minutes.) After 2^28 threads, numbers come again: an
+        // error that was sent to such a thread could say that nothing was done.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         NOW.with(|now| {
             if now.get() == 0 {

@@ -32,8 +32,8 @@ pub use crate::base::error::cause::{BlockedThread, LostCause, SetupCause, System
 pub enum Error {
     /// The wait ended before this thread got the lock.
     ///
-    /// Happens if [`Lock::wait`](crate::Lock::wait) or [`Builder::wait`](crate::Builder::wait) sets a
-    /// limit. A `try_` method says `Ok(None)` instead, unless there is a `source` and no `holder`.
+    /// Happens if [`Lock::wait`](crate::Lock::wait) or [`Builder::wait`](crate::Builder::wait) sets
+    /// a limit. A `try_` method says `Ok(None)`, unless there is a `source` and no `holder`.
     ///
     /// If there is a `source`, it is not known whether the lock was busy in the end: the time was
     /// over before an answer, and the source says what took it. If that was the wait for a
@@ -114,7 +114,7 @@ pub enum Error {
     },
 
     /// Redis could not be reached, did not answer in time, or cannot serve clients for now: [it
-    /// answered](crate::guide::errors#which-errors-of-redis-pass) `LOADING`, `READONLY` or the like.
+    /// answered](crate::guide::errors#which-errors-of-redis-pass) `LOADING` or the like.
     ///
     /// A thread that waits for a lock tries again until its [`wait`](crate::Lock::wait) is over,
     /// for [`tolerate_outage`](crate::Builder::tolerate_outage) at most. With this error, it does

@@ -118,7 +118,8 @@ impl Histogram {
 
     /// An upper bound for a quantile: a share of `part` (0.5 for the median) of the durations is
     /// below it. The bound is one of the [bounds](Histogram::buckets), so it is at most twice the
-    /// true value (or 1 µs). For three days and more, it is 2^39 µs. `None` if the histogram is empty.
+    /// true value (or 1 µs). For three days and more, it is 2^39 µs. `None` if the histogram is
+    /// empty.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -64,9 +64,8 @@ impl ServerConnection {
         self.conclude(script, read_compared(reply))
     }
 
-    /// Compare and delete, for many locks in one round trip, and one more if Redis has forgotten the
-    /// script. The answers come in the order of the
-    /// removals.
+    /// Compare and delete, for many locks in one round trip, and one more if Redis has forgotten
+    /// the script. The answers come in the order of the removals.
     pub(crate) fn remove_all(
         &mut self,
         removals: &[(&str, &str)],

@@ -258,10 +258,10 @@ impl Cluster {
             match read {
                 Ok(view) => {
                     let is_new = self.take_in(view);
-                    // `wanted`: something has shown that the map is out of date. If the same map has
-                    // come again, its sender may not have heard of the change yet. So the map is read
-                    // once more; only once, since there may be no change. Without this, a waiter that
-                    // has followed a redirect would poll until the map shows its node.
+                    // `wanted`: something has shown that the map is out of date. If the same map
+                    // has come again, its sender may not have heard of the change yet. So the map
+                    // is read once more; only once, since there may be no change. Without this, a
+                    // waiter that has followed a redirect would poll until the map shows its node.
                     repeats = wanted && !is_new && !repeats;
                     if repeats {
                         self.want_map();

@@ -264,7 +264,8 @@ impl Node {
                     .map(|(link, _)| link)
                     .map_err(|failure| match failure {
                         // A node has left, and a server that is no node has its address. This is no
-                        // final answer: the caller tries again, and the next map has the right node.
+                        // final answer: the caller tries again, and the next map has the right
+                        // node.
                         Failure::Refused(refusal) if refusal.code == NO_NODE => {
                             Failure::NotSent(refusal.into())
                         }

@@ -269,8 +269,8 @@ impl Drop for Pool {
 }
 
 /// Calls `build`, which panics if it cannot start a thread. A trial thread comes first: if that
-/// fails, there is a reason of the system, and no message of a panic. If the system refuses the next
-/// thread even so, the panic is caught.
+/// fails, there is a reason of the system, and no message of a panic. If the system refuses the
+/// next thread even so, the panic is caught.
 fn start<T>(build: impl FnOnce() -> T) -> Result<T, Error> {
     let no_thread = |source| Error::System {
         cause: SystemCause::NoThread,

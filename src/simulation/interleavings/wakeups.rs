@@ -329,7 +329,8 @@ fn a_waiter_that_is_woken_as_its_time_ends_has_the_lock_or_leaves_nothing() {
     );
 }
 
-/// The waiter asks at any moment of that. What it asks for is reported to nobody, so it has to poll.
+/// The waiter asks at any moment of that. What it asks for is reported to nobody, so it has to
+/// poll.
 #[test]
 fn a_waiter_does_not_rely_on_a_listener_that_is_just_disconnecting() {
     in_many_orders(3_000, POLL, || {

@@ -4,8 +4,10 @@
 //! `verdict` judges what calls return and when, `trust` what a manager trusts, `turns` and `routes`
 //! who gets a lock next and from which node; `ledger` is what the servers had, and what went wrong.
 
+mod events;
 pub(crate) mod ledger;
 pub(crate) mod routes;
+mod rules;
 mod trust;
 pub(crate) mod turns;
 pub(crate) mod verdict;
@@ -14,10 +16,15 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{as_process, fail, has_failed, later, now, trace};
+use crate::base::sync::scheduler::{as_process, fail, now, trace};
 use crate::simulation::scene::plan::{Plan, Program};
 use crate::{LockGuard, LockWatch, LostCause};
 
+pub(crate) use events::{
+    has_removed, is_at_its_end, is_dead, is_over, killed, may_be_lost, paused, relies, removed,
+    removes, was_paused, was_released, was_removed,
+};
+pub(crate) use rules::{all_told, gone, nobody_else};
 pub(crate) use trust::{are_listed, has_deleted, has_run_out, is_as_good, is_nowhere, none_of};
 
 thread_local! {
@@ -178,7 +185,7 @@ pub(crate) fn taken(
     {
         fail(format!("hold {number} has {copies} copies"));
     }
-    fences_grow(key, number);
+    rules::fences_grow(key, number);
     nobody_else(key);
     number
 }
@@ -253,89 +260,6 @@ pub(crate) fn held_by(who: Who) -> Vec<usize> {
             .map(|it| it.0)
             .collect()
     })
-}
-
-/// Whether anything explains that a hold was lost.
-pub(crate) fn may_be_lost(number: usize) -> bool {
-    let causes = [LostCause::Expired, LostCause::Deleted, LostCause::ShutDown];
-    JUDGE.with_borrow(|judge| causes.iter().any(|it| judge.explains(number, *it)))
-}
-
-/// Whether this manager gives back what its threads hold, since it is shut down.
-pub(crate) fn was_released(who: Who) -> bool {
-    JUDGE.with_borrow(|judge| judge.released.contains(&(who.process, who.manager)))
-}
-
-/// Whether somebody who does not hold the lock has removed its key since then.
-pub(crate) fn was_removed(key: usize, since: u64) -> bool {
-    JUDGE.with_borrow(|judge| judge.is_removed(key, since))
-}
-
-/// Somebody who does not hold the lock removes its key until then.
-pub(crate) fn removed(key: usize, until: u64) {
-    JUDGE.with_borrow_mut(|judge| judge.removed[key].0 = judge.removed[key].0.max(until));
-}
-
-/// A command that removes the key is sent.
-pub(crate) fn removes(key: usize) {
-    JUDGE.with_borrow_mut(|judge| judge.removed[key].1 += 1);
-}
-
-/// That command was executed, or will be by then, if it is not too late: `None` if it has removed
-/// nothing.
-pub(crate) fn has_removed(key: usize, by: Option<u64>) {
-    if let Some(at) = by {
-        removed(key, at);
-    }
-    JUDGE.with_borrow_mut(|judge| judge.removed[key].1 -= 1);
-}
-
-/// The process runs no thread until then.
-pub(crate) fn paused(process: usize, until: u64) {
-    JUDGE.with_borrow_mut(|judge| judge.paused.push((process, now(), until)));
-}
-
-pub(crate) fn was_paused(process: usize, since: u64) -> bool {
-    JUDGE.with_borrow(|judge| judge.was_paused(process, since))
-}
-
-/// The process was killed: it trusts nothing any more.
-pub(crate) fn killed(process: usize) {
-    JUDGE.with_borrow_mut(|judge| judge.dead.push(process));
-}
-
-pub(crate) fn is_dead(process: usize) -> bool {
-    JUDGE.with_borrow(|judge| judge.dead.contains(&process))
-}
-
-/// All threads of the process have ended.
-pub(crate) fn is_at_its_end(process: usize) {
-    JUDGE.with_borrow_mut(|judge| judge.over.push(process));
-}
-
-pub(crate) fn is_over(process: usize) -> bool {
-    JUDGE.with_borrow(|judge| judge.over.contains(&process))
-}
-
-/// Whether the process has had a hold since then, which it renews.
-pub(crate) fn relies(process: usize, key: usize, since: u64) -> bool {
-    let is_it = |hold: &Hold| {
-        (hold.who.process, hold.key) == (process, key)
-            && hold.began < since
-            && hold.ended.is_none()
-            && !hold.deal.may_expire
-    };
-    let holds = JUDGE.with_borrow(|judge| {
-        judge
-            .holds
-            .iter()
-            .filter(|it| is_it(it))
-            .cloned()
-            .collect::<Vec<_>>()
-    });
-    holds
-        .iter()
-        .any(|hold| as_process(process, || hold.watch.is_valid()))
 }
 
 /// A manager gives back what its threads hold.
@@ -445,116 +369,4 @@ impl Judge {
             .iter()
             .any(|it| it.0 == process && it.2 >= since)
     }
-}
-
-/// Never two valid holders.
-pub(crate) fn nobody_else(key: usize) {
-    let open = JUDGE.with_borrow(|judge| {
-        let counts = |hold: &&Hold| {
-            hold.key == key
-                && hold.ended.is_none()
-                && !judge.dead.contains(&hold.who.process)
-                && !judge.is_removed(key, hold.began)
-        };
-        judge
-            .holds
-            .iter()
-            .filter(counts)
-            .cloned()
-            .collect::<Vec<_>>()
-    });
-    let is_trusted = |hold: &&Hold| as_process(hold.who.process, || hold.watch.is_valid());
-    let trusted: Vec<_> = open.iter().filter(is_trusted).collect();
-    if let [one, other, ..] = &trusted[..] {
-        fail(format!(
-            "two hold {key}: {} in process {}, {} in {}",
-            one.token, one.who.process, other.token, other.who.process
-        ));
-    }
-}
-
-/// Fences grow in the order in which the server gave the lock away.
-fn fences_grow(key: usize, number: usize) {
-    if JUDGE.with_borrow(|judge| judge.fences_may_fall) {
-        return;
-    }
-    let wrong = JUDGE.with_borrow(|judge| {
-        let mine = &judge.holds[number];
-        let (fence, order) = (mine.fence?, ledger::order(key, &mine.token)?);
-        let is_wrong = |other: &&Hold| {
-            let theirs = other.fence.zip(ledger::order(key, &other.token));
-            theirs.is_some_and(|theirs| theirs.0.cmp(&fence) != theirs.1.cmp(&order))
-        };
-        let mut others = judge.holds.iter().filter(|it| it.key == key);
-        let other = others.find(is_wrong)?;
-        Some(format!(
-            "the fences of {} and {} are {:?} and {fence}",
-            other.token, mine.token, other.fence
-        ))
-    });
-    if let Some(wrong) = wrong {
-        fail(wrong);
-    }
-}
-
-/// The key does not have this token any more. If somebody holds it, that is told in time.
-pub(crate) fn gone(key: usize, token: &str) {
-    let lost = JUDGE.with_borrow(|judge| {
-        let is_it = |hold: &Hold| hold.key == key && hold.token == token && hold.ended.is_none();
-        let number = judge.holds.iter().position(is_it)?;
-        Some((number, judge.holds[number].clone())).filter(|it| !it.1.deal.may_expire)
-    });
-    let Some((number, hold)) = lost else { return };
-    let at = now();
-    let within = hold.told_within(Duration::from_nanos(at - hold.taken));
-    later(within, move || {
-        let process = hold.who.process;
-        let is_excused = JUDGE.with_borrow(|judge| {
-            let is_over = judge
-                .holds
-                .get(number)
-                .is_none_or(|it| it.ended.is_some() || it.deal.may_expire);
-            is_over || judge.dead.contains(&process) || judge.was_paused(process, at)
-        });
-        let is_excused = is_excused || ledger::trouble(at.saturating_sub(5_000_000_000), now());
-        if !is_excused && as_process(process, || hold.watch.is_valid()) {
-            has_failed(format!(
-                "hold {number} of key {key} is trusted {within:?} after its loss"
-            ));
-        }
-        std::mem::forget(hold);
-    });
-}
-
-/// `on_lost` was called once for each hold that was lost. A thread of the process calls this, when
-/// all its holds have ended.
-pub(crate) fn all_told(process: usize, manager: usize, key: usize) -> Result<(), String> {
-    let is_mine =
-        |hold: &&Hold| (hold.who.process, hold.who.manager, hold.key) == (process, manager, key);
-    let watches: Vec<_> = JUDGE.with_borrow(|judge| {
-        judge
-            .holds
-            .iter()
-            .filter(is_mine)
-            .map(|hold| hold.watch.clone())
-            .collect()
-    });
-    let lost = watches
-        .iter()
-        .filter(|watch| watch.wait_lost(Duration::ZERO).is_some())
-        .count();
-    let (told, is_exact) = JUDGE.with_borrow(|judge| {
-        let told = judge
-            .told
-            .iter()
-            .filter(|it| **it == (process, manager, key))
-            .count();
-        (told, !judge.undone.contains(&(process, manager)))
-    });
-    if told < lost || told > lost && is_exact {
-        return Err(format!(
-            "{lost} holds of key {key} were lost, on_lost was called {told} times"
-        ));
-    }
-    Ok(())
 }

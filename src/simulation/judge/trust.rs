@@ -57,7 +57,8 @@ pub(crate) fn has_run_out(key: usize, token: &str) {
     }
 }
 
-/// The guard of a set trusts its locks no longer than the one that ends first, and has their fences.
+/// The guard of a set trusts its locks no longer than the one that ends first, and has their
+/// fences.
 pub(crate) fn is_as_good(who: Who, guard: &MultiLockGuard, numbers: &[usize]) {
     let holds: Vec<_> = numbers.iter().map(|number| hold(*number)).collect();
     let (left, least) = as_process(who.process, || {

@@ -44,8 +44,8 @@ impl State {
         }
     }
 
-    /// Tells the clients that have read the key that it has changed. Each of them has to read it again to
-    /// be told once more.
+    /// Tells the clients that have read the key that it has changed. Each of them has to read it
+    /// again to be told once more.
     pub(super) fn invalidate(&mut self, key: &[u8]) {
         let Some(readers) = self.readers.remove(key) else {
             return;

@@ -140,7 +140,8 @@ fn a_shutdown_leaves_nothing_of_an_adoption_that_is_under_way() {
     });
 }
 
-/// The swap goes out over the connection over which the waiter has asked, so Redis tells it nothing.
+/// The swap goes out over the connection over which the waiter has asked, so Redis tells it
+/// nothing.
 #[test]
 fn a_waiter_of_the_process_that_adopts_hears_of_the_next_change() {
     in_scenes(50, |world| {

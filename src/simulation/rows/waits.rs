@@ -244,8 +244,8 @@ fn a_thread_that_waits_twice_in_one_call_is_counted_once() {
     });
 }
 
-/// Nobody renews the lock in front, or tells that it has run out. The second waiter has to know that
-/// it is the first one now.
+/// Nobody renews the lock in front, or tells that it has run out. The second waiter has to know
+/// that it is the first one now.
 #[test]
 fn the_next_waiter_takes_over_where_the_first_has_given_up() {
     in_scenes(50, |_| {

@@ -117,7 +117,8 @@ pub(crate) static UNUSED: LazyLock<Arc<ScheduledThreadPool>> = LazyLock::new(|| 
     )
 });
 
-/// The task that runs next, of those that shuttle knows, if they are given. `None`: the run is over.
+/// The task that runs next, of those that shuttle knows, if they are given. `None`: the run is
+/// over.
 pub(super) fn next(known: Option<&[&Task]>) -> Option<usize> {
     loop {
         // A call may be anything but a use of shuttle, so the world is not borrowed meanwhile.

@@ -1,0 +1,158 @@
+//! Masters that sentinels name.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use crate::LockManager;
+use crate::base::sync::scheduler::{later, now, one_in, reset_all, thread};
+use crate::simulation::redis::{Redis, Settings};
+use crate::simulation::rows::nodes::{locks, silence};
+use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
+use crate::simulation::world::engine::{Copies, Engine, address};
+use crate::simulation::world::replication::leave;
+use crate::simulation::world::sentinels;
+use crate::simulation::world::server::Server;
+
+/// A master and a replica.
+const SENTINELS: Engine = Engine::Sentinel(Copies::ONE);
+
+impl World {
+    /// The replica is the master from now on. The old one does not know of that.
+    fn promote(&self) {
+        let [old, new] = [0, 1].map(|number| &self.servers.nodes[number]);
+        leave(old, new);
+        new.borrow_mut().act(Redis::promote);
+    }
+
+    fn sentinel_names(&self, sentinel: usize, node: SocketAddr, epoch: u64) {
+        let server = &self
+            .servers
+            .sentinels
+            .as_ref()
+            .expect("there are some")
+            .servers[sentinel];
+        let place = (node.ip().to_string(), node.port());
+        server
+            .borrow_mut()
+            .act(|redis, now| redis.switch_master(place, epoch, now));
+    }
+}
+
+#[test]
+fn a_switch_that_sentinels_report_is_followed_at_once() {
+    in_scenes_with(SENTINELS, 60, |world| {
+        let locks = locks(SENTINELS, |builder| builder);
+        let guard = locks.lock("a").expect("locks");
+        thread::sleep(SECOND + some(SECOND));
+        world.promote();
+        (0..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+        thread::sleep(5 * QUICK);
+        drop(locks.lock("b").expect("locks"));
+        drop(locks.lock("c").expect("locks"));
+        let kept = locks.lock("d").expect("locks");
+        assert!(world.node_has(1, "d") && !world.node_has(0, "d"));
+        drop(kept);
+        guard.unlock().expect("unlocks");
+        assert!(!world.node_has(1, "a"));
+    });
+}
+
+/// One sentinel knows the new master, and is silent from then on.
+#[test]
+fn a_sentinel_that_knows_less_leads_nobody_back() {
+    in_scenes_with(SENTINELS, 60, |world| {
+        let locks = locks(SENTINELS, |builder| builder);
+        drop(locks.lock("a").expect("locks"));
+        thread::sleep(SECOND + some(SECOND));
+        world.promote();
+        (0..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+        thread::sleep(5 * QUICK);
+        drop(locks.lock("a").expect("locks"));
+        // Two of them have forgotten it, as after a restart with an old file.
+        let known = sentinels::addresses().next().expect("there are three");
+        (1..3).for_each(|it| world.sentinel_names(it, world.servers.address(0), 1));
+        silence(known, 5 * SECOND);
+        reset_all(world.servers.address(1));
+        let taken = locks.named("b").try_lock_for(some(2 * SECOND));
+        assert!(!world.node_has(0, "b"), "taken at the old master");
+        drop(taken);
+        thread::sleep(6 * SECOND);
+        let _guard = locks.lock("b").expect("locks");
+        assert!(world.node_has(1, "b"));
+    });
+}
+
+/// What a sentinel names is a sentinel, or a server that refuses the login. Others know better.
+#[test]
+fn a_sentinel_that_names_a_wrong_server_is_passed_over() {
+    in_scenes_with(SENTINELS, 40, |world| {
+        let has = |password: &str| Settings {
+            password: Some(password.to_owned()),
+            ..Settings::default()
+        };
+        let _other = Server::start(address(100), "other", Redis::new(has("another")));
+        world.servers.nodes[0]
+            .borrow_mut()
+            .redis
+            .settings()
+            .password = Some("right".to_owned());
+        let itself = sentinels::addresses().next().expect("there are three");
+        world.sentinel_names(0, if one_in(2) { itself } else { address(100) }, 1);
+        let url = "redis+sentinel://:right@sentinel1:6379,sentinel2:6379,sentinel3:6379/main";
+        let locks = LockManager::builder(url)
+            .build_lazily()
+            .expect("options that can work");
+        let asked = now();
+        drop(locks.lock("a").expect("another sentinel knows better"));
+        assert!(since(asked) < SECOND, "took {:?}", since(asked));
+    });
+}
+
+/// The report comes before the thread that would hear it has subscribed, or just after.
+#[test]
+fn a_switch_during_the_first_connection_is_followed_at_once() {
+    in_scenes_with(SENTINELS, 200, |world| {
+        let locks = locks(SENTINELS, |builder| builder);
+        let servers = Rc::clone(&world.servers);
+        later(some(QUICK), move || {
+            let world = World { servers };
+            world.promote();
+            (0..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+        });
+        drop(locks.lock("a").expect("locks"));
+        thread::sleep(50 * QUICK);
+        let kept = locks.lock("b").expect("locks");
+        assert!(world.node_has(1, "b") && !world.node_has(0, "b"));
+        drop(kept);
+    });
+}
+
+/// The old master goes on, and would renew the hold as well.
+#[test]
+fn a_hold_goes_with_its_master_however_many_connections_there_are() {
+    in_scenes_with(SENTINELS, 10, |world| {
+        let locks = locks(SENTINELS, |builder| builder.lease(3 * SECOND));
+        let guard = locks.lock("a").expect("locks");
+        // It is renewed, and the keys that are renewed are tracked.
+        thread::sleep(2 * SECOND);
+        let busy = |number: u64| {
+            let locks = locks.clone();
+            thread::spawn(move || {
+                for _ in 0..20 {
+                    drop(locks.lock(format!("b{number}")).expect("locks"));
+                }
+            })
+        };
+        let all: Vec<_> = (0..8).map(busy).collect();
+        for it in all {
+            it.join().expect("no panic");
+        }
+        world.promote();
+        (0..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+        for _ in 0..10 {
+            thread::sleep(SECOND);
+            world.servers.nodes[1].borrow_mut().act(Redis::advance);
+            assert!(guard.is_valid() && world.node_has(1, "a"));
+        }
+    });
+}
