@@ -6,6 +6,7 @@
 
 mod events;
 pub(crate) mod ledger;
+mod releases;
 pub(crate) mod routes;
 mod rules;
 mod trust;

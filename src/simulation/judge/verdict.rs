@@ -3,14 +3,14 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
+use crate::Error;
 use crate::base::sync::scheduler::{fail, now, thread_number, trace};
 use crate::simulation::judge::ledger;
 use crate::simulation::judge::turns;
-use crate::simulation::judge::{self, Hold, Who};
+use crate::simulation::judge::{self, Who};
 use crate::simulation::scene::Sent;
 use crate::simulation::scene::plan::Body;
 use crate::simulation::scene::player::Failed;
-use crate::{Error, Unlocked};
 
 thread_local! {
     static CALLS: RefCell<Vec<Call>> = RefCell::default();
@@ -19,21 +19,21 @@ thread_local! {
 }
 
 /// How late a call may be that keeps its deadline: what its thread does behind the last timer.
-const LATE: Duration = Duration::from_millis(2);
+pub(super) const LATE: Duration = Duration::from_millis(2);
 
 /// A call of the crate.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
-    number: usize,
+    pub(super) number: usize,
     pub(crate) who: Who,
     pub(crate) keys: Vec<usize>,
-    what: &'static str,
+    pub(super) what: &'static str,
     pub(crate) began: u64,
-    ended: Option<u64>,
+    pub(super) ended: Option<u64>,
     /// It begins after a shutdown of its manager, and is no reentry.
-    has_to_be_refused: bool,
+    pub(super) has_to_be_refused: bool,
     /// The process can stop it.
-    heeds: bool,
+    pub(super) heeds: bool,
     /// The parcel that it adopts: when its hold began, and until when it can be adopted by the
     /// only process that has it.
     pub(crate) parcel: Option<(u64, u64)>,
@@ -121,7 +121,7 @@ impl Call {
 
     /// What was handed over can be adopted until its lease ends, unless another process has adopted
     /// it.
-    fn may_lack_parcel(&self) -> bool {
+    pub(super) fn may_lack_parcel(&self) -> bool {
         self.parcel.is_some_and(|(began, until)| {
             until < now()
                 || judge::was_removed(self.keys[0], began)
@@ -215,7 +215,7 @@ impl Call {
         }
     }
 
-    fn has_one(&self) -> bool {
+    pub(super) fn has_one(&self) -> bool {
         let Who {
             process, thread, ..
         } = self.who;
@@ -225,7 +225,7 @@ impl Call {
     }
 
     /// One thread waited for a lock that the next one held.
-    fn is_edge(&self, thread: u64, key: usize, next: u64) {
+    pub(super) fn is_edge(&self, thread: u64, key: usize, next: u64) {
         let process = self.who.process;
         let waits = CALLS.with_borrow(|calls| {
             let is_it = |call: &Call| {
@@ -243,7 +243,7 @@ impl Call {
         }
     }
 
-    fn was_stopped(&self) -> bool {
+    pub(super) fn was_stopped(&self) -> bool {
         let Who {
             process, manager, ..
         } = self.who;
@@ -263,7 +263,7 @@ impl Call {
     }
 
     /// The call says that a hold was lost, or one around it.
-    fn has_lost(&self, error: &Error) {
+    pub(super) fn has_lost(&self, error: &Error) {
         let is_explained = judge::held_by(self.who).into_iter().any(judge::may_be_lost)
             || self.keys.iter().any(|key| judge::was_removed(*key, self.began))
             || self.has_trouble()
@@ -338,135 +338,6 @@ impl Call {
             (Ok(None), false) => self.was_busy(),
             (Err(Failed::Lock(error)), false) => self.has_failed(&error),
             (other, _) => self.blame(format!("it ran: {ran}, and returned {other:?}")),
-        }
-    }
-
-    /// Something was asked for about a hold.
-    pub(crate) fn answers(&self, number: Option<usize>, result: &Result<(), Error>) {
-        trace(|| format!("{}: {result:?}", self.what));
-        // What the thread holds through another manager has nothing to do with it.
-        let is_mine = |number: &usize| judge::hold(*number).who.manager == self.who.manager;
-        let held = || judge::held_by(self.who).into_iter().filter(is_mine);
-        let mine = number.map_or_else(|| held().collect(), |number| vec![number]);
-        // What was lost before the judge could be told of it.
-        let is_of_this_call = |number: &&usize| self.keys.contains(&judge::hold(**number).key);
-        let known = mine.iter().filter(is_of_this_call).count();
-        let is_unknown = number.is_none() && known < self.keys.len();
-        let left = |number: &usize| judge::left(*number) + Duration::from_nanos(now() - self.began);
-        match result {
-            // What asks the server each time gets `Ok` only from one that has the token.
-            Ok(()) if matches!(self.what, "verify" | "confirm" | "confirm several") => {
-                if mine
-                    .iter()
-                    .filter(is_of_this_call)
-                    .any(|number| judge::is_nowhere(*number, self.began))
-                {
-                    self.blame("no server has the token");
-                }
-            }
-            Ok(()) => {}
-            // Nobody can be asked any more.
-            Err(Error::Unavailable { .. }) if mine.iter().any(|number| left(number) < LATE * 5) => {
-            }
-            Err(Error::Lost { .. }) if is_unknown => {}
-            Err(error) => self.allows(error, &mine, false),
-        }
-    }
-
-    /// The thread keeps the guard, because of this error.
-    pub(crate) fn keeps(&self, number: usize, error: &Error) {
-        self.ends(None);
-        match error {
-            Error::OtherGuards { depth, .. }
-                if *depth > 1 && *depth == judge::hold(number).depth => {}
-            Error::AlreadyHeld { .. } if self.has_one() => {}
-            _ => self.allows(error, &[number], false),
-        }
-    }
-
-    /// One of these holds may give this error. `is_release`: it has ended.
-    fn allows(&self, error: &Error, numbers: &[usize], is_release: bool) {
-        let is_lost = numbers.iter().any(|number| judge::may_be_lost(*number));
-        match error {
-            Error::Lost { .. } if is_lost => {}
-            Error::OuterLost { .. } if is_release => self.has_lost(error),
-            Error::Unconfirmed { .. } if is_release && (is_lost || self.has_trouble()) => {}
-            Error::Unavailable { .. } | Error::Refused { .. }
-                if !is_release && self.has_trouble() => {}
-            Error::InvalidOption { .. }
-                if !is_release
-                    && numbers
-                        .iter()
-                        .any(|number| judge::hold(*number).deal.capped) => {}
-            _ => self.blame(format!("{error:?}")),
-        }
-    }
-
-    /// A guard was given back.
-    pub(crate) fn gave_back(&self, number: usize, result: &Result<Unlocked, Error>) {
-        let left = judge::ends(number);
-        match result {
-            Ok(Unlocked::Released) if left == 0 && !judge::hold(number).has_to_stay() => {
-                self.is_gone(number);
-            }
-            Ok(Unlocked::Kept { .. }) if left == 0 && judge::hold(number).kept[1] >= self.began => {
-                self.is_kept(number);
-            }
-            Ok(Unlocked::StillHeld { depth }) if *depth == left && left > 0 => {}
-            Ok(_) => self.blame(format!("{result:?}, and {left} guards are left")),
-            Err(error) => self.allows(error, &[number], true),
-        }
-    }
-
-    /// A guard was dropped.
-    pub(crate) fn dropped(&self, number: usize) {
-        if judge::ends(number) == 0 && !judge::may_be_lost(number) {
-            if judge::hold(number).has_to_stay() {
-                self.is_kept(number);
-            } else {
-                self.is_gone(number);
-            }
-        }
-    }
-
-    /// A guard of several locks was dropped or, with a result, unlocked.
-    pub(crate) fn gave_several_back(&self, numbers: &[usize], result: Option<Result<(), Error>>) {
-        trace(|| format!("{}: {result:?}", self.what));
-        let left: Vec<_> = numbers.iter().map(|number| judge::ends(*number)).collect();
-        // What was lost before the judge could be told of it.
-        let is_unknown = numbers.len() < self.keys.len();
-        match result {
-            None if is_unknown || numbers.iter().any(|number| judge::may_be_lost(*number)) => {}
-            Some(Err(Error::Lost { .. } | Error::Unconfirmed { .. })) if is_unknown => {}
-            Some(Err(error)) => self.allows(&error, numbers, true),
-            _ => {
-                let released = numbers.iter().zip(left).filter(|it| it.1 == 0);
-                released.for_each(|it| self.is_gone(*it.0));
-            }
-        }
-    }
-
-    /// The lock stays taken, though nobody holds it.
-    fn is_kept(&self, number: usize) {
-        let Hold { key, token, .. } = judge::hold(number);
-        if judge::hold(number).has_to_stay()
-            && !ledger::had(key, now(), &format!("kept:{token}"))
-            && !judge::was_removed(key, self.began)
-            && !self.has_trouble()
-        {
-            self.blame(format!("hold {number} was kept, and its key is not"));
-        }
-    }
-
-    /// The server does not have the token any more.
-    fn is_gone(&self, number: usize) {
-        if ledger::has(judge::hold(number).key, &judge::hold(number).token)
-            // An answer that a proxy repeats may come just before the release is executed.
-            && !judge::was_removed(judge::hold(number).key, self.began)
-            // A replica that becomes a master may have the key still.
-            && (ledger::is_one() || !self.has_trouble())
-        {
-            self.blame(format!("hold {number} was released, and its key is there"));
         }
     }
 }

@@ -2,6 +2,7 @@
 //! `operator` are the programs, and `shrinking` makes a scene smaller that fails.
 
 mod flaws;
+mod moving;
 mod operator;
 pub(crate) mod plan;
 pub(crate) mod player;

@@ -11,7 +11,7 @@ use crate::simulation::judge::verdict::{self, Call};
 use crate::simulation::judge::{self, Deal, Who};
 use crate::simulation::scene::plan::{Body, End, How, Op, Plan, Program, Terms, Under, With};
 use crate::simulation::scene::{self, Left, News, millis, name};
-use crate::{DetachedHold, Error, Lock, LockGuard, LockManager, StopHandle};
+use crate::{Error, Lock, LockGuard, LockManager, StopHandle};
 
 pub(crate) struct Player {
     pub(crate) process: usize,
@@ -222,7 +222,14 @@ impl Player {
     }
 
     /// The thread's last act with this guard.
-    fn give_back(&self, guard: LockGuard, number: usize, key: usize, who: Who, end: End) {
+    pub(super) fn give_back(
+        &self,
+        guard: LockGuard,
+        number: usize,
+        key: usize,
+        who: Who,
+        end: End,
+    ) {
         let call = Call::begins(who, &[key], "give back");
         let response = Some(self.response());
         match end {
@@ -256,15 +263,14 @@ impl Player {
                 }
                 Ok(hold) => {
                     call.ends(Some(Duration::ZERO));
-                    self.leave(
-                        Left {
-                            hold: ManuallyDrop::new(hold),
-                            number,
-                            key,
-                            who,
-                        },
-                        end,
-                    );
+                    let hold = ManuallyDrop::new(hold);
+                    let left = Left {
+                        hold,
+                        number,
+                        key,
+                        who,
+                    };
+                    self.leave(left, end);
                 }
             },
             End::HandOver => self.hand_over(&call, guard, number, key),
@@ -275,66 +281,6 @@ impl Player {
                 judge::change(number, |hold| hold.deal.may_expire = true);
             }
         }
-    }
-
-    fn hand_over(&self, call: &Call, guard: LockGuard, number: usize, key: usize) {
-        match guard.try_hand_over() {
-            Err((guard, error)) => {
-                call.keeps(number, &error);
-                self.give_back(guard, number, key, call.who, End::Unlock);
-            }
-            Ok(parcel) => {
-                call.ends(Some(self.response()));
-                if parcel.fence != judge::hold(number).fence {
-                    fail(format!(
-                        "the parcel of hold {number} has the fence {:?}",
-                        parcel.fence
-                    ));
-                }
-                judge::ends(number);
-                scene::send(key, &parcel, judge::hold(number).began);
-            }
-        }
-    }
-
-    /// Another thread of the process goes on with the hold.
-    fn leave(&self, left: Left, end: End) {
-        if end == End::Leave {
-            scene::leave(self.process, left);
-            let _ = self.tells.send(News::Left);
-            return;
-        }
-        let Left {
-            hold,
-            number,
-            key,
-            who,
-        } = left;
-        let attaches = move || {
-            let thread = thread_number().expect("inside");
-            attach(
-                ManuallyDrop::into_inner(hold),
-                number,
-                key,
-                Who { thread, ..who },
-            );
-        };
-        let _ = thread::spawn(attaches).join();
-    }
-
-    pub(crate) fn attach(&self, left: Left) {
-        let Left {
-            hold,
-            number,
-            key,
-            who,
-        } = left;
-        attach(
-            ManuallyDrop::into_inner(hold),
-            number,
-            key,
-            self.who(who.manager),
-        );
     }
 
     fn with(&self, key: usize, with: With, terms: Terms, under: &[Under], body: Body) {
@@ -419,31 +365,5 @@ impl Player {
             ));
         }
         self.works(&call, terms, guard, under, end);
-    }
-}
-
-fn attach(hold: DetachedHold, number: usize, key: usize, who: Who) {
-    let call = Call::begins(who, &[key], "attach");
-    let response = Some(millis(judge::program(who.process).response));
-    match hold.try_attach() {
-        Ok(guard) => {
-            call.ends(Some(Duration::ZERO));
-            judge::passes_to(number, who);
-            if guard.depth() != 1 {
-                fail("an attached hold has a depth of one");
-            }
-            thread::sleep(millis(1));
-            let call = Call::begins(who, &[key], "unlock");
-            let unlocked = guard.unlock();
-            call.ends(response);
-            call.gave_back(number, &unlocked);
-        }
-        Err((hold, error)) => {
-            call.keeps(number, &error);
-            let call = Call::begins(who, &[key], "unlock detached");
-            let unlocked = hold.unlock();
-            call.ends(response);
-            call.gave_back(number, &unlocked);
-        }
     }
 }

@@ -9,6 +9,7 @@
 //! and then it advances to the next timer though threads can run: they were slow. Since a thread
 //! that waits is known here, and not to shuttle, the order is decided here alone.
 
+mod carrying;
 mod link;
 pub(crate) mod mpsc;
 mod network;
