@@ -1,6 +1,7 @@
 //! The exit codes, and which of them an error has.
 
 use relatch::Error;
+use rustix::process::{Pid, Resource, Rlimit, getpid, setrlimit};
 
 use crate::connect;
 
@@ -61,6 +62,21 @@ pub(crate) fn code_of(error: &Error) -> u8 {
             code::CONFIG
         }
         _ => code::SOFTWARE,
+    }
+}
+
+/// Ends this process by a signal, as a job did that it ran. So a shell that got Ctrl-C does not go
+/// on with its next line, and systemd takes a service that ended by `SIGTERM` for one that was
+/// stopped. Returns if the signal ends no process, or not this one, and the code has to say it.
+pub(crate) fn by_signal(number: i32) {
+    // The job has left its image already.
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    // The kernel spares the first process of a container.
+    if getpid() != Pid::INIT && setrlimit(Resource::Core, none).is_ok() {
+        let _ = signal_hook::low_level::emulate_default_handler(number);
     }
 }
 

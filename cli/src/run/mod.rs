@@ -56,11 +56,11 @@ use crate::run::job::Job;
 use crate::run::life::{Action, Event, Life};
 use crate::run::line::now;
 use crate::run::nested::Outer;
-use crate::run::outcome::{Failed, ends_wait, not_taken, over};
+use crate::run::outcome::{Failed, ends_wait, interrupted, not_taken, over};
 use crate::run::report::{Outcome, Report};
 use crate::run::wanted::Wanted;
 
-/// Runs the command, and returns the exit code.
+/// Runs the command, and returns the exit code, if no signal has ended the job.
 pub(crate) fn run(common: &Common, options: &Run) -> u8 {
     let mut report = Report::default();
     let (outcome, code) = match Wanted::read(common, options) {
@@ -78,6 +78,9 @@ pub(crate) fn run(common: &Common, options: &Run) -> u8 {
         && let Err(error) = report.write(to, outcome, code)
     {
         tell(&format!("the report cannot be written to {to}: {error}"));
+    }
+    if let (Outcome::Ended | Outcome::Interrupted, Some(number)) = (outcome, report.signal()) {
+        exit::by_signal(number);
     }
     code
 }
@@ -100,7 +103,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     };
     if let Some(number) = ends_wait(&events) {
         drop(held);
-        return (Outcome::Interrupted, exit::of_signal(number));
+        return interrupted(number, report);
     }
     // A panic would give the lock back on its way out, and the job would live on.
     panic::set_hook(Box::new(|panic| {

@@ -68,7 +68,7 @@ pub(crate) fn not_taken(
                 }
                 Error::Stopped { .. } => {
                     let number = ends_wait(events).unwrap_or(signal_hook::consts::SIGTERM);
-                    return (Outcome::Interrupted, exit::of_signal(number));
+                    return interrupted(number, report);
                 }
                 _ => Failure::new(code, message),
             }
@@ -90,6 +90,12 @@ pub(crate) fn ends_wait(events: &Receiver<Event>) -> Option<i32> {
         Event::Signal(number) if ENDS.contains(&number) => Some(number),
         _ => None,
     })
+}
+
+/// The outcome if a signal has ended the wait.
+pub(crate) fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
+    report.ended = Some(Ended::Signal(number));
+    (Outcome::Interrupted, exit::of_signal(number))
 }
 
 /// Gives the locks back. An error if one was lost.

@@ -54,17 +54,21 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    fn object(&self, outcome: Outcome, exit: u8) -> Value {
-        let signal = match self.ended {
+    /// The signal that has ended the job, or the wait.
+    pub(crate) fn signal(&self) -> Option<i32> {
+        match self.ended {
             Some(Ended::Signal(number)) => Some(number),
             _ => None,
-        };
+        }
+    }
+
+    fn object(&self, outcome: Outcome, exit: u8) -> Value {
         json!({
             "v": 1,
             "keys": self.keys,
             "outcome": outcome.name(),
             "exit": exit,
-            "signal": signal,
+            "signal": self.signal(),
             "waited_ms": millis(self.waited),
             "held_ms": millis(self.held),
             "fence": self.fence,

@@ -7,6 +7,8 @@ use std::thread;
 use relatch_rig::Server;
 use tempfile::TempDir;
 
+use crate::support::in_shell;
+
 /// `L` is the command, and `F` a file or a key. What is printed and what is written to `out` has to
 /// be the same.
 const LINES: [&str; 32] = [
@@ -45,7 +47,7 @@ const LINES: [&str; 32] = [
     "hold; L F sh -c 'echo second >> out'; cat out",
 ];
 
-fn outcome(line: &str, flock: &str, lock: &str, url: &str) -> (Option<i32>, String) {
+fn outcome(line: &str, flock: &str, lock: &str, url: &str) -> (i32, String) {
     let folder = TempDir::new().unwrap();
     let script = format!(
         "hold() {{ {flock} {lock} sh -c 'echo first >> out; sleep 3' & while ! test -s out; do sleep 0.01; done; }}
@@ -62,7 +64,7 @@ fn outcome(line: &str, flock: &str, lock: &str, url: &str) -> (Option<i32>, Stri
         .unwrap();
     let out = fs::read_to_string(folder.path().join("out")).unwrap_or_default();
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    (output.status.code(), format!("{printed}, {out}"))
+    (in_shell(output.status), format!("{printed}, {out}"))
 }
 
 #[test]

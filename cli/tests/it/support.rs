@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::ops::{Deref, DerefMut};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use relatch_rig::{LONG, Server, eventually};
 use serde_json::Value;
@@ -52,11 +53,11 @@ impl Place {
         self.relatch(arguments).output().unwrap()
     }
 
-    /// The exit code. Does not wait for what the job has left behind, as a reader of its output does.
+    /// The exit code as a shell has it. Does not wait for what the job has left behind, as a reader of its output does.
     pub(crate) fn code(&self, arguments: &[&str]) -> i32 {
         let mut command = self.relatch(arguments);
         let command = command.stdout(Stdio::null()).stderr(Stdio::null());
-        command.status().unwrap().code().unwrap()
+        in_shell(command.status().unwrap())
     }
 
     /// Starts a run, and waits until its job says in the file `name` that it runs.
@@ -70,6 +71,12 @@ impl Place {
         });
         child
     }
+}
+
+/// What a shell makes of the end of a process.
+pub(crate) fn in_shell(ended: ExitStatus) -> i32 {
+    let of_signal = || 128 + ended.signal().unwrap();
+    ended.code().unwrap_or_else(of_signal)
 }
 
 /// `ls` and `doctor` need more rights than locks do.

@@ -26,6 +26,7 @@ impl Terminal {
                 .current_dir(place.file(""))
                 .env("REDIS_URL", place.server.url())
                 .env("R", env!("CARGO_BIN_EXE_relatch"))
+                .env("SHELL", "/bin/bash")
                 .env_remove("RELATCH_URL")
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped()),
@@ -72,11 +73,23 @@ fn ctrl_c_and_the_input_reach_the_job_once() {
     let shown = terminal.end();
     assert_eq!(shown.matches("caught").count(), 1, "{shown}");
     assert!(shown.contains("got word"), "{shown}");
-    let line = "$R run k sh -c 'echo ready; exec sleep 60'; echo code $?";
-    let mut terminal = Terminal::new(&place, line);
-    terminal.shows("ready");
-    terminal.types("\x03");
-    terminal.shows("code 130");
+}
+
+/// As without the wrapper: the shell goes on only if the job has dealt with the signal itself.
+#[test]
+fn ctrl_c_ends_the_script_around_the_run() {
+    let place = Place::new();
+    for (job, goes_on) in [
+        ("exec sleep 60", false),
+        ("trap 'exit 130' INT; sleep 60", true),
+    ] {
+        let line = format!("$R run k bash -c \"echo ready; {job}\"; echo code $?");
+        let mut terminal = Terminal::new(&place, &line);
+        terminal.shows("ready");
+        terminal.types("\x03");
+        let shown = terminal.end();
+        assert_eq!(shown.contains("code 130"), goes_on, "{shown}");
+    }
 }
 
 #[test]
@@ -86,7 +99,8 @@ fn ctrl_c_ends_the_wait() {
     let mut terminal = Terminal::new(&place, "$R run -v k true; echo code $?");
     terminal.shows("waiting");
     terminal.types("\x03");
-    terminal.shows("code 130");
+    let shown = terminal.end();
+    assert!(!shown.contains("code"), "the shell goes on: {shown}");
 }
 
 #[test]
