@@ -41,8 +41,8 @@ fn a_run_ends_by_the_signal_that_ended_the_job() {
     for number in all {
         let line = format!("ulimit -c 0; kill -{number} $$");
         let ended = place.output(&["run", "k", "--", "sh", "-c", &line]).status;
-        // Rare ones are told by the code: STKFLT, PWR, and those for real time.
-        let is_rare = number > 31 || [16, 30].contains(&number);
+        // Rare ones are told by the code: STKFLT, IO, PWR, and those for real time.
+        let is_rare = number > 31 || [16, 29, 30].contains(&number);
         assert_eq!(ended.signal(), (!is_rare).then_some(number));
         assert_eq!(in_shell(ended), 128 + number);
         assert!(!ended.core_dumped());
