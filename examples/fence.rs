@@ -1,152 +1,64 @@
-//! A holder is stopped past its lease, comes back and writes, and the store refuses its old fence.
+//! A holder is paused past its lease, comes back and writes, and the store refuses its old fence.
 //!
-//! The store is a folder. A real one is a database or an object store: see docs/fencing.md.
-//!
-//! Run it with `bash examples/run.sh fence`, or `cargo run --example fence` if redis-server is
-//! installed (not on Windows).
+//! Run it: `bash examples/run.sh fence`
+//! Copy it: `cargo add relatch --path ../relatch`
 
 use std::error::Error;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::process::{self, Command};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
+use std::thread::{scope, sleep};
+use std::time::Duration;
 
-use relatch::LockManager;
-
-mod support;
+use relatch::{Builder, LockManager};
 
 const LEASE: Duration = Duration::from_millis(500);
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let redis = support::Redis::start()?;
-    let locks = LockManager::builder(redis.url())
-        .lease(LEASE)
-        .fenced(true)
-        .build()?;
-    if let Some(role) = support::role() {
-        let store = Store {
-            folder: std::env::args().nth(1).ok_or("no folder")?.into(),
-        };
-        return if role == "holder" {
-            holder(&locks, &store)
-        } else {
-            rival(&locks, &store)
-        };
-    }
-    let start = Instant::now();
-    let say = |what: &str| println!("{:>5} ms  {what}", start.elapsed().as_millis());
-    let folder = tempfile::tempdir()?;
-    let args = [folder.path().display().to_string()];
-
-    let mut holder = support::Workers::start(redis.url(), &["holder"], &args)?;
-    let pid = holder
-        .lines
-        .next()
-        .ok_or("the holder did not get the lock")??;
-    say(&holder.lines.next().ok_or("the holder has no fence")??);
-    signal("-STOP", &pid)?;
-    say("the holder is stopped, as by a long pause of its machine: nobody renews");
-
-    let mut rival = support::Workers::start(redis.url(), &["rival"], &args)?;
-    say(&rival.lines.next().ok_or("the rival did not write")??);
-    rival.finish()?;
-    signal("-CONT", &pid)?;
-    say("the holder goes on, does not look at its lock, and writes what it had prepared:");
-    for line in &mut holder.lines {
-        say(&format!("  {}", line?));
-    }
-    holder.finish()?;
-    let (fence, text) = Store {
-        folder: folder.path().into(),
-    }
-    .read()?;
-    say(&format!(
-        "the store has {text:?}, written with the fence {fence}"
-    ));
-    println!("\nWithout the fence, the late write would have replaced the rival's.");
-    if text == "the rival's report" {
-        Ok(())
-    } else {
-        Err("the late write was accepted".into())
-    }
-}
-
-fn holder(locks: &LockManager, store: &Store) -> Result<(), Box<dyn Error>> {
-    let guard = locks.lock("report")?;
-    let fence = guard.fence().ok_or("not fenced")?;
-    println!(
-        "{}\nholder {} has the lock with the fence {fence}",
-        process::id(),
-        process::id()
-    );
-    sleep(2 * LEASE); // The process is stopped here, and cannot notice that.
-    match store.write(fence, "the holder's report") {
-        Ok(()) => println!("accepted"),
-        Err(refused) => println!("{refused}"),
-    }
-    Ok(())
-}
-
-/// Waits for the lock, and writes.
-fn rival(locks: &LockManager, store: &Store) -> Result<(), Box<dyn Error>> {
-    let guard = locks.named("report").wait(Duration::from_secs(10)).lock()?;
-    let fence = guard.fence().ok_or("not fenced")?;
-    store.write(fence, "the rival's report")?;
-    println!(
-        "rival {} has the lock, and writes with the fence {fence}",
-        process::id()
-    );
-    Ok(())
-}
-
-/// A store that refuses a write whose fence is older than one that it has seen.
-///
-/// Each fence has a file of its own, and the largest one is what the store has. So the comparison
-/// and the write need not be one step: whatever comes in between, an old fence replaces nothing.
-struct Store {
-    folder: PathBuf,
-}
+/// Stands for a database: the newest fence that it has seen, and what was written with it.
+#[derive(Default)]
+struct Store(Mutex<(u64, String)>);
 
 impl Store {
-    fn write(&self, fence: u64, text: &str) -> io::Result<()> {
-        let newest = newest(&self.folder)?;
-        if newest > fence {
-            return Err(io::Error::other(format!(
-                "refused: {fence} is older than {newest}"
-            )));
+    /// Comparing and writing are one step of the store. In SQL: `UPDATE reports SET body = $1,
+    /// fence = $2 WHERE id = $3 AND fence <= $2`, which must change a row.
+    fn write(&self, fence: u64, text: &str) -> Result<(), Box<dyn Error>> {
+        let mut row = self.0.lock().map_err(|_| "the store is broken")?;
+        if fence < row.0 {
+            return Err(format!("refused: the store has seen {}", row.0).into());
         }
-        fs::write(self.folder.join(fence.to_string()), text)
-    }
-
-    fn read(&self) -> io::Result<(u64, String)> {
-        let newest = newest(&self.folder)?;
-        Ok((
-            newest,
-            fs::read_to_string(self.folder.join(newest.to_string()))?,
-        ))
-    }
-}
-
-fn newest(folder: &Path) -> io::Result<u64> {
-    let mut newest = 0;
-    for file in fs::read_dir(folder)? {
-        newest = newest.max(
-            file?
-                .file_name()
-                .to_string_lossy()
-                .parse()
-                .map_err(io::Error::other)?,
-        );
-    }
-    Ok(newest)
-}
-
-fn signal(signal: &str, pid: &str) -> Result<(), Box<dyn Error>> {
-    if Command::new("kill").args([signal, pid]).status()?.success() {
+        *row = (fence, text.to_owned());
         Ok(())
-    } else {
-        Err("kill failed".into())
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let locks = Builder::from_env()
+        .fenced(true)
+        .build()
+        .map_err(|error| error.to_string())?;
+    let store = Store::default();
+    scope(|scope| {
+        scope.spawn(|| report("the first", 3 * LEASE, &locks, &store));
+        sleep(LEASE / 2);
+        scope.spawn(|| report("the second", Duration::ZERO, &locks, &store));
+    });
+    println!(
+        "the store has: {:?}",
+        store.0.lock().map_err(|_| "the store is broken")?.1
+    );
+    Ok(())
+}
+
+fn report(who: &str, pause: Duration, locks: &LockManager, store: &Store) {
+    // Without renewals, a thread that sleeps loses its lock, as a paused process would.
+    let lock = locks.named("report").lease(LEASE).renew(false);
+    let written = lock.lock().map_err(Box::from).and_then(|guard| {
+        let fence = guard.fence().ok_or("a lock without a fence")?;
+        println!("{who} has the lock, with the fence {fence}");
+        sleep(pause);
+        // A careless holder: it does not ask whether it still has the lock.
+        store.write(fence, who)
+    });
+    match written {
+        Ok(()) => println!("{who} has written"),
+        Err(error) => println!("{who} comes too late; {error}"),
     }
 }

@@ -1,19 +1,25 @@
-//! The smallest program: a lock, and a function that takes the same lock again.
+//! The first lock, and a function that takes the same lock again.
 //!
-//! Run it with `bash examples/run.sh hello`, or with a Redis of yours: `cargo run --example hello`.
+//! Run it: `bash examples/run.sh hello`
+//! Copy it: `cargo add relatch --path ../relatch`
 
-use relatch::{Error, LockManager};
+use std::error::Error;
 
-fn main() -> Result<(), Error> {
-    let url = std::env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1/".to_owned());
-    let locks = LockManager::connect(&url)?;
-    locks.with_lock("orders:42", || {
-        println!("order 42 is locked: no other thread or process ships it");
-        ship(&locks)
-    })?
+use relatch::{Builder, LockManager};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // The server at REDIS_URL. If there is none, the text says what to do.
+    let locks = Builder::from_env()
+        .build()
+        .map_err(|error| error.to_string())?;
+    locks.with_lock("orders:42", || println!("nobody else has order 42"))?;
+
+    // For a closure that can fail.
+    locks.with_lock_result("orders:42", |_guard| refund(&locks))?;
+    Ok(())
 }
 
-/// Also takes the lock. This thread has the lock already, so nothing is sent to Redis.
-fn ship(locks: &LockManager) -> Result<(), Error> {
-    locks.with_lock("orders:42", || println!("order 42 is shipped"))
+fn refund(locks: &LockManager) -> Result<(), relatch::Error> {
+    // This thread has the lock already, so nothing is sent to Redis.
+    locks.with_lock("orders:42", || println!("order 42 is refunded"))
 }

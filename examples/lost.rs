@@ -1,120 +1,59 @@
-//! A process is stopped while it holds a lock, and a rival takes the lock.
+//! A lock is lost while its holder works: the holder stops before the step that cannot be undone.
 //!
-//! The first process learns of the loss before it charges the card a second time.
-//!
-//! Run it with `bash examples/run.sh lost`, or `cargo run --example lost` if redis-server is
-//! installed (not on Windows).
+//! Run it: `bash examples/run.sh lost`
+//! Copy it: `cargo add relatch --path ../relatch`
 
 use std::error::Error;
-use std::io;
-use std::process::{self, Command};
-use std::time::{Duration, Instant};
+use std::thread::{scope, sleep};
+use std::time::Duration;
 
-use relatch::{LockGuard, LockManager};
-
-mod support;
-
-const LEASE: Duration = Duration::from_millis(500);
+use relatch::{Builder, LockGuard, LockManager};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let redis = support::Redis::start()?;
-    let locks = LockManager::builder(redis.url()).lease(LEASE).build()?;
-    if let Some(role) = support::role() {
-        return if role == "holder" {
-            holder(&locks)
-        } else {
-            rival(&locks)
-        };
-    }
-    let start = Instant::now();
-    let say = |what: &str| println!("{:>5} ms  {what}", start.elapsed().as_millis());
+    let locks = Builder::from_env()
+        .on_lost(|lost| println!("for the log: {lost}"))
+        .build()
+        .map_err(|error| error.to_string())?;
+    scope(|scope| {
+        let job = scope.spawn(|| locks.with_lock_result("payment", pay));
+        sleep(Duration::from_millis(700));
+        lose()?;
+        match job.join().map_err(|_| "the job panicked")? {
+            Err(error) if error.is_lost() => {
+                println!("the call says: {error}");
+                println!(
+                    "the job had begun, so look at what it did: {}",
+                    error.body_ran()
+                );
+                Ok(())
+            }
+            other => Ok(other?),
+        }
+    })
+}
 
-    let mut holder = support::Workers::start(redis.url(), &["holder"], &[])?;
-    let pid = holder
-        .lines
-        .next()
-        .ok_or("the holder did not get the lock")??;
-    say(&format!(
-        "holder {pid} has the lock, its lease of {LEASE:?} is renewed, and it prepares a payment"
-    ));
-    signal("-STOP", &pid)?;
-    say("the holder is stopped, as by a long pause of its machine: nobody renews");
-
-    let mut rival = support::Workers::start(redis.url(), &["rival"], &[])?;
-    say(&rival
-        .lines
-        .next()
-        .ok_or("the rival did not get the lock")??);
-    signal("-CONT", &pid)?;
-    say("the holder goes on, and does not know yet:");
-    for line in &mut holder.lines {
-        say(&format!("  {}", line?));
+fn pay(guard: &LockGuard) -> Result<(), relatch::Error> {
+    for step in 1..=10 {
+        // By the clock, there is time for one more step. This sends nothing while renewals go
+        // well, and nothing else interrupts the work.
+        guard.ensure(Duration::from_secs(1))?;
+        println!("step {step} of 10");
+        sleep(Duration::from_millis(200));
     }
-    holder.finish()?;
-    let owner = locks
-        .named("payment")
-        .holder()?
-        .ok_or("the rival's lock is gone")?;
-    say(&format!("none of that touched the rival's lock: {owner}"));
-    rival.finish()?;
-    println!("\nWithout `confirm`, the card would have been charged twice.");
+    // Redis says so, too.
+    guard.confirm(Duration::from_secs(5))?;
+    println!("the card is charged");
     Ok(())
 }
 
-fn holder(locks: &LockManager) -> Result<(), Box<dyn Error>> {
-    let guard = locks.lock("payment")?;
-    let watch = guard.watch();
-    println!("{}", process::id());
-    // The work would be here. The process is stopped in the middle of it, and cannot notice that.
-    let cause = watch
-        .wait_lost(Duration::from_secs(30))
-        .ok_or("nothing happened")?;
-    println!("is_valid() is {}: {cause}", guard.is_valid());
+/// Another process deletes the key. A failover can have the same effect, and so has a pause of the
+/// holder's machine for longer than the lease.
+fn lose() -> Result<(), Box<dyn Error>> {
+    let operator: LockManager = Builder::from_env().build()?;
+    let holder = operator.named("payment").force_unlock()?;
     println!(
-        "confirm(100ms): {}",
-        charge_card(&guard)
-            .err()
-            .ok_or("charged without the lock")?
-    );
-    println!(
-        "lock() again:   {}",
-        locks
-            .lock("payment")
-            .err()
-            .ok_or("a lost lock was entered again")?
-    );
-    println!(
-        "guard.unlock(): {}",
-        guard.unlock().err().ok_or("a lost lock was released")?
+        "an operator deletes the key of {}",
+        holder.ok_or("nobody had it")?
     );
     Ok(())
-}
-
-fn charge_card(guard: &LockGuard) -> Result<(), relatch::Error> {
-    guard.confirm(Duration::from_millis(100))
-}
-
-/// Waits for the lock, charges the card, and keeps the lock until its standard input is closed.
-fn rival(locks: &LockManager) -> Result<(), Box<dyn Error>> {
-    let guard = locks
-        .named("payment")
-        .wait(Duration::from_secs(10))
-        .lock()?;
-    charge_card(&guard)?;
-    println!(
-        "rival {} has the lock now, and charges the card: {}",
-        process::id(),
-        relatch::Owner::current()
-    );
-    io::stdin().read_line(&mut String::new())?;
-    guard.unlock()?;
-    Ok(())
-}
-
-fn signal(signal: &str, pid: &str) -> Result<(), Box<dyn Error>> {
-    if Command::new("kill").args([signal, pid]).status()?.success() {
-        Ok(())
-    } else {
-        Err("kill failed".into())
-    }
 }

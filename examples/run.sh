@@ -1,9 +1,23 @@
 #!/usr/bin/env bash
-# Runs an example, and installs a Redis server if there is none. See `usage`.
+# Runs an example with the servers that it needs. See `usage`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/setup.sh
 . examples/setup.sh
+# shellcheck source=examples/servers.sh
+. examples/servers.sh
+
+usage() {
+    cat <<'END'
+usage: bash examples/run.sh [example] [arguments of the example]
+
+Runs an example, `turns` if none is named, or one after the other with `all`. Starts the Redis servers that it needs,
+and stops them afterwards. Installs a Redis server first if there is none.
+To use a Redis that runs already: REDIS_URL=redis://... bash examples/run.sh
+
+END
+    examples
+}
 
 # Lists `hello` first, then the others by name. The first line of an example's file describes it.
 examples() {
@@ -12,6 +26,8 @@ examples() {
     for file in examples/*.rs; do
         [ "$file" = examples/hello.rs ] || describe "$file"
     done
+    echo '  sentinel     The same as `turns`, and sentinels replace the master, which is killed.'
+    echo '  cluster      The same as `turns`, in a Redis Cluster, and a master is killed.'
     describe examples/command.sh
 }
 
@@ -20,68 +36,124 @@ describe() {
     printf '  %-12s %s\n' "${name%.*}" "$(sed -n '1s/^\/\/! //p; 2s/^# //p' "$1")"
 }
 
-usage() {
-    cat <<'EOF'
-usage: bash examples/run.sh [example] [arguments of the example]
-
-Runs an example, `quickstart` if none is named. Starts a Redis server for it on a unix socket, and stops that server
-afterwards. Installs a Redis server first if there is none.
-To use a Redis that runs already: REDIS_URL=redis://... bash examples/run.sh
-
-EOF
-    examples
+# build <cargo's arguments>: sets `built` to the folder of what is built.
+build() {
+    [ -z "${RELATCH_BUILT:-}" ] || { built=$RELATCH_BUILT && return; }
+    need_cargo
+    say "cargo build $* (the first time takes a while)" >&2
+    cargo build --quiet --locked "$@"
+    built=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/debug
 }
 
-# Sets REDIS_URL to a server that ends with this script. (A socket in a new folder needs no free
-# port.)
-start_server() {
-    need_server
-    folder=$(mktemp -d)
-    # If the locale that is set is not installed, the server would not start.
-    LC_ALL=C "$(command -v redis-server || command -v valkey-server)" --port 0 --unixsocket "$folder/socket" \
-        --dir "$folder" --save '' --appendonly no >"$folder/log" 2>&1 &
-    server=$!
-    trap stop_server EXIT
-    until [ -S "$folder/socket" ]; do
-        kill -0 "$server" 2>/dev/null || die "the Redis server did not start: $(cat "$folder/log")"
-        sleep 0.05
-    done
-    export REDIS_URL=unix://$folder/socket
+# play <example> [argument]...: runs it as its part of this script says.
+play() {
+    local name=$1 program=$built/examples/$1
+    shift
+    case $name in
+        hello | bank | busy | cron | fence | lost | moved | rayon | tokio | turns | leader | migration | worker | web)
+            need_redis
+            ;;
+    esac
+    case $name in
+        leader | migration)
+            [ "$redis" = ours ] || { "$program" && return; }
+            beside "$program"
+            sleep 2
+            say 'Redis is silent for five seconds'
+            kill -STOP "$server"
+            sleep 5
+            kill -CONT "$server"
+            say 'Redis answers again'
+            wait "$beside"
+            ;;
+        worker)
+            beside "$program"
+            sleep 2
+            say 'SIGTERM'
+            kill -TERM "$beside"
+            wait "$beside"
+            ;;
+        web) ask_the_web "$program" ;;
+        sentinel) by_sentinel "$built/examples/turns" ;;
+        cluster) in_a_cluster "$built/examples/turns" ;;
+        tls)
+            start_tls
+            "$program"
+            ;;
+        command)
+            need_redis
+            bash examples/command.sh "$built/relatch"
+            ;;
+        *) "$program" "$@" ;;
+    esac
 }
 
-stop_server() {
-    kill "$server" 2>/dev/null || true
-    wait "$server" || true
-    rm -rf "$folder"
+# Two requests for one order at a time, then another one, and what the metrics say.
+ask_the_web() {
+    local url=''
+    beside "$1" 127.0.0.1:0 >"$folder/web"
+    until [ -s "$folder/web" ]; do sleep 0.05; done
+    url=$(cat "$folder/web")
+    say "$url"
+    ask POST /orders/42 "$url" &
+    local first=$!
+    sleep 0.3
+    ask POST /orders/42 "$url"
+    wait "$first"
+    ask POST /orders/42 "$url"
+    ask GET /metrics "$url" | grep -E '^[^#]*(acquired|timed_out)_total'
+    kill "$beside"
 }
 
-case ${1:-} in
+# ask <method> <path> <url>: prints the status and the body of the answer.
+ask() {
+    local host=${3#http://}
+    exec 3<>"/dev/tcp/${host%:*}/${host#*:}"
+    printf '%s %s HTTP/1.1\r\nHost: %s\r\nContent-Length: 0\r\nConnection: close\r\n\r\n' "$1" "$2" "$host" >&3
+    printf '%s %s: %s\n' "$1" "$2" "$(tr -d '\r' <&3 | sed '1s/^[^ ]* //; 2,/^$/d')"
+    exec 3>&-
+}
+
+example=${1:-turns}
+[ $# -eq 0 ] || shift
+package=(--package relatch-examples)
+case $example in
     -h | --help)
         usage
         exit
         ;;
-esac
-
-example=${1:-quickstart}
-if [ "$example" = command ]; then
-    need_cargo
-    [ -n "${REDIS_URL:-}" ] || start_server
-    say 'cargo build --package relatch-cli (the first time takes a while)'
-    cargo build --quiet --locked --package relatch-cli
-    bash examples/command.sh "${CARGO_TARGET_DIR:-target}/debug/relatch"
-    exit
-fi
-[ -f "examples/$example.rs" ] || die "there is no example $example, but these are:
-$(examples)"
-need_cargo
-features=()
-case $example in
-    sentinel | worker) need_server ;; # They start their own.
-    tls)
-        need_server
-        features=(--features tls)
+    all)
+        build --workspace --bins --examples --features relatch-examples/tls
+        for example in hello busy bank cron worker moved lost fence migration leader turns web rayon tokio tls \
+            sentinel cluster command; do
+            say "$example"
+            play "$example"
+        done
         ;;
-    *) [ -n "${REDIS_URL:-}" ] || start_server ;;
+    testing)
+        need_cargo
+        cargo test --quiet --locked "${package[@]}" --example testing
+        ;;
+    timeline)
+        # The picture in the README. No example: the program is the project's own.
+        build --package relatch --example timeline
+        need_redis
+        "$built/examples/timeline"
+        ;;
+    command)
+        build --package relatch-cli
+        play command
+        ;;
+    sentinel | cluster)
+        build "${package[@]}" --example turns
+        play "$example"
+        ;;
+    *)
+        [ -f "examples/$example.rs" ] || die "there is no example $example, but these are:
+$(examples)"
+        features=()
+        [ "$example" != tls ] || features=(--features tls)
+        build "${package[@]}" --example "$example" ${features[@]+"${features[@]}"}
+        play "$example" "$@"
+        ;;
 esac
-say "cargo run --example $example (the first time takes a while to build)" >&2
-cargo run --quiet "${features[@]}" --example "$example" -- "${@:2}"

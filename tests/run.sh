@@ -60,15 +60,17 @@ need_prometheus
 clippy-driver --version >/dev/null 2>&1 || die 'clippy is missing: rustup component add clippy'
 export RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings
 # With other packages or features, cargo would build some of them again.
-all='--locked --workspace --features relatch/tls,relatch/metrics'
+all='--locked --workspace --features relatch/tls,relatch/metrics,relatch-examples/tls'
 part 60 'cargo fmt --all --check'
 part 60 'cargo fmt --check --manifest-path benches/peers/Cargo.toml'
 part 1200 "cargo test $all --no-run"
 part 600 "cargo test $all --benches --no-run"
+builds=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 # These wait most of the time, so many can run at once, beside what does not wait.
 start "cargo test $all --test it -- --test-threads=20"
 start "cargo test $all --test history -- --test-threads=4"
 start "cargo test $all --test command -- --test-threads=4"
+start "RELATCH_BUILT=$builds/debug bash examples/run.sh all"
 part 600 "cargo test $all --lib --bins"
 part 300 "cargo test $all --doc"
 part 300 'cargo check --locked --lib'
@@ -76,9 +78,5 @@ part 300 'cargo check --locked --lib --features tls-no-provider'
 part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features tls,metrics'
 # In the same directory, so that what both need is built once.
 part 900 'cargo check --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target'
-builds=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
-for example in worker shutdown pool; do
-    part 60 "$builds/debug/examples/$example"
-done
 finish
 say 'all is well'

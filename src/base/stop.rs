@@ -64,10 +64,10 @@ impl StopHandle {
     /// has the lock. A waiter for which the pool has no connection left returns when it gets one,
     /// and sends nothing.
     ///
-    /// Do not call this in a signal handler, since it locks a mutex. Call it in a thread that waits
-    /// for signals, as
-    /// [`examples/shutdown.rs`](https://github.com/relatch/relatch/blob/main/examples/shutdown.rs)
-    /// does.
+    /// Do not call this in a signal handler, since it locks a mutex. Let the handler set a flag, and
+    /// call it in a thread that looks at that, as
+    /// [`examples/worker.rs`](https://github.com/relatch/relatch/blob/main/examples/worker.rs) does
+    /// with [`shutdown`](crate::LockManager::shutdown).
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();

@@ -100,7 +100,7 @@ impl Stats {
     /// [`Histogram::buckets`]. Each metric has its `HELP` and `TYPE`.
     ///
     /// Serve the text with the content type `text/plain; version=0.0.4`, as
-    /// [`examples/worker.rs`](https://github.com/relatch/relatch/blob/main/examples/worker.rs)
+    /// [`examples/web.rs`](https://github.com/relatch/relatch/blob/main/examples/web.rs)
     /// does. It is for one manager. Prometheus allows each metric once in a text, so the texts of
     /// two managers cannot be joined. Programs that use the `metrics` crate take this crate's
     /// feature `metrics` instead.

@@ -13,6 +13,8 @@ mod graph;
 mod map;
 // The pages: what they name exists, and what they repeat is true.
 mod pages;
+// The examples: each can be copied.
+mod examples;
 // The dependencies: which Rust they need, and which there are.
 mod packages;
 

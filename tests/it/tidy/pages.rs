@@ -143,6 +143,12 @@ fn the_links_of_the_guide_work_in_rustdoc_too() {
         let expected = match page {
             "not-promised.md" => "crate#what-is-not-promised".to_owned(),
             page if pages.iter().any(|it| it == page) => format!("crate::guide::{module}"),
+            page if page.starts_with("../") => {
+                format!(
+                    "https://github.com/relatch/relatch/blob/main/{}",
+                    &page[3..]
+                )
+            }
             page => format!("https://github.com/relatch/relatch/blob/main/docs/{page}"),
         };
         let expected = match anchor {

@@ -1,4 +1,4 @@
-//! What the tests, benchmarks and examples of relatch share.
+//! What the tests and benchmarks of relatch share.
 //!
 //! - [`Server`]: a `redis-server` of the caller's own, which can be paused, killed and restarted.
 //! - [`Sentinels`]: a master with replicas, watched by sentinels, which can be failed over and cut

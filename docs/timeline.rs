@@ -1,7 +1,7 @@
 //! Three processes, one lock: who waits, who holds it, and a loss, drawn as a picture (SVG).
 //!
-//! Run it with `bash examples/run.sh timeline > timeline.svg`, or with `REDIS_URL` set:
-//! `cargo run --example timeline > timeline.svg`. It takes some seven seconds.
+//! Draws the picture beside it: `bash examples/run.sh timeline > docs/timeline.svg`. It takes some
+//! seven seconds.
 
 use std::env;
 use std::error::Error;
