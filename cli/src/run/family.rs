@@ -5,7 +5,7 @@
 //! of the job any more. So there are two [scopes](Scope).
 //!
 //! Elsewhere the system does not tell who descends from whom, and the job is its process group.
-//! That is also so on a Linux without `/proc`.
+//! That is also so where `/proc` is that of another container.
 
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ impl Pause {
 pub(crate) enum Scope {
     /// The job: those in the session in which it was started.
     Job,
+    /// Those of the job that are not in the process group of this process.
+    OtherGroups,
     /// Those in other sessions, too.
     All,
 }
@@ -67,7 +69,7 @@ impl Family {
         let root = getpid();
         let session = own_session();
         let before = session.filter(|_| !has_no_child());
-        let before = before.and_then(|_| descendants(root, &[]));
+        let before = before.and_then(|_| Some(descendants(&processes()?, root, &[])));
         Family {
             root,
             session,
@@ -116,7 +118,11 @@ impl Family {
             return;
         };
         let Some(members) = self.members(scope) else {
-            return self.signal_unseen(signal);
+            // Who is at the terminal has its signals.
+            if scope != Scope::OtherGroups {
+                self.signal_unseen(signal);
+            }
+            return;
         };
         let own = self.leader.filter(|_| self.has_group);
         let is_in_group = |process: &&Process| Some(process.group) == own.map(raw);
@@ -130,7 +136,7 @@ impl Family {
         }
     }
 
-    /// The same where nobody can be seen.
+    /// The same where nobody can be seen, or just now.
     fn signal_unseen(&self, signal: Signal) {
         let _ = match self.leader {
             Some(group) if self.has_group => kill_process_group(group, signal),
@@ -148,10 +154,15 @@ impl Family {
     /// to nobody. So this looks twice: it would have to happen twice in a row. The lock would be
     /// given back too early, by the life of that child. (Nobody asks if the process has no child:
     /// then there is no doubt.)
+    ///
+    /// A look that fails has not seen that nobody is left.
     pub(crate) fn is_empty(&self, scope: Scope) -> bool {
-        (0..2).all(|_| match self.members(scope) {
-            Some(members) => members.is_empty(),
-            None => self.is_empty_unseen(),
+        if self.session.is_none() {
+            return self.is_empty_unseen();
+        }
+        (0..2).all(|_| {
+            let members = self.members(scope);
+            members.is_some_and(|members| members.is_empty())
         })
     }
 
@@ -165,11 +176,25 @@ impl Family {
     }
 
     /// Those who live, if the system tells.
+    ///
+    /// As long as the guard has children, only they and theirs are of the job: who was here before
+    /// may go on to leave processes to this one.
     fn members(&self, scope: Scope) -> Option<Vec<Process>> {
         let session = self.session?;
-        let mut found = descendants(self.root, &self.spared)?;
+        let all = processes()?;
+        let below_guard = self.guard.map(|guard| descendants(&all, guard, &[]));
+        let mut found = below_guard
+            .filter(|found| !found.is_empty())
+            .unwrap_or_else(|| descendants(&all, self.root, &self.spared));
+        let own_group = own_group();
         found.retain(|process| {
-            Some(process.pid) != self.guard && (scope == Scope::All || process.session == session)
+            let is_of_job = process.session == session;
+            let is_meant = match scope {
+                Scope::Job => is_of_job,
+                Scope::OtherGroups => is_of_job && process.group != own_group,
+                Scope::All => true,
+            };
+            is_meant && Some(process.pid) != self.guard
         });
         Some(found)
     }
@@ -252,16 +277,35 @@ impl Process {
     }
 }
 
-/// The processes that descend from one, and not by one that is spared. `None` if the system does
-/// not tell.
+/// All processes that can be seen. `None` if the system does not tell, or is short of memory or of
+/// files just now: one that is left out could be one of the job.
 #[cfg(target_os = "linux")]
-fn descendants(root: Pid, spared: &[(Pid, u64)]) -> Option<Vec<Process>> {
-    let entries = std::fs::read_dir("/proc").ok()?.flatten();
-    let stats = entries.filter_map(|entry| {
-        let pid = entry.file_name().to_str()?.parse().ok()?;
-        Process::read(pid, &std::fs::read(entry.path().join("stat")).ok()?)
-    });
-    let all: Vec<_> = stats.collect();
+fn processes() -> Option<Vec<Process>> {
+    // It has ended, or is hidden from us.
+    const GONE: [Errno; 4] = [Errno::NOENT, Errno::SRCH, Errno::PERM, Errno::ACCESS];
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/proc").ok()? {
+        let entry = entry.ok()?;
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        match std::fs::read(entry.path().join("stat")) {
+            Ok(stat) => all.extend(Process::read(pid, &stat)),
+            Err(error) if Errno::from_io_error(&error).is_some_and(|it| GONE.contains(&it)) => {}
+            Err(_) => return None,
+        }
+    }
+    Some(all)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn processes() -> Option<Vec<Process>> {
+    None
+}
+
+/// Those that descend from one, and not by one that is spared.
+fn descendants(all: &[Process], root: Pid, spared: &[(Pid, u64)]) -> Vec<Process> {
     let mut family: Vec<Process> = Vec::new();
     let mut parents = vec![raw(root)];
     while let Some(parent) = parents.pop() {
@@ -271,17 +315,13 @@ fn descendants(root: Pid, spared: &[(Pid, u64)]) -> Option<Vec<Process>> {
         parents.extend(children.clone().map(|process| raw(process.pid)));
         family.extend(children);
     }
-    Some(family)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn descendants(_root: Pid, _spared: &[(Pid, u64)]) -> Option<Vec<Process>> {
-    None
+    family
 }
 
 #[cfg(target_os = "linux")]
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
     use std::process::Command;
 
     use super::*;
@@ -305,15 +345,20 @@ mod tests {
         let mut before = sleep();
         let family = Family::new(false);
         let mut later = sleep();
-        let found = family.members(Scope::Job).unwrap();
-        for child in [&mut before, &mut later] {
+        let mut other = Command::new("sleep");
+        let mut other = other.arg("60").process_group(0).spawn().unwrap();
+        let of_job = family.members(Scope::Job).unwrap();
+        let of_others = family.members(Scope::OtherGroups).unwrap();
+        for child in [&mut before, &mut later, &mut other] {
             child.kill().unwrap();
             child.wait().unwrap();
         }
-        let has = |child: &std::process::Child| {
+        let has = |found: &[Process], child: &std::process::Child| {
             let pid = Pid::from_child(child);
             found.iter().any(|process| process.pid == pid)
         };
-        assert!(has(&later) && !has(&before));
+        assert!(has(&of_job, &later) && !has(&of_job, &before));
+        // (The child of another test could be there, too.)
+        assert!(has(&of_others, &other) && !has(&of_others, &later));
     }
 }

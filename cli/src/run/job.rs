@@ -19,13 +19,15 @@ use signal_hook::consts::SIGKILL;
 
 use crate::run::family::{Family, Scope};
 use crate::run::guard::{Orders, adopt_orphans, ended};
-use crate::run::life::{Event, NotStarted};
+use crate::run::life::{Ended, Event, NotStarted};
 use crate::run::line::{FromGuard, Until, hear, say};
 
 pub(crate) struct Job {
     socket: UnixStream,
     family: Family,
     is_childless: bool,
+    /// The guard has ended by itself. It does so when nobody of the job is left.
+    is_done: bool,
 }
 
 impl Job {
@@ -56,6 +58,7 @@ impl Job {
             socket,
             family,
             is_childless: false,
+            is_done: false,
         };
         if pass_stdin(&job.socket).is_err() {
             job.kill_guard(); // It has nothing to start the job with.
@@ -73,8 +76,11 @@ impl Job {
             Event::Started(leader) => self.family.set_leader(leader),
             Event::LeaderEnded(_) => self.family.leader_has_ended(),
             Event::Childless => self.is_childless = true,
-            Event::Reaped(pid, ended) if self.family.has_reaped(pid) => {
-                return Event::LeaderEnded(ended);
+            Event::Reaped(pid, ended) => {
+                self.is_done |= self.family.guard() == Some(pid) && ended == Ended::Code(0);
+                if self.family.has_reaped(pid) {
+                    return Event::LeaderEnded(ended);
+                }
             }
             _ => {}
         }
@@ -98,14 +104,14 @@ impl Job {
         }
     }
 
-    /// True if no process descends from this one: that is certain, and costs no look.
-    pub(crate) fn is_childless(&self) -> bool {
-        self.is_childless
+    /// True if nobody in the scope is left: that is certain, and costs no look.
+    pub(crate) fn is_gone(&self, scope: Scope) -> bool {
+        self.is_childless || (self.is_done && scope == Scope::Job)
     }
 
     /// Looks whether a process in the scope is left. For when there is no guard.
     pub(crate) fn look(&self, scope: Scope) -> Event {
-        if self.is_childless || self.family.is_empty(scope) {
+        if self.is_gone(scope) || self.family.is_empty(scope) {
             Event::Empty
         } else {
             Event::Orphaned

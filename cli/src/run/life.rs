@@ -52,6 +52,15 @@ impl Plan {
     pub(crate) fn margin(&self) -> Duration {
         (self.lease / 10).min(LONGEST_LAG)
     }
+
+    /// Who does not get from the terminal what it sends to this process.
+    fn besides_terminal(&self) -> Scope {
+        if self.at_terminal {
+            Scope::OtherGroups
+        } else {
+            Scope::Job
+        }
+    }
 }
 
 /// What has happened.
@@ -112,14 +121,14 @@ pub(crate) struct At {
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Passes a signal on to the job.
-    Forward(i32),
+    /// Passes a signal on to these of the job.
+    Forward(i32, Scope),
     /// Asks all in the scope to end: `--signal`.
     Ask,
     /// Kills all in the scope, and the guard.
     Kill,
-    /// Stops the job, and then this process.
-    StopAll,
+    /// Stops these of the job, and then this process.
+    StopAll(Scope),
     /// Lets the job go on.
     Resume,
 }
@@ -182,6 +191,10 @@ impl Life {
         let mut actions = Vec::new();
         self.is_lost |= event == Event::Lost || at.left.is_zero();
         match event {
+            // It was asked to end before it was there.
+            Event::Started(_) if matches!(self.stage, Stage::Asked { .. }) => {
+                actions.push(Action::Ask);
+            }
             Event::NotStarted(why) => self.not_started = Some(why),
             Event::LeaderEnded(ended) => self.ended = Some(ended),
             Event::Empty => self.stage = Stage::Over,
@@ -194,24 +207,13 @@ impl Life {
         match event {
             Event::Started(_) => {
                 let early = self.early.take().into_iter().flatten();
-                actions.extend(early.map(Action::Forward));
+                actions.extend(early.map(|number| Action::Forward(number, Scope::Job)));
             }
-            Event::Signal(number) => match &mut self.early {
-                Some(early) => early.push(number),
-                // The terminal sends these to the job itself.
-                None if self.plan.at_terminal && [SIGINT, SIGQUIT].contains(&number) => {}
-                None => {
-                    actions.push(Action::Forward(number));
-                    // A job that has stopped itself, or that a terminal stopped, would not end.
-                    if ENDS.contains(&number) && !self.is_stopped {
-                        actions.push(Action::Resume);
-                    }
-                }
-            },
+            Event::Signal(number) => self.forward(number, &mut actions),
             // A job that is about to end is not held up.
             Event::Stop if matches!(self.stage, Stage::Runs) => {
                 self.is_stopped = true;
-                actions.push(Action::StopAll);
+                actions.push(Action::StopAll(self.plan.besides_terminal()));
             }
             Event::Continue => {
                 self.is_stopped = false;
@@ -222,6 +224,22 @@ impl Life {
             _ => {}
         }
         actions
+    }
+
+    fn forward(&mut self, number: i32, actions: &mut Vec<Action>) {
+        if let Some(early) = &mut self.early {
+            early.push(number);
+            return;
+        }
+        let to = match number {
+            SIGINT | SIGQUIT => self.plan.besides_terminal(),
+            _ => Scope::Job,
+        };
+        actions.push(Action::Forward(number, to));
+        // A job that has stopped itself, or that a terminal stopped, would not end.
+        if ENDS.contains(&number) && !self.is_stopped {
+            actions.push(Action::Resume);
+        }
     }
 
     /// What the time and the lock ask for.
@@ -419,9 +437,15 @@ mod tests {
     #[test]
     fn a_job_that_was_stopped_for_too_long_is_not_continued() {
         let mut life = life(plan());
-        assert_eq!(life.on(Event::Stop, at(1, 29)), [Action::StopAll]);
+        assert_eq!(
+            life.on(Event::Stop, at(1, 29)),
+            [Action::StopAll(Scope::Job)]
+        );
         assert_eq!(life.on(Event::Continue, at(2, 28)), [Action::Resume]);
-        assert_eq!(life.on(Event::Stop, at(3, 27)), [Action::StopAll]);
+        assert_eq!(
+            life.on(Event::Stop, at(3, 27)),
+            [Action::StopAll(Scope::Job)]
+        );
         assert_eq!(life.on(Event::Continue, at(60, 0)), [Action::Kill]);
     }
 
@@ -435,7 +459,7 @@ mod tests {
         assert_eq!(life.on(Event::Lost, at(2, 0)), []);
         assert_eq!(
             life.on(Event::Signal(TERM), at(3, 0)),
-            [Action::Forward(TERM), Action::Resume]
+            [Action::Forward(TERM, Scope::Job), Action::Resume]
         );
         assert!(life.is_lost());
     }
@@ -460,9 +484,19 @@ mod tests {
             assert_eq!(life.on(Event::Signal(number), at(0, 29)), []);
         }
         let started = Event::Started(rustix::process::getpid());
-        let both = [Action::Forward(TERM), Action::Forward(SIGINT)];
+        let both = [TERM, SIGINT].map(|number| Action::Forward(number, Scope::Job));
         assert_eq!(life.on(started, at(0, 29)), both);
-        assert_eq!(life.on(Event::Signal(SIGINT), at(1, 29)), []);
+        let to_others = [Action::Forward(SIGINT, Scope::OtherGroups), Action::Resume];
+        assert_eq!(life.on(Event::Signal(SIGINT), at(1, 29)), to_others);
+    }
+
+    #[test]
+    fn a_job_that_starts_late_is_asked_too() {
+        let max_hold = Some(Duration::from_secs(1));
+        let mut life = Life::new(Plan { max_hold, ..plan() });
+        assert_eq!(life.on(Event::Time, at(1, 29)), [Action::Ask]);
+        let started = Event::Started(rustix::process::getpid());
+        assert_eq!(life.on(started, at(2, 28)), [Action::Ask]);
     }
 
     /// From any state, whatever happens: nothing is killed twice in a moment, and a look comes.

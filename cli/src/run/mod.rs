@@ -39,7 +39,9 @@ mod wanted;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io;
 use std::panic;
+use std::path;
 use std::process;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -88,10 +90,10 @@ pub(crate) fn run(common: &Common, options: &Run) -> u8 {
 fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report) -> (Outcome, u8) {
     let stop = StopHandle::new();
     let (sender, events) = channel();
-    if let Err(error) = signals::listen(wanted.plan.at_terminal, &stop, &sender) {
-        tell(&format!("no signals can be received: {error}"));
-        return (Outcome::NotStarted, code::SOFTWARE);
-    }
+    let handle = match signals::listen(&stop, &sender) {
+        Ok(handle) => handle,
+        Err(error) => return without_signals(&error),
+    };
     let outer = if std::env::var_os("RELATCH_HELD").is_some() {
         Outer::from_env()
     } else {
@@ -104,6 +106,10 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     if let Some(number) = ends_wait(&events) {
         drop(held);
         return interrupted(number, report);
+    }
+    if let Err(error) = signals::listen_for_stops(&handle) {
+        drop(held);
+        return without_signals(&error);
     }
     // A panic would give the lock back on its way out, and the job would live on.
     panic::set_hook(Box::new(|panic| {
@@ -133,6 +139,11 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     };
     let life = live(job, &held, &events, wanted, options);
     over(&life, held, common, wanted, report)
+}
+
+fn without_signals(error: &io::Error) -> (Outcome, u8) {
+    tell(&format!("no signals can be received: {error}"));
+    (Outcome::NotStarted, code::SOFTWARE)
 }
 
 /// Takes the locks. Those that a run around this process has are there already.
@@ -191,6 +202,8 @@ fn environment(
     if let Some(url) = &common.redis {
         all.insert("RELATCH_URL", url.into());
     } else if let Some(file) = &common.redis_file {
+        // The job may go to another folder.
+        let file = path::absolute(file).unwrap_or_else(|_| file.clone());
         all.insert("RELATCH_REDIS_FILE", file.into());
     }
     all
@@ -231,7 +244,7 @@ fn live(
         let at = held.at();
         let limit = life.next_look(at).saturating_sub(at.held_for);
         let left = look_at.map_or(limit, |time| time.saturating_sub(now()));
-        let is_due = look_at.is_some() && (left.is_zero() || job.is_childless());
+        let is_due = look_at.is_some() && (left.is_zero() || job.is_gone(life.scope()));
         event = if is_due {
             look_at = Some(now() + pause.next());
             job.look(life.scope())
@@ -244,14 +257,14 @@ fn live(
 
 fn act(action: Action, job: &Job, scope: Scope, options: &Run) {
     match action {
-        Action::Forward(number) => job.signal(number, Scope::Job),
+        Action::Forward(number, to) => job.signal(number, to),
         Action::Ask => {
             job.signal(options.signal, scope);
             job.signal(SIGCONT, scope);
         }
         Action::Kill => job.kill(scope),
-        Action::StopAll => {
-            job.signal(SIGSTOP, Scope::Job);
+        Action::StopAll(whom) => {
+            job.signal(SIGSTOP, whom);
             // Only this process: what stopped it has stopped the others that it meant.
             let _ = rustix::process::kill_process(
                 rustix::process::getpid(),

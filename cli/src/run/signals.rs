@@ -10,7 +10,7 @@ use relatch::StopHandle;
 use signal_hook::consts::{
     SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2,
 };
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 
 use crate::run::life::{ENDS, Event};
 
@@ -19,24 +19,19 @@ pub(crate) const FOR_THE_JOB: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGU
 
 /// Has signals become events from now on. Those that end a wait also end that of `stop`.
 ///
-/// A terminal stops the job by itself.
+/// The signal that stops a run does what it does to any other process, until there is a job:
+/// [`listen_for_stops`].
 ///
 /// The program that started this one may have ignored `SIGCHLD`. Then children would vanish without a
 /// word on how they have ended.
-pub(crate) fn listen(
-    at_terminal: bool,
-    stop: &StopHandle,
-    events: &Sender<Event>,
-) -> io::Result<()> {
+pub(crate) fn listen(stop: &StopHandle, events: &Sender<Event>) -> io::Result<Handle> {
     let mut numbers = FOR_THE_JOB.to_vec();
     numbers.push(SIGCONT);
-    if !at_terminal {
-        numbers.push(SIGTSTP);
-    }
     // `nohup` ignores a signal for the job, too.
     numbers.retain(|number| !is_ignored(*number));
     signal_hook::flag::register(SIGCHLD, Arc::new(AtomicBool::new(false)))?;
     let mut signals = Signals::new(numbers)?;
+    let handle = signals.handle();
     let stop = stop.clone();
     let events = events.clone();
     thread::spawn(move || {
@@ -55,7 +50,15 @@ pub(crate) fn listen(
             }
         }
     });
-    Ok(())
+    Ok(handle)
+}
+
+/// Has the signal that stops a run become an event, too.
+pub(crate) fn listen_for_stops(handle: &Handle) -> io::Result<()> {
+    if is_ignored(SIGTSTP) {
+        return Ok(());
+    }
+    handle.add_signal(SIGTSTP)
 }
 
 /// Whether the process was started with this signal ignored. (Only Linux tells.)

@@ -6,11 +6,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use relatch_rig::{LONG, Sig, eventually, now, signal};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tempfile::TempDir;
 
 use crate::deaths::{guard_of, is_there};
@@ -176,6 +178,18 @@ fn no_signal_is_lost_at_the_start() {
     }
 }
 
+/// A line of bash, in whose place `relatch` comes.
+fn instead_of_bash(place: &Place, line: &str) -> Command {
+    let relatch = place.relatch(&[]);
+    let named = relatch.get_envs();
+    let mut bash = Command::new("bash");
+    bash.args(["-c", line])
+        .envs(named.filter_map(|(name, value)| Some((name, value?))))
+        .current_dir(place.file(""))
+        .stderr(Stdio::null());
+    bash
+}
+
 /// A shell had a child when `relatch run` was executed in its place.
 #[test]
 fn who_was_there_before_is_left_alone() {
@@ -184,17 +198,7 @@ fn who_was_there_before_is_left_alone() {
     let line = format!(
         "sleep 60 & echo $! > before; exec {relatch} run k -- bash -c 'echo >> ready; sleep 60'"
     );
-    let bash = place.relatch(&[]);
-    let mut bash = spawn(
-        Command::new("bash")
-            .args(["-c", &line])
-            .envs(
-                bash.get_envs()
-                    .filter_map(|(name, value)| Some((name, value?))),
-            )
-            .current_dir(place.file(""))
-            .stderr(Stdio::null()),
-    );
+    let mut bash = spawn(&mut instead_of_bash(&place, &line));
     eventually(LONG, "the job runs", || !text(&place, "ready").is_empty());
     let before = text(&place, "before").trim().to_owned();
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", bash.id())).unwrap();
@@ -204,6 +208,61 @@ fn who_was_there_before_is_left_alone() {
     let code = in_shell(bash.wait().unwrap());
     assert!(matches!(code, 137 | 143), "{code}");
     kill(&before);
+}
+
+/// What such a child leaves behind comes to this program, and is none of the job's.
+#[test]
+fn what_others_leave_behind_is_left_alone() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let wait_for = |file: &str| format!("until test -s {file}; do sleep 0.01; done");
+    let job = format!("trap 'exit 3' TERM; echo >> ready; {}", wait_for("end"));
+    let before = format!("({}; sleep 60 & echo $! > agent)", wait_for("ready"));
+    let line = format!("{before} & exec {relatch} run k -- bash -c \"{job}\"");
+    for is_asked in [false, true] {
+        for file in ["ready", "agent", "end"] {
+            let _ = fs::remove_file(place.file(file));
+        }
+        let mut bash = spawn(&mut instead_of_bash(&place, &line));
+        eventually(LONG, "the agent runs", || !text(&place, "agent").is_empty());
+        if is_asked {
+            signal(bash.id(), Sig::Term);
+        } else {
+            fs::write(place.file("end"), "1").unwrap();
+        }
+        let code = bash.wait().unwrap().code();
+        assert_eq!(code, Some(if is_asked { 3 } else { 0 }));
+        kill(&text(&place, "agent"));
+    }
+}
+
+/// A look at `/proc` that fails, as a whole or for each process, has not seen that nobody is left.
+#[test]
+fn a_guard_that_cannot_look_keeps_the_lock() {
+    let place = Place::new();
+    let script =
+        "set -m; sh -c 'until test -e go || test ! -e ready; do sleep 0.01; done; echo 1 >> f' &
+        echo >> ready; until test -e end; do sleep 0.01; done";
+    for free in [0, 1] {
+        for file in ["ready", "end", "go", "f"] {
+            let _ = fs::remove_file(place.file(file));
+        }
+        let mut run = place.start(&["k"], "ready", script);
+        let guard = guard_of(run.id());
+        let is_free = |number: &u64| !Path::new(&format!("/proc/{guard}/fd/{number}")).exists();
+        let most = Some((0..100).find(is_free).unwrap() + free);
+        let limit = Rlimit {
+            current: most,
+            maximum: most,
+        };
+        let guard = Pid::from_raw(guard.try_into().unwrap());
+        prlimit(guard, Resource::Nofile, limit).unwrap();
+        fs::write(place.file("end"), "").unwrap();
+        assert_eq!(place.code(&["run", "-w", "1s", "k", "true"]), 75);
+        fs::write(place.file("go"), "").unwrap();
+        assert_eq!(run.wait().unwrap().code(), Some(0));
+        assert_eq!(text(&place, "f"), "1\n");
+    }
 }
 
 /// The guard as the wrapper starts it, with these words and this job.

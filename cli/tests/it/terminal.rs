@@ -1,19 +1,20 @@
 //! At a terminal, which `script` provides.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufReader, Read, Write};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-use relatch_rig::{LONG, eventually};
+use relatch_rig::{LONG, Sig, eventually, signal};
 
 use crate::support::{Place, Running, spawn};
 
 struct Terminal {
     _program: Running,
     keyboard: ChildStdin,
-    screen: ChildStdout,
+    screen: Receiver<u8>,
     shown: String,
 }
 
@@ -31,9 +32,15 @@ impl Terminal {
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped()),
         );
+        let screen = program.stdout.take().unwrap();
+        let (sender, receiver) = channel();
+        thread::spawn(move || {
+            let mut bytes = BufReader::new(screen).bytes().map_while(Result::ok);
+            bytes.try_for_each(|byte| sender.send(byte))
+        });
         Terminal {
             keyboard: program.stdin.take().unwrap(),
-            screen: program.stdout.take().unwrap(),
+            screen: receiver,
             _program: program,
             shown: String::new(),
         }
@@ -47,18 +54,16 @@ impl Terminal {
     fn shows(&mut self, text: &str) {
         let mut shown = String::new();
         while !shown.contains(text) {
-            let mut byte = [0];
-            let read = self.screen.read(&mut byte).unwrap();
-            assert_eq!(read, 1, "{text:?} is not in {shown:?}");
-            shown.push(byte[0].into());
+            let byte = self.screen.recv_timeout(LONG);
+            let byte = byte.unwrap_or_else(|_| panic!("{text:?} is not in {shown:?}"));
+            shown.push(byte.into());
         }
         self.shown += &shown;
     }
 
     /// All that was shown, once the line is done.
-    fn end(mut self) -> String {
-        let mut rest = Vec::new();
-        self.screen.read_to_end(&mut rest).unwrap();
+    fn end(self) -> String {
+        let rest: Vec<_> = self.screen.iter().collect();
         self.shown + &String::from_utf8_lossy(&rest)
     }
 }
@@ -93,6 +98,18 @@ fn ctrl_c_ends_the_script_around_the_run() {
     }
 }
 
+/// `timeout` makes a process group of its own, to which the terminal sends nothing.
+#[test]
+fn ctrl_c_reaches_what_has_another_group() {
+    let place = Place::new();
+    let line = "$R run k timeout 60 sh -c 'echo ready; exec sleep 60'; echo code $?";
+    let mut terminal = Terminal::new(&place, line);
+    terminal.shows("ready");
+    terminal.types("\x03");
+    let shown = terminal.end();
+    assert!(!shown.contains("code"), "it has ended by INT: {shown}");
+}
+
 #[test]
 fn ctrl_c_ends_the_wait() {
     let place = Place::new();
@@ -104,8 +121,34 @@ fn ctrl_c_ends_the_wait() {
     assert!(!shown.contains("code"), "the shell goes on: {shown}");
 }
 
+/// Nothing is there to be stopped but the wait.
+#[test]
+fn ctrl_z_stops_the_wait() {
+    for input in ["", "</dev/null"] {
+        let place = Place::new();
+        let mut holder = place.start(&["k"], "f", "echo > $1; sleep 60");
+        let mut terminal = Terminal::new(&place, "bash --norc --noediting -i");
+        terminal.types(&format!("$R run -v k echo do''ne {input}\n"));
+        terminal.shows("waiting");
+        terminal.types("\x1a");
+        terminal.shows("Stopped");
+        signal(holder.id(), Sig::Term);
+        holder.wait().unwrap();
+        terminal.types("fg\n");
+        terminal.shows("done");
+        terminal.types("exit\n");
+        terminal.end();
+    }
+}
+
 #[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it() {
+    stops_and_goes_on("");
+    // A process group of its own.
+    stops_and_goes_on("timeout 60 ");
+}
+
+fn stops_and_goes_on(wrapped: &str) {
     let place = Place::new();
     let mut terminal = Terminal::new(&place, "bash --norc --noediting -i");
     let length = || fs::metadata(place.file("ticks")).map_or(0, |file| file.len());
@@ -113,7 +156,9 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
         let before = length();
         eventually(LONG, "the job goes on", || length() > before);
     };
-    terminal.types("$R run k bash -c 'while :; do echo >> ticks; sleep 0.01; done'\n");
+    // It has no child, which could end in the way of the signal.
+    let job = "bash -c 'exec 3<> <(:); while :; do echo >> ticks; read -t 0.01 -u 3; done'";
+    terminal.types(&format!("$R run k {wrapped}{job}\n"));
     goes_on();
     terminal.types("\x1a");
     terminal.shows("Stopped");
