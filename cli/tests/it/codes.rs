@@ -124,8 +124,10 @@ fn the_table_of_exit_codes_is_kept() {
     ] {
         assert_eq!(place.code(arguments), code, "{arguments:?}");
     }
-    let busy_ok = place.output(&["run", "-xn", "k", "true"]);
-    assert_eq!(stderr(&busy_ok), "", "cron must not mail");
+    for silent in ["-xn", "-qn"] {
+        let busy = place.output(&["run", silent, "k", "true"]);
+        assert_eq!(stderr(&busy), "", "cron must not mail");
+    }
     signal(holder.id(), Sig::Term);
     assert_eq!(holder.wait().unwrap().signal(), Some(15));
 }
@@ -179,6 +181,12 @@ fn the_job_knows_its_lock_and_a_run_inside_is_reentry() {
     let script = format!("{relatch} run b -c 'echo fence=$RELATCH_FENCE'");
     let output = place.output(&["run", "--fence", "a", "-c", &script]);
     assert_eq!(stdout(&output), "fence=\n", "it is that of another lock");
+    // A lock that the outer run has lost is another's.
+    let taken = "redis-cli -u $REDIS_URL set lock:c other px 60000 >/dev/null";
+    let script = format!("{taken}; {relatch} run -n c true; echo $?");
+    let output = place.output(&["run", "--on-lost", "warn", "c", "-c", &script]);
+    assert_eq!(stdout(&output), "75\n");
+    place.server.query::<u64>(&["DEL", "lock:c"]);
     let lost = "redis-cli -u $REDIS_URL del lock:c >/dev/null; trap '' TERM";
     let script = format!("{lost}; {relatch} confirm; echo $?");
     let output = place.output(&["run", "--on-lost", "warn", "c", "-c", &script]);
@@ -317,6 +325,17 @@ fn a_run_inside_keeps_to_its_options() {
     );
 }
 
+/// The standard input comes to the job by way of its guard, and nothing else does.
+#[test]
+fn a_job_has_the_descriptors_that_it_has_without_us() {
+    let place = Place::new();
+    let list = ["sh", "-c", "ls /proc/$$/fd"];
+    let below = place.output(&[&["run", "k"], &list[..]].concat());
+    let mut plain = Command::new(list[0]);
+    let plain = plain.args(&list[1..]).stdin(Stdio::null()).output();
+    assert_eq!(stdout(&below), stdout(&plain.unwrap()));
+}
+
 #[test]
 fn what_is_ignored_is_ignored_by_the_job_too() {
     let place = Place::new();
@@ -347,6 +366,9 @@ fn the_address_may_be_in_a_file() {
             .unwrap()
             .success()
     );
+    let moved = format!("cd /; {confirm}");
+    let moved = run(&["run", "--redis-file", "url", "k", "-c", &moved]).status();
+    assert!(moved.unwrap().success());
     // The command line counts more.
     let url = place.server.url();
     let mut both = run(&["run", "--redis", &url, "k", "-c", &confirm]);

@@ -11,6 +11,7 @@ mod belonging;
 mod codes;
 mod deaths;
 mod doctor;
+mod farewell;
 mod flock;
 mod listing;
 mod others;
