@@ -15,6 +15,8 @@ mod map;
 mod pages;
 // The examples: each can be copied.
 mod examples;
+// The alerts and the dashboard: the metrics that they name exist.
+mod alerts;
 // The dependencies: which Rust they need, and which there are.
 mod packages;
 
