@@ -200,6 +200,7 @@ pub mod guide {
     //! | [threads] | thread pools, rayon, async code, forks and exits |
     //! | [fencing] | how a resource refuses a holder that comes back too late |
     //! | [engines] | one server, Sentinel, replicas, Cluster: what each survives, and how to set it up |
+    //! | [managed] | Redis and Valkey as a cloud service, by name |
     //! | [operations] | the Redis user, settings, monitoring, a stuck lock |
     //! | [trouble] | what you see, why, and what to do |
     //! | [testing] | tests without a Redis |
@@ -241,6 +242,10 @@ pub mod guide {
     #[doc = include_str!("../docs/guide-links.md")]
     #[doc = include_str!("../docs/engines.md")]
     pub mod engines {}
+
+    #[doc = include_str!("../docs/guide-links.md")]
+    #[doc = include_str!("../docs/managed.md")]
+    pub mod managed {}
 
     #[doc = include_str!("../docs/guide-links.md")]
     #[doc = include_str!("../docs/operations.md")]
