@@ -72,13 +72,16 @@ mod with_recorder {
         contain(|| histogram!(metric.name).record(time.as_secs_f64()));
     }
 
-    /// Gives the recorder the texts of metrics.
+    /// Gives the recorder the texts of metrics, and has it show counters and gauges at once, with a
+    /// zero: alerts on their growth would not see the first count otherwise.
     pub(crate) fn describe(counters: &[&Metric], gauges: &[&Metric], times: &[&Metric]) {
         for it in counters {
             contain(|| describe_counter!(it.name, it.help));
+            contain(|| counter!(it.name).increment(0));
         }
         for it in gauges {
             contain(|| describe_gauge!(it.name, it.help));
+            change(it, 0.0);
         }
         for it in times {
             contain(|| describe_histogram!(it.name, Unit::Seconds, it.help));

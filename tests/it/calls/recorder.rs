@@ -131,6 +131,10 @@ fn the_recorder_gets_what_the_statistics_count() {
     let sums = Sums::default();
     metrics::set_global_recorder(sums.clone()).expect("the only recorder");
     let rig = Rig::renewing();
+    let at_once = sums.all();
+    for name in ["relatch_lost_total", "relatch_waiting"] {
+        assert_eq!(at_once.get(name), Some(&0.0), "an alert sees its growth");
+    }
     relatch::install(rig.locks.clone()).expect("the first");
     let guard = rig.locks.lock("a").expect("locks");
     drop(rig.locks.lock("a").expect("enters again"));
