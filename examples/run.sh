@@ -76,10 +76,7 @@ play() {
         web) ask_the_web "$program" ;;
         sentinel) by_sentinel "$built/examples/turns" ;;
         cluster) in_a_cluster "$built/examples/turns" ;;
-        tls)
-            start_tls
-            "$program"
-            ;;
+        tls) over_tls "$program" ;;
         command)
             need_redis
             bash examples/command.sh "$built/relatch"

@@ -86,8 +86,9 @@ until_it() {
     die "this never came true: $*"
 }
 
-# A server that speaks TLS only, and asks for a client certificate; with an authority of our own.
-start_tls() {
+# over_tls <program>: runs it with a server that speaks TLS only, and asks for a client certificate;
+# with an authority of our own.
+over_tls() {
     find_programs
     have openssl || die 'openssl is not on the PATH: it makes the certificates'
     certificate ca -x509 -subj '/CN=an authority of ours' -addext basicConstraints=critical,CA:TRUE
@@ -95,8 +96,8 @@ start_tls() {
     certificate client -subj /CN=client -addext subjectAltName=DNS:client
     launch_at_a_port tls --port 0 --tls-port PORT --tls-cert-file "$folder/server.pem" \
         --tls-key-file "$folder/server.key" --tls-ca-cert-file "$folder/ca.pem" --tls-auth-clients yes
-    export REDIS_URL=rediss://localhost:$port/
-    export REDIS_CA=$folder/ca.pem REDIS_CERT=$folder/client.pem REDIS_KEY=$folder/client.key
+    REDIS_URL=rediss://localhost:$port/ REDIS_CA=$folder/ca.pem REDIS_CERT=$folder/client.pem \
+        REDIS_KEY=$folder/client.key "$1"
 }
 
 # certificate <name> [openssl's options]...
