@@ -75,21 +75,24 @@ pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
     let outer = Outer::from_env();
     let token = outer.token(&common.prefix, &key).ok_or_else(no_job)?;
     let holder = connect(common)?.named(&key).holder()?;
-    let cause = match &holder {
-        None => "nobody has it".to_owned(),
-        Some(holder) if holder.raw != token => format!("{holder} has it"),
+    let message = match &holder {
+        None => format!("lock {key:?} is not ours any more, nobody has it: do not go on"),
+        Some(holder) if holder.raw != token => {
+            format!("lock {key:?} is not ours any more, {holder} has it: do not go on")
+        }
         Some(Holder {
             remaining: Some(left),
             ..
         }) if *left < asked.span => {
-            format!("only {} of its lease are left", crate::span::show(*left))
+            let [left, span] = [*left, asked.span].map(crate::span::show);
+            format!(
+                "lock {key:?} is ours for {left}, and not for {span}: ask again after the next \
+                 renewal, or have a longer --lease for the run"
+            )
         }
         Some(_) => return Ok(code::OK),
     };
-    Err(Failure::new(
-        code::LOST,
-        format!("lock {key:?} is not ours for as long: {cause}"),
-    ))
+    Err(Failure::new(code::LOST, message))
 }
 
 pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, Failure> {

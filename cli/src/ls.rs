@@ -36,7 +36,17 @@ pub(crate) fn ls(common: &Common, asked: &Ls) -> Result<u8, Failure> {
     // The prefix of the survey is the whole beginning: Redis looks for no more than is asked for.
     let prefix = format!("{}{}", common.prefix, asked.begin);
     let locks = builder(common)?.prefix(prefix).build()?;
-    write(&shown(common, &found(&locks, asked)?))?;
+    let (all, hidden) = found(&locks, asked)?;
+    write(&shown(common, &all))?;
+    if hidden > 0 && !common.quiet {
+        tell(&match hidden {
+            1 => "1 key is not shown, which never expires or cannot be a lock: --all shows it"
+                .to_owned(),
+            _ => format!(
+                "{hidden} keys are not shown, which never expire or cannot be locks: --all shows them"
+            ),
+        });
+    }
     let Some(pause) = asked.watch else {
         return Ok(code::OK);
     };
@@ -49,19 +59,22 @@ pub(crate) fn ls(common: &Common, asked: &Ls) -> Result<u8, Failure> {
         thread::sleep(pause.max(SHORTEST_PAUSE));
         // A server that is away for a while does not end the watch.
         match found(&locks, asked) {
-            Ok(found) => write(&format!("{begin}{}", shown(common, &found)))?,
+            Ok((all, _)) => write(&format!("{begin}{}", shown(common, &all)))?,
             Err(failure) => tell(&failure.message),
         }
     }
 }
 
-/// What there is, in the order that was asked for. The keys have all but the prefix of the option.
-fn found(locks: &LockManager, asked: &Ls) -> Result<Vec<SurveyedLock>, Failure> {
+/// What there is, in the order that was asked for, and how much was left out that is no lock. The
+/// keys have all but the prefix of the option.
+fn found(locks: &LockManager, asked: &Ls) -> Result<(Vec<SurveyedLock>, usize), Failure> {
     let mut all = Vec::new();
+    let mut hidden = 0;
     for found in locks.survey(asked.limit) {
         let mut found = found?;
         let is_no_lock = matches!(found.found, Found::NotALock | Found::NeverExpires);
         if !asked.all && (is_no_lock || is_counter(&found)) {
+            hidden += usize::from(!is_counter(&found));
             continue;
         }
         if all.len() == MOST_KEYS {
@@ -86,7 +99,7 @@ fn found(locks: &LockManager, asked: &Ls) -> Result<Vec<SurveyedLock>, Failure> 
         Sort::Left => all.sort_by_key(left),
         Sort::Holder => all.sort_by_key(owner),
     }
-    Ok(all)
+    Ok((all, hidden))
 }
 
 /// True for the counter of a fenced lock. (The survey leaves out those of its own prefix, and here

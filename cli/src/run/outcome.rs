@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::sync::mpsc::Receiver;
 
-use relatch::Error;
+use relatch::{Error, Holder};
 use rustix::io::Errno;
 use signal_hook::consts::SIGKILL;
 
@@ -62,7 +62,14 @@ pub(crate) fn not_taken(
             let message = error.to_string();
             let code = exit::code_of(&error);
             match *error {
-                Error::Timeout { holder, .. } if code == code::BUSY => {
+                Error::Timeout { key, holder, .. } if code == code::BUSY => {
+                    let message = if options.nonblock {
+                        at_once(&key, holder.as_deref())
+                    } else {
+                        format!(
+                            "{message}: a longer --wait is more patient, and -x takes busy for no failure"
+                        )
+                    };
                     report.holder = holder.map(|holder| *holder);
                     return not_taken(common, options, events, Failed::Busy(message), report);
                 }
@@ -82,6 +89,14 @@ pub(crate) fn not_taken(
         _ => Outcome::NotStarted,
     };
     (outcome, failure.code)
+}
+
+/// What is said of a lock that was not waited for.
+fn at_once(key: &str, holder: Option<&Holder>) -> String {
+    let has_it = holder.map_or_else(String::new, |holder| format!(": {holder} has it"));
+    format!(
+        "lock {key:?} is busy{has_it}. --wait in place of -n waits, and -x takes busy for no failure"
+    )
 }
 
 /// The signal that has ended the wait, if there was one. Nothing has been started by then.
@@ -179,11 +194,31 @@ fn not_started(command: &OsStr, number: i32, report: &mut Report) -> (Outcome, u
     let message = format!("{}: {error}", command.display());
     tell(&message);
     report.cause = Some(message);
-    let is_missing = number == Errno::NOENT.raw_os_error();
-    let code = if is_missing {
-        code::NOT_FOUND
-    } else {
-        code::NOT_EXECUTABLE
+    let code = match Errno::from_raw_os_error(number) {
+        Errno::NOENT => code::NOT_FOUND,
+        // Another time, the system would start it.
+        Errno::AGAIN | Errno::NOMEM | Errno::MFILE | Errno::NFILE => code::SOFTWARE,
+        _ => code::NOT_EXECUTABLE,
     };
     (Outcome::NotStarted, code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_cannot_start_it_now_does_not_say_that_nobody_can() {
+        for (error, code) in [
+            (Errno::NOENT, 127),
+            (Errno::ACCESS, 126),
+            (Errno::NOEXEC, 126),
+            (Errno::AGAIN, 70),
+            (Errno::NOMEM, 70),
+        ] {
+            let number = error.raw_os_error();
+            let (_, seen) = not_started("job".as_ref(), number, &mut Report::default());
+            assert_eq!(seen, code, "{error}");
+        }
+    }
 }

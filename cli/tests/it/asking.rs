@@ -1,6 +1,6 @@
 //! The commands that ask.
 
-use crate::support::{Place, as_operator, json, stdout};
+use crate::support::{Place, as_operator, json, stderr, stdout};
 
 #[test]
 fn a_lock_is_deleted_if_its_token_is_meant() {
@@ -51,8 +51,17 @@ fn all_that_is_in_redis_is_listed_whatever_its_name() {
     let objects: Vec<_> = text.lines().map(json).collect();
     assert_eq!(objects.len(), 6, "{text}");
     assert!(objects.iter().all(|object| object["v"] == 1));
-    let table = stdout(&as_operator(&place, &["ls", "a:"]));
+    let shown = as_operator(&place, &["ls", "a:"]);
+    let table = stdout(&shown);
     assert_eq!(table.lines().count(), 4, "{table}");
+    assert!(
+        stderr(&shown).contains("1 key is not shown"),
+        "{}",
+        stderr(&shown)
+    );
+    for silent in [&["ls", "-q"][..], &["ls", "--all"], &["ls", "a:held"]] {
+        assert_eq!(stderr(&as_operator(&place, silent)), "", "{silent:?}");
+    }
     assert!(
         table.contains("foreign token: 9f1c") && table.contains("kept (was"),
         "{table}"

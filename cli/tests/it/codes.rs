@@ -1,4 +1,4 @@
-//! What comes out of a run: exit codes, arguments, the environment, the report.
+//! What comes out of a run: exit codes, arguments, the environment, and what is said.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -399,38 +399,29 @@ fn several_keys_are_taken_together() {
     holder.wait().unwrap();
 }
 
+/// Who finds a lock busy reads what to do about it.
 #[test]
-fn a_report_says_what_happened() {
+fn a_busy_lock_is_told_with_a_way_out() {
     let place = Place::new();
-    let run = |arguments: &[&str]| {
-        let mut all = vec!["run", "--report", "report"];
-        all.extend(arguments);
-        place.output(&all);
-        let text = fs::read_to_string(place.file("report")).unwrap();
-        let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-        assert_eq!((&last["v"], &last["keys"][0]), (&1.into(), &"k".into()));
-        last
-    };
-    let ended = run(&["--fence", "k", "-c", "exit 3"]);
-    assert_eq!(
-        (&ended["outcome"], &ended["exit"]),
-        (&"ended".into(), &3.into())
-    );
-    assert!(ended["fence"].as_u64() > Some(1) && ended["signal"].is_null());
-    let killed = run(&["k", "-c", "kill -9 $$"]);
-    assert_eq!(
-        (&killed["signal"], &killed["exit"]),
-        (&9.into(), &137.into())
-    );
-    assert_eq!(run(&["k", "no-such-command"])["outcome"], "not_started");
     let mut holder = place.start(&["k"], "f", "echo > $1; sleep 60");
-    let busy = run(&["-n", "k", "true"]);
-    assert_eq!(
-        (&busy["outcome"], &busy["holder"]["kind"]),
-        (&"busy".into(), &"held".into())
-    );
-    signal(holder.id(), Sig::Kill);
-    assert_eq!(holder.wait().unwrap().signal(), Some(9));
+    let by = format!("-{}-", holder.id());
+    for (options, way) in [
+        (&["-n"][..], "in place of -n"),
+        (&["-w", "50ms"], "longer --wait"),
+    ] {
+        let output = place.output(&[&["run"], options, &["k", "true"]].concat());
+        let said = stderr(&output);
+        assert!(said.contains(way) && said.contains(&by), "{said}");
+    }
+    signal(holder.id(), Sig::Term);
+    holder.wait().unwrap();
+    // Inside of a job.
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let del = "redis-cli -u $REDIS_URL del lock:k >/dev/null";
+    let script = format!("{relatch} confirm --for 1h; {del}; {relatch} confirm");
+    let said = stderr(&place.output(&["run", "--on-lost", "warn", "k", "-c", &script]));
+    assert!(said.contains("not for 1h00m: ask again"), "{said}");
+    assert!(said.contains("nobody has it: do not go on"), "{said}");
 }
 
 #[test]

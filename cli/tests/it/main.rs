@@ -16,5 +16,6 @@ mod flock;
 mod listing;
 mod others;
 mod papers;
+mod reports;
 mod support;
 mod terminal;
