@@ -36,7 +36,7 @@ describe() {
     printf '  %-12s %s\n' "${name%.*}" "$(sed -n '1s/^\/\/! //p; 2s/^# //p' "$1")"
 }
 
-# build <cargo's arguments>: sets `built` to the folder of what is built.
+# build <cargo's arguments>: sets `built` to the folder of what is built: RELATCH_BUILT, if that is set.
 build() {
     [ -z "${RELATCH_BUILT:-}" ] || { built=$RELATCH_BUILT && return; }
     need_cargo
@@ -132,8 +132,8 @@ case $example in
         cargo test --quiet --locked "${package[@]}" --example testing
         ;;
     timeline)
-        # The picture in the README. No example: the program is the project's own.
-        build --package relatch --example timeline
+        # The picture in the README.
+        build "${package[@]}" --example timeline
         need_redis
         "$built/examples/timeline"
         ;;

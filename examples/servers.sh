@@ -16,6 +16,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
+unset RELATCH_URL # It would come before REDIS_URL.
 redis=none # `theirs`, if REDIS_URL is set; `ours`, once `server` is its process.
 
 # Sets REDIS_URL to a server, if it is not set. (A socket in a new folder needs no free port.)
@@ -79,7 +80,7 @@ beside() {
 # until_it <command>...: waits until it succeeds.
 until_it() {
     local attempt
-    for attempt in $(seq 600); do
+    for attempt in $(seq 1200); do
         "$@" >/dev/null 2>&1 && return
         sleep 0.05
     done
@@ -91,26 +92,23 @@ until_it() {
 over_tls() {
     find_programs
     have openssl || die 'openssl is not on the PATH: it makes the certificates'
-    certificate ca -x509 -subj '/CN=an authority of ours' -addext basicConstraints=critical,CA:TRUE
-    certificate server -subj /CN=localhost -addext subjectAltName=DNS:localhost
-    certificate client -subj /CN=client -addext subjectAltName=DNS:client
+    openssl req -x509 -newkey rsa:2048 -nodes -subj '/CN=our authority' -addext basicConstraints=critical,CA:TRUE \
+        -days 2 -keyout "$folder/ca.key" -out "$folder/ca.pem" 2>/dev/null
+    certificate server localhost
+    certificate client client
     launch_at_a_port tls --port 0 --tls-port PORT --tls-cert-file "$folder/server.pem" \
         --tls-key-file "$folder/server.key" --tls-ca-cert-file "$folder/ca.pem" --tls-auth-clients yes
     REDIS_URL=rediss://localhost:$port/ REDIS_CA=$folder/ca.pem REDIS_CERT=$folder/client.pem \
         REDIS_KEY=$folder/client.key "$1"
 }
 
-# certificate <name> [openssl's options]...
+# certificate <file> <name>
 certificate() {
     local file=$folder/$1
-    shift
-    openssl req -newkey rsa:2048 -nodes -keyout "$file.key" -out "$file.request" -days 2 "$@" 2>/dev/null
-    if [ "$file" = "$folder/ca" ]; then
-        mv "$file.request" "$file.pem"
-    else
-        openssl x509 -req -in "$file.request" -out "$file.pem" -days 2 -CA "$folder/ca.pem" -CAkey "$folder/ca.key" \
-            -CAcreateserial -copy_extensions copy 2>/dev/null
-    fi
+    openssl req -newkey rsa:2048 -nodes -subj "/CN=$2" -keyout "$file.key" -out "$file.request" 2>/dev/null
+    echo "subjectAltName=DNS:$2" >"$file.extensions"
+    openssl x509 -req -in "$file.request" -CA "$folder/ca.pem" -CAkey "$folder/ca.key" -CAcreateserial \
+        -days 2 -extfile "$file.extensions" -out "$file.pem" 2>/dev/null
 }
 
 # by_sentinel <program>: runs it with a master, two replicas and three sentinels, and kills the
