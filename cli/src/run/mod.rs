@@ -10,7 +10,8 @@
 //! cannot:
 //!
 //! - The wrapper and the guard are both killed, or both stopped, before one has done the other's
-//!   part. (The wrapper is the guard's parent, and continues it. Nobody continues the wrapper.)
+//!   part. (The wrapper is the guard's parent, and continues it. Nobody continues the wrapper.) So are
+//!   those of a run inside of a run that is stopped.
 //! - All of the machine stands still for longer than the lease. When it goes on, the job may act
 //!   before the guard does. (So does a process that the kernel does not let die, in an
 //!   uninterruptible sleep.) A fence is for that.
@@ -21,7 +22,8 @@
 //!   (`hidepid`).
 //! - A process that left the session, when the job just ends: it is not of the job any more. And
 //!   what others have started for the job (`at`, `systemd-run`, a container): it never was.
-//! - A look at `/proc` that misses a process twice in a row ([`family::Family::is_empty`]).
+//! - A look at `/proc` that misses a process twice in a row ([`family::Family::is_empty`]). And as
+//!   long as `/proc` cannot be read, for want of files or memory, what has left the job's group.
 //! - Where the system does not tell who descends from whom (macOS), what leaves the job's group;
 //!   with `--foreground`, all but the first process.
 

@@ -15,7 +15,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tempfile::TempDir;
 
-use crate::deaths::{guard_of, is_there};
+use crate::deaths::{guard_of, is_stopped, is_there};
 use crate::support::{Place, in_shell, spawn, stderr, stdout};
 
 fn text(place: &Place, file: &str) -> String {
@@ -156,10 +156,8 @@ fn a_job_that_is_stopped_can_be_ended() {
     let place = Place::new();
     let script = "trap 'echo got > got; exit 3' TERM; echo $$ > $1; kill -STOP $$; sleep 60";
     let mut run = place.start(&["k"], "ready", script);
-    let stat = format!("/proc/{}/stat", text(&place, "ready").trim());
-    eventually(LONG, "the job is stopped", || {
-        fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
-    });
+    let job = text(&place, "ready");
+    eventually(LONG, "the job is stopped", || is_stopped(&job));
     signal(run.id(), Sig::Term);
     assert_eq!(run.wait().unwrap().code(), Some(3));
     assert_eq!(text(&place, "got"), "got\n");

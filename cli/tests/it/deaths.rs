@@ -279,11 +279,7 @@ fn a_run_inside_is_stopped_and_continued_with_the_outer_one() {
     for name in ["-TSTP", "-CONT"] {
         let sent = Command::new("kill").args([name, &id]).status();
         assert!(sent.unwrap().success());
-        let is_stopped = || {
-            let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
-            stat.contains(") T ")
-        };
-        eventually(LONG, name, || is_stopped() == (name == "-TSTP"));
+        eventually(LONG, name, || is_stopped(&id) == (name == "-TSTP"));
     }
     fs::write(place.file("go"), "").unwrap();
     assert_eq!(wrapper.wait().unwrap().code(), Some(3));
@@ -301,6 +297,9 @@ fn a_job_is_stopped_and_continued_with_its_wrapper() {
         assert!(sent.unwrap().success());
     };
     to_wrapper("-TSTP");
+    // It stops itself last. What continued it before that would be lost.
+    let id = wrapper.id().to_string();
+    eventually(LONG, "the wrapper is stopped", || is_stopped(&id));
     eventually(LONG, "the job is stopped", || {
         let before = length();
         thread::sleep(Duration::from_millis(50));
@@ -315,6 +314,11 @@ fn a_job_is_stopped_and_continued_with_its_wrapper() {
     to_wrapper("-TERM");
     let code = in_shell(wrapper.wait().unwrap());
     assert!(matches!(code, 143 | 76), "{code}");
+}
+
+pub(crate) fn is_stopped(id: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", id.trim()));
+    stat.is_ok_and(|stat| stat.contains(") T "))
 }
 
 /// True if the process runs. (A zombie does not.)

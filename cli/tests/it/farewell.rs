@@ -6,7 +6,7 @@ use std::process::Command;
 
 use relatch_rig::{LONG, Sig, eventually, signal};
 
-use crate::deaths::{guard_of, is_there};
+use crate::deaths::{guard_of, is_stopped, is_there};
 use crate::support::{Place, spawn, stdout};
 
 /// A job that waits for its end. Its first argument is the file in which it says that it runs.
@@ -75,11 +75,8 @@ fn a_job_that_is_stopped_hears_of_its_end() {
         }
         let mut run = place.start(&["--kill-after", "10s", "k"], "ready", &script);
         let guard = guard_of(run.id());
-        let id = fs::read_to_string(place.file("ready")).unwrap();
-        let stat = format!("/proc/{}/stat", id.trim());
-        eventually(LONG, "the job is stopped", || {
-            fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
-        });
+        let job = fs::read_to_string(place.file("ready")).unwrap();
+        eventually(LONG, "the job is stopped", || is_stopped(&job));
         signal(if guard_dies { guard } else { run.id() }, Sig::Kill);
         run.wait().unwrap();
         eventually(LONG, "the job is over", || !is_there(&guard.to_string()));
