@@ -71,7 +71,7 @@ start "cargo test $all --test it -- --test-threads=20"
 start "cargo test $all --test history -- --test-threads=4"
 start "cargo test $all --test command -- --test-threads=4"
 start "RELATCH_BUILT=$builds/debug bash examples/run.sh all"
-part 600 "cargo test $all --lib --bins"
+part 600 "cargo test $all --lib --bins --example testing"
 part 300 "cargo test $all --doc"
 part 300 'cargo check --locked --lib'
 part 300 'cargo check --locked --lib --features tls-no-provider'
