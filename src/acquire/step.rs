@@ -342,11 +342,12 @@ impl<'a> Progress<'a> {
             AfterFailure::TryAgain => Ok(failure),
             AfterFailure::Busy => {
                 let holder = self.holder.take();
-                // Redis may have said that the lock is busy, and then not by whom.
-                let is_unknown = holder.is_some() || !self.was_busy;
+                // If Redis has said that the lock is busy, and only the question who has it has
+                // failed, that failure is no part of the answer.
+                let only_name_is_missing = self.was_busy && holder.is_none();
                 Err(End::Busy {
                     holder,
-                    failure: Some(failure).filter(|_| is_unknown),
+                    failure: Some(failure).filter(|_| !only_name_is_missing),
                 })
             }
             AfterFailure::GiveUp => Err(End::Unavailable {

@@ -83,10 +83,10 @@ impl StopHandle {
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn stop(&self) {
-        // The flag comes first. A thread in a queue looks at it under the mutex that its sleep
-        // gives free, and each call below takes that mutex. So a thread that saw no flag sleeps by
-        // then, and is woken. (A thread that sleeps until the key changes has a flag of its own
-        // under such a mutex, which the call sets.)
+        // The flag comes first. A thread in a queue looks at it while it holds the mutex that its
+        // sleep releases, and each call below locks that mutex. So a thread that saw no flag is
+        // asleep when the call gets the mutex, and is woken. (A thread that sleeps until the key
+        // changes has a flag of its own under such a mutex, which the call sets.)
         self.shared.stopped.store(true, Ordering::Release);
         let managers = self.shared.managers.lock();
         managers

@@ -213,7 +213,7 @@ impl Hold {
         Moment::from_nanos(self.keep_until.load(Ordering::Acquire))
     }
 
-    /// A control for tests has made the key older by `span`, and so the hold is older.
+    /// Makes the hold older by `span`, as a control for tests has done with its key.
     pub(crate) fn age(&self, span: Duration) {
         self.older.fetch_add(
             u64::try_from(span.as_nanos()).unwrap_or(u64::MAX),

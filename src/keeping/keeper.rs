@@ -103,11 +103,11 @@ impl Keeper {
 
     /// Has an orphan deleted.
     pub(crate) fn delete_later(self: &Arc<Keeper>, orphan: OrphanKey) {
-        self.delete_from(orphan, Moment::now());
+        self.delete_not_before(orphan, Moment::now());
     }
 
     /// Has an orphan deleted, but not before this moment.
-    pub(crate) fn delete_from(self: &Arc<Keeper>, orphan: OrphanKey, moment: Moment) {
+    pub(crate) fn delete_not_before(self: &Arc<Keeper>, orphan: OrphanKey, moment: Moment) {
         if self.core.store.is_disabled() {
             return; // There are no keys.
         }

@@ -286,14 +286,14 @@ impl Leases {
         due
     }
 
-    /// Another server has these keys now, and may lack some: all holds of them that are renewed are
-    /// due now. Returns when the first is due.
+    /// Another server has these keys now, and may lack some. Every hold of them that is renewed at
+    /// all is due soon, also one whose first renewal is to come. Returns when the first of them is.
     pub(crate) fn moved(&mut self, has_moved: impl Fn(&[u8]) -> bool, now: Moment) -> Moment {
         self.moved = now;
         let mut due = self.invalidated_those(&has_moved, now);
         for entry in self.by_number.values_mut() {
-            let is_kept = entry.hold.renews_every(now).is_some();
-            if is_kept && has_moved(entry.hold.key.in_redis().as_bytes()) {
+            let is_renewed = entry.hold.renews_every(now).is_some();
+            if is_renewed && has_moved(entry.hold.key.in_redis().as_bytes()) {
                 due = due.min(entry.renew_soon(now));
             }
         }

@@ -61,6 +61,7 @@ pub(crate) fn give_back(
     };
     let outcome = release.run(next.as_ref().map(|next| &next.claim), command);
 
+    // 4. to 6. What follows from the answer.
     release.conclude(keeper, &turn, &outcome);
 
     // 7. End the turn. If this came before step 3, the next thread would compete with this release.
@@ -84,11 +85,11 @@ pub(crate) fn give_back(
 
 /// Has the keeper delete what a hold may have left in Redis, but not before this moment. (A renewal
 /// that is executed late may add another lease.)
-pub(crate) fn delete_from(keeper: &Arc<Keeper>, hold: &Hold, moment: Moment) {
+pub(crate) fn delete_not_before(keeper: &Arc<Keeper>, hold: &Hold, moment: Moment) {
     let redis_key = hold.key.in_redis().to_owned();
     let token = hold.token.clone();
     let gone_by = hold.lease().gone_by(hold.gone_by());
-    keeper.delete_from(
+    keeper.delete_not_before(
         OrphanKey {
             redis_key,
             token,
@@ -235,7 +236,7 @@ impl Release<'_> {
         //    loss. This is done even if the lease has run out by our clock: a renewal without an
         //    answer may have extended it. A key that was to be kept stays until its time.
         if !outcome.answered {
-            delete_from(
+            delete_not_before(
                 keeper,
                 self.hold,
                 if self.deletes {

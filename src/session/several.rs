@@ -25,8 +25,8 @@ impl Session {
         stop: Option<&StopHandle>,
     ) -> Result<Vec<Rc<Held>>, Error> {
         let whole = self.patience(limit);
-        // What is re-entered is kept only once all are taken: if one cannot be taken, nothing of
-        // this call stays.
+        // No lock is kept before all are taken. If one cannot be taken, the others are given back.
+        // But a lock that was re-entered stays held, with the time that this call would have set.
         let keep = self.suited(options).keep_at_least;
         let options = &Options {
             keep_at_least: Duration::ZERO,

@@ -49,7 +49,8 @@ impl Session {
         if !self.core.queues.wait_until(is_free, end) {
             self.wait_for_answers();
         }
-        // A lock that is adopted while other threads queue for it has no turn. That is rare.
+        // A lock that is adopted while another thread has the turn is held outside of the queue, so
+        // the wait above does not see it. That is rare: so this just looks every few milliseconds.
         let latest = self.one_answer(Moment::now().max(end));
         loop {
             // The adoptions are looked at before and after the holds. What is adopted becomes a
@@ -100,7 +101,7 @@ impl Session {
             self.keeper.report_loss(hold);
             let is_kept = hold.keep_until() > Moment::now();
             if !is_kept || release::keep(&self.core.store, hold, deadline).is_err() {
-                release::delete_from(&self.keeper, hold, hold.keep_until());
+                release::delete_not_before(&self.keeper, hold, hold.keep_until());
             }
         }
         self.wait_for_answers();

@@ -113,7 +113,7 @@ impl<'a> QueuePlace<'a> {
         overslept: bool,
         now: Moment,
     ) -> Option<NoTurn> {
-        // If the process was stopped for a while, the thread in front may not have read its answer
+        // If the process was suspended for a while, the thread in front may not have read its answer
         // yet. That is no outage.
         let outage = silence
             .filter(|silence| self.wait.patience.is_outage(silence, now))

@@ -104,7 +104,7 @@ impl WaitQueue {
             return None;
         }
         self.waiting.pop_front();
-        // If there is still a front, its hold is over, and its turn is passed over.
+        // If there is still a front, its hold is over, and the next thread does not wait for it.
         let last = self
             .past
             .budget

@@ -116,6 +116,7 @@ impl Drop for Registration<'_> {
     fn drop(&mut self) {
         let mut by_key = self.wakeups.by_key.lock();
         let redis_key = self.redis_key.as_bytes();
+        // The next thread of the queue may have registered already.
         if by_key
             .get(redis_key)
             .is_some_and(|parker| Arc::ptr_eq(parker, &self.parker))

@@ -144,7 +144,7 @@ impl Histogram {
 impl fmt::Display for Histogram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bounds = self.quantile(0.5).zip(self.quantile(1.0));
-        // A program may have changed the count.
+        // A program may have changed the count: the field is public.
         let Some((median, longest)) = bounds.filter(|_| self.count > 0) else {
             return f.write_str("none");
         };

@@ -118,9 +118,9 @@ impl ServerConnection {
         let [removed, claimed] = loop {
             let claim = wanted.claim(self.asking, teach, &times);
             let replies = self.exchange_both([&removal, &claim], deadline)?;
-            // While the slot moves, a claim with a fencing token is refused as long as one of its
-            // two keys is elsewhere. If the claim was executed, or may have been, it is not sent
-            // again.
+            // The reply to the removal, which has one key, says where the slot is. A claim with a
+            // fencing token has two: while the slot moves, it is refused (`TRYAGAIN`) without a
+            // word on where. If the claim was executed, or may have been, neither is sent again.
             let claim_did_nothing =
                 matches!(accept_change(replies[1].clone()), Err(Failure::Refused(_)));
             if !(claim_did_nothing && self.follow(&replies[0], deadline)?) {

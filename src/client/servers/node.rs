@@ -114,6 +114,7 @@ impl Common {
         let (_, replies) = self
             .access
             .open(endpoint, &ways, &commands, deadline, connected)?;
+        // They were sent, but they change nothing: the caller may ask again.
         replies
             .try_into()
             .map_err(|_| Failure::not_sent("replies are missing"))

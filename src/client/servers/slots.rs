@@ -54,8 +54,9 @@ fn crc16(bytes: &[u8]) -> u16 {
 pub(crate) type Range = (RangeInclusive<u16>, Place);
 
 /// Reads the reply to `CLUSTER SLOTS` of the server at `asked`: the slots with their masters, and
-/// all replicas. Leaves out servers whose address that server does not know. What a map costs is
-/// bounded: no slot is in two ranges.
+/// all replicas. Leaves out servers whose address that server does not know. Refuses a map that has
+/// more slots in all than a cluster, or more than [`MOST_MASTERS`] masters: a wrong reply does not
+/// fill the memory. (A slot may be in two ranges.)
 pub(crate) fn ranges(
     reply: &Reply,
     asked: &Place,

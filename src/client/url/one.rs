@@ -7,11 +7,12 @@ use crate::base::error::body::Made;
 use crate::client::url::address::{Address, Servers};
 use crate::client::wire::endpoint::{Login, Place};
 
-pub(super) const SPILLED: &str = "what follows the host holds a `#` or `@`: in a password, / ? # and @ are written %2F %3F %23 %40";
+pub(super) const NOT_ESCAPED: &str = "what follows the host holds a `#` or `@`: in a password, / ? # and @ are written %2F %3F %23 %40";
 
 /// The address of a URL that names one server.
 pub(super) fn one(url: &str) -> Result<Address, Error> {
-    // The path of a socket may have an `@` or `#`: a password follows it.
+    // In the path of a socket, an `@` or `#` is part of the path: the password comes later, as
+    // `?pass=`.
     let names_path = |(scheme, _): (&str, &str)| scheme.to_ascii_lowercase().contains("unix");
     let has_path = url.split_once(":///").is_some_and(names_path);
     let escaped = if has_path {
@@ -28,7 +29,7 @@ pub(super) fn one(url: &str) -> Result<Address, Error> {
         && (parsed.fragment().is_some()
             || spilled.into_iter().flatten().any(|part| part.contains('@')))
     {
-        return Err(bad(None, SPILLED));
+        return Err(bad(None, NOT_ESCAPED));
     }
     // If an `@` in a password is not escaped, the parser takes the rest of the password for host
     // and path. So if the URL has a login, not even host and path are shown.

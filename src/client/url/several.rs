@@ -4,7 +4,7 @@ use std::net::Ipv6Addr;
 
 use crate::base::error::Error;
 use crate::client::url::address::{Address, Servers};
-use crate::client::url::one::{SPILLED, bad, one};
+use crate::client::url::one::{NOT_ESCAPED, bad, one};
 use crate::client::wire::endpoint::Place;
 
 /// The port of a sentinel whose URL names none.
@@ -50,8 +50,10 @@ impl<'a> Several<'a> {
         let (userinfo, hosts) = authority
             .rsplit_once('@')
             .map_or((None, authority), |(it, rest)| (Some(it), rest));
+        // A `/`, `?` or `#` in a password that is not escaped ends the authority too soon, and the
+        // rest of the password is in the tail.
         if tail.contains(['@', '#']) {
-            return Err(bad(None, SPILLED));
+            return Err(bad(None, NOT_ESCAPED));
         }
         if url.contains(|c: char| c.is_whitespace() || c.is_control()) {
             return Err(bad(None, "it holds a space or a control character"));

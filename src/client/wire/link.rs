@@ -202,7 +202,8 @@ impl Link {
         deadline: Moment,
     ) -> Result<Vec<Reply>, Failure> {
         if self.broken {
-            // The server refuses writes, say. That answer was judged, and says what it did.
+            // By an earlier batch of this borrower, which has had an answer to it: for example that
+            // the server takes no writes. This batch was not sent.
             return Err(Failure::not_sent("the connection is not used any more"));
         }
         if self.proof == Proof::Answered && self.unread == 0 && self.has_ended() {

@@ -8,16 +8,16 @@ use crate::base::error::TlsCause;
 use crate::client::wire::io_error::{plain_redis, tls_refused};
 
 /// The error of a handshake. `head` is what the server sent first.
-pub(crate) fn in_handshake(error: TlsError, head: &[u8], has_begun: bool) -> io::Error {
+pub(crate) fn in_handshake(error: TlsError, head: &[u8], agreed_on_cipher: bool) -> io::Error {
     let cause = match &error {
         TlsError::AlertReceived(
             AlertDescription::InternalError | AlertDescription::UserCanceled,
         ) => {
             return io::Error::new(ErrorKind::ConnectionAborted, error);
         }
-        // Before TLS 1.3, OpenSSL says only "handshake failure" if a certificate is missing. If
-        // client and server had no cipher in common, it would say so instead of the first reply.
-        TlsError::AlertReceived(AlertDescription::HandshakeFailure) if has_begun => {
+        // Before TLS 1.3, OpenSSL says only "handshake failure" if a certificate is missing. The
+        // same alert comes in place of the server's first reply if there is no cipher in common.
+        TlsError::AlertReceived(AlertDescription::HandshakeFailure) if agreed_on_cipher => {
             TlsCause::ClientCertificate
         }
         TlsError::AlertReceived(alert) if is_about_certificate(*alert) => {

@@ -188,8 +188,8 @@ impl Channel {
         }
         contain(|| self.connection.process_new_packets()).map_err(|error| {
             if is_handshaking {
-                let has_begun = self.connection.negotiated_cipher_suite().is_some();
-                cause::in_handshake(error, &self.head, has_begun)
+                let agreed_on_cipher = self.connection.negotiated_cipher_suite().is_some();
+                cause::in_handshake(error, &self.head, agreed_on_cipher)
             } else {
                 cause::after_handshake(error, !self.has_answered)
             }
