@@ -116,7 +116,8 @@
 //! begin with `rediss`. `tls-no-provider` adds the same without any cryptography: the program then
 //! gives its own, in `Tls::provider`. `metrics` also gives what [`Stats`] counts to the recorder of
 //! the [`metrics`](https://docs.rs/metrics) crate, under the names of [`Stats::prometheus`], summed
-//! over all managers of the process.
+//! over all managers of the process. `tracing` makes each wait and each hold a span of the
+//! [`tracing`](https://docs.rs/tracing) crate.
 //!
 //! # About threads
 //!

@@ -60,7 +60,7 @@ need_prometheus
 clippy-driver --version >/dev/null 2>&1 || die 'clippy is missing: rustup component add clippy'
 export RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings
 # With other packages or features, cargo would build some of them again.
-all='--locked --workspace --features relatch/tls,relatch/metrics,relatch-examples/tls'
+all='--locked --workspace --features relatch/tls,relatch/metrics,relatch/tracing,relatch-examples/tls'
 part 60 'cargo fmt --all --check'
 part 60 'cargo fmt --check --manifest-path benches/peers/Cargo.toml'
 part 1200 "cargo test $all --no-run"

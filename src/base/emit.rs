@@ -1,9 +1,10 @@
-//! The way to code of the program: its logger and, with the feature `metrics`, its recorder of
-//! metrics. Without the feature, the functions for metrics do nothing, and cost nothing.
+//! The way to code of the program: its logger and, with the features `metrics` and `tracing`, its
+//! recorder of metrics and its subscriber of spans. What is for a feature does nothing without it,
+//! and costs nothing.
 //!
 //! None of this may be called while a lock is held: the program's code may use the manager.
 //!
-//! A panic of a logger or a recorder ends here, after the program's panic hook has reported it. It
+//! A panic of the program's code ends here, after the program's panic hook has reported it. It
 //! could come at any step of a lock. If it went on, a key could stay taken, a thread could wait for
 //! a turn that never comes, and the drop of a guard could abort the process.
 
@@ -13,6 +14,11 @@ use std::panic::{self, AssertUnwindSafe};
 pub(crate) use with_recorder::{change, count, describe, record};
 #[cfg(not(feature = "metrics"))]
 pub(crate) use without_recorder::{change, count, describe, record};
+
+#[cfg(feature = "tracing")]
+pub(crate) use with_subscriber::Span;
+#[cfg(not(feature = "tracing"))]
+pub(crate) use without_subscriber::Span;
 
 /// A metric: its name, and one sentence on it.
 #[derive(Debug)]
@@ -106,4 +112,81 @@ mod without_recorder {
 
     #[inline]
     pub(crate) fn describe(_: &[&Metric], _: &[&Metric], _: &[&Metric]) {}
+}
+
+#[cfg(feature = "tracing")]
+mod with_subscriber {
+    use std::fmt::Display;
+    use std::panic::{self, AssertUnwindSafe};
+
+    use ::tracing::field::{Empty, display};
+    use ::tracing::info_span;
+
+    use super::contain;
+
+    /// A wait or a hold in the program's traces, until it is dropped. It is a child of the span in
+    /// which it begins, and never the current span.
+    #[derive(Debug)]
+    pub(crate) struct Span(::tracing::Span);
+
+    impl Span {
+        pub(crate) fn wait(key: &str) -> Span {
+            let begin = || info_span!(target: "relatch::wait", "lock_wait", key, outcome = Empty, holder = Empty);
+            Span::begin(begin)
+        }
+
+        pub(crate) fn hold(key: &str, token: &str, fence: Option<u64>) -> Span {
+            let begin = || info_span!(target: "relatch::wait", "lock_hold", key, token, fence, outcome = Empty);
+            Span::begin(begin)
+        }
+
+        fn begin(begin: impl FnOnce() -> ::tracing::Span) -> Span {
+            let begun = panic::catch_unwind(AssertUnwindSafe(begin));
+            Span(begun.unwrap_or_else(|_| ::tracing::Span::none()))
+        }
+
+        pub(crate) fn outcome(&self, outcome: &'static str) {
+            contain(|| {
+                self.0.record("outcome", outcome);
+            });
+        }
+
+        pub(crate) fn holder(&self, holder: impl Display) {
+            contain(|| {
+                self.0.record("holder", display(holder));
+            });
+        }
+    }
+
+    impl Drop for Span {
+        fn drop(&mut self) {
+            contain(|| self.0 = ::tracing::Span::none());
+        }
+    }
+}
+
+#[cfg(not(feature = "tracing"))]
+mod without_subscriber {
+    use std::fmt::Display;
+
+    #[derive(Debug)]
+    pub(crate) struct Span;
+
+    impl Span {
+        #[inline]
+        pub(crate) fn wait(_: &str) -> Span {
+            Span
+        }
+
+        #[inline]
+        pub(crate) fn hold(_: &str, _: &str, _: Option<u64>) -> Span {
+            Span
+        }
+
+        #[inline]
+        pub(crate) fn outcome(&self, _: &'static str) {}
+
+        #[inline]
+        pub(crate) fn holder(&self, _: impl Display) {}
+    }
 }

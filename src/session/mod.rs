@@ -135,7 +135,14 @@ impl Session {
             // The thread is ending: the map is gone, and the turn with it.
             Turn::outside(&self.core.queues, held.hold.key.name())
         });
-        match self.release(&held.hold, turn, deadline) {
+        let released = self.release(&held.hold, turn, deadline);
+        held.span.outcome(match &released {
+            Ok(Unlocked::Kept { .. }) => "kept",
+            Ok(_) => "released",
+            Err(Error::Lost { .. }) => "lost",
+            Err(_) => "unconfirmed",
+        });
+        match released {
             // What causes a missing answer may have cost the outer lock, too.
             done @ (Ok(_) | Err(Error::Unconfirmed { .. })) => still_has_outer(held).and(done),
             failed => failed,

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
-use crate::base::emit;
+use crate::base::emit::{self, Span};
 use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::Options;
@@ -74,6 +74,7 @@ pub(crate) struct Held {
     /// The thread's count of such entries. What has a lower one is around this: a hold that was
     /// attached may be older than one that is around it.
     pub(crate) entered: u64,
+    pub(crate) span: Span,
 }
 
 impl Held {
@@ -157,9 +158,11 @@ pub(crate) fn reenter(
 /// Enters a hold with a depth of one: a new one, or one that was in another thread's map before.
 pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     ENTERED.set(ENTERED.get() + 1);
+    let span = Span::hold(hold.key.name(), &hold.token, hold.fence);
     let held = Rc::new(Held {
         hold,
         entered: ENTERED.get(),
+        span,
     });
     let entry = HeldEntry {
         manager,

@@ -1,6 +1,7 @@
 //! The wait of one thread for one lock: which lock, until when, and what ends it early.
 
 use crate::base::clock::Moment;
+use crate::base::emit::Span;
 use crate::base::error::Error;
 use crate::base::error::body::Made;
 use crate::base::key::Key;
@@ -24,6 +25,7 @@ pub(crate) struct Wait<'a> {
     stops: [Option<&'a StopHandle>; 2],
     deadlock: DeadlockWatch<'a>,
     listed: ListedWait<'a>,
+    span: Span,
 }
 
 /// Of which manager a wait is, and what of that manager it uses.
@@ -63,6 +65,7 @@ impl<'a> Wait<'a> {
             stops: [Some(end), stop],
             deadlock: DeadlockWatch::new(id, key.name(), thread, patience.deadline, held),
             listed: ListedWait::new(waits, key, thread, patience),
+            span: Span::wait(key.name()),
         }
     }
 
@@ -111,6 +114,7 @@ impl<'a> Wait<'a> {
     pub(crate) fn ends(self) {
         drop(self.deadlock); // The logger is code of the program, and this thread waits no more.
         self.listed.log_end(None);
+        self.span.outcome("taken");
     }
 
     /// The wait is over, with this error. Counts it, and says what the thread holds meanwhile. The
@@ -118,8 +122,12 @@ impl<'a> Wait<'a> {
     pub(crate) fn fails(self, mut error: Error) -> Error {
         drop(self.deadlock);
         self.listed.log_end(Some(&error));
+        self.span.outcome(outcome(&error));
         match &mut error {
-            Error::Timeout { held, .. } => {
+            Error::Timeout { held, holder, .. } => {
+                if let Some(holder) = holder {
+                    self.span.holder(holder);
+                }
                 self.manager.counters.timed_out.add(1);
                 // What `try_lock` did hold nobody asks for.
                 if !self.patience.once {
@@ -146,6 +154,18 @@ impl<'a> Wait<'a> {
             source: cause,
             made: Made::now(),
         }
+    }
+}
+
+/// How a wait that failed ended, as a trace has it.
+fn outcome(error: &Error) -> &'static str {
+    match error {
+        Error::Timeout { .. } => "timeout",
+        Error::Stopped { .. } => "stopped",
+        Error::WouldDeadlock { .. } => "would_deadlock",
+        Error::Unavailable { .. } => "unavailable",
+        Error::Refused { .. } | Error::Tls { .. } => "refused",
+        _ => "failed",
     }
 }
 

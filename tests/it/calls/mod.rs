@@ -25,8 +25,9 @@ pub(crate) mod logs;
 // Waits and holds as a program, its log and its monitoring system see them.
 #[cfg(target_os = "linux")]
 mod monitoring;
-// The feature `metrics`: the same numbers, through the recorder of the `metrics` crate.
-#[cfg(all(target_os = "linux", feature = "metrics"))]
+// The features `metrics` and `tracing`: the same numbers, and spans, for the program's own recorder
+// and subscriber.
+#[cfg(all(target_os = "linux", feature = "metrics", feature = "tracing"))]
 mod recorder;
 // The password is in no error, `Debug`, log line or panic.
 pub(crate) mod secrets;

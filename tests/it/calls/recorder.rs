@@ -1,8 +1,9 @@
 //! The feature `metrics`: what the statistics count reaches the recorder of the `metrics` crate,
-//! under the names of the text for Prometheus.
+//! under the names of the text for Prometheus. The feature `tracing`: waits and holds are spans.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +15,9 @@ use metrics::{
 };
 use relatch::{Error, LockGuard, LockManager};
 use relatch_rig::{LONG, eventually, is_alone};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Dispatch, Subscriber};
 
 use crate::support::{ANSWER, MINUTE, Rig, behind, delete, occupy, renewals};
 
@@ -255,6 +259,7 @@ fn a_recorder_that_panics_changes_nothing() {
     let sums = Sums::default();
     metrics::set_global_recorder(sums.clone()).expect("the only recorder");
     PANICS.store(true, Ordering::SeqCst);
+    let _panics = tracing::dispatcher::set_default(&Dispatch::new(Spans::default()));
     let rig = Rig::renewing();
     for locks in [&rig.locks, &LockManager::in_memory()] {
         let before = sums.get("relatch_acquired_total");
@@ -283,4 +288,117 @@ fn a_recorder_that_panics_changes_nothing() {
         );
         assert!(sent[1] > 0.0, "{:?}", sums.all());
     }
+}
+
+/// A subscriber that keeps the fields of each span, and whether it has ended.
+#[derive(Clone, Default)]
+struct Spans(Arc<Mutex<Vec<Span>>>);
+
+#[derive(Clone, Debug, Default)]
+struct Span {
+    name: &'static str,
+    fields: BTreeMap<&'static str, String>,
+    is_over: bool,
+}
+
+impl Visit for Span {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.fields.insert(field.name(), format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.fields.insert(field.name(), value.to_owned());
+    }
+}
+
+impl Spans {
+    fn with<T>(&self, id: &Id, change: impl FnOnce(&mut Span) -> T) -> T {
+        let place = usize::try_from(id.into_u64()).expect("few spans") - 1;
+        change(&mut self.0.lock().expect("no panic")[place])
+    }
+
+    /// The name of each span with these fields. All are over.
+    fn shown(&self, fields: &[&str]) -> Vec<String> {
+        let spans = self.0.lock().expect("no panic");
+        let seen = spans.iter().map(|span| {
+            assert!(span.is_over, "{span:?}");
+            let shown = fields.iter().filter_map(|name| span.fields.get(name));
+            [span.name.to_owned()]
+                .into_iter()
+                .chain(shown.cloned())
+                .collect::<Vec<_>>()
+                .join(" ")
+        });
+        seen.collect()
+    }
+}
+
+impl Subscriber for Spans {
+    fn enabled(&self, of: &tracing::Metadata<'_>) -> bool {
+        assert!(!PANICS.load(Ordering::SeqCst), "the subscriber");
+        of.target().starts_with("relatch::")
+    }
+
+    fn new_span(&self, attributes: &Attributes<'_>) -> Id {
+        let mut span = Span {
+            name: attributes.metadata().name(),
+            ..Span::default()
+        };
+        attributes.record(&mut span);
+        let mut spans = self.0.lock().expect("no panic");
+        spans.push(span);
+        Id::from_u64(spans.len().try_into().expect("few spans"))
+    }
+
+    fn record(&self, id: &Id, values: &Record<'_>) {
+        self.with(id, |span| values.record(span));
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &tracing::Event<'_>) {}
+
+    fn enter(&self, _: &Id) {
+        unreachable!("guards end in any order, so no span of ours is the current one");
+    }
+
+    fn exit(&self, _: &Id) {}
+
+    fn try_close(&self, id: Id) -> bool {
+        self.with(&id, |span| span.is_over = true);
+        true
+    }
+}
+
+#[test]
+fn waits_and_holds_are_spans() {
+    let rig = Rig::renewing();
+    let spans = Spans::default();
+    let traced = Dispatch::new(spans.clone());
+    tracing::dispatcher::with_default(&traced, || {
+        rig.locks
+            .with_lock("a", || rig.locks.with_lock("a", || ()))
+            .expect("locks")
+            .expect("again");
+        occupy(&rig.server, "b", MINUTE);
+        rig.locks.named("b").try_lock().expect("an answer");
+        let lost = rig.locks.lock("c").expect("locks");
+        delete(&rig.server, "c");
+        lost.unlock().expect_err("it is lost");
+        let minute = rig.locks.named("d").keep_at_least(MINUTE);
+        minute.with_lock(|| ()).expect("locks");
+    });
+    assert!(spans.shown(&["holder"])[2].contains("somebody"));
+    assert_eq!(
+        spans.shown(&["key", "outcome"]),
+        [
+            "lock_wait a taken",
+            "lock_hold a released",
+            "lock_wait b timeout",
+            "lock_wait c taken",
+            "lock_hold c lost",
+            "lock_wait d taken",
+            "lock_hold d kept",
+        ]
+    );
 }

@@ -2,14 +2,19 @@
 
 use crate::tidy::{all_sources, code, inside, rust_files, sources, without_tests};
 
-/// The macros of the crate `log` would let a panic of the program's logger out.
+/// The macros of these crates would let a panic of the program's code out.
 #[test]
-fn only_emit_calls_the_logger_and_the_recorder() {
+fn only_emit_calls_the_logger_the_recorder_and_the_subscriber() {
     for (path, text) in sources() {
         let names = |line: &&str| {
-            ["log::", " ::metrics::", "(::metrics::", "use metrics::"]
-                .iter()
-                .any(|it| line.contains(it))
+            let crates = [
+                "log::",
+                " ::metrics::",
+                "(::metrics::",
+                "use metrics::",
+                "tracing::",
+            ];
+            crates.iter().any(|it| line.contains(it))
         };
         let named: Vec<_> = code(without_tests(&text)).filter(names).collect();
         assert!(
