@@ -39,8 +39,22 @@ pub(crate) fn in_scenes_with(
     times: u64,
     events: impl Fn(&World) + Send + Sync + 'static,
 ) {
-    let order = |seed| Order {
-        switches: [1, 2, 4, 16][(seed % 4) as usize],
+    in_scenes_of(&[1, 2, 4, 16], engine, times, events);
+}
+
+/// Each thread takes many steps before another one goes on.
+pub(crate) fn in_long_strides(times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
+    in_scenes_of(&[32], Engine::Server(Decoy::None), times, events);
+}
+
+fn in_scenes_of(
+    switches: &'static [u32],
+    engine: Engine,
+    times: u64,
+    events: impl Fn(&World) + Send + Sync + 'static,
+) {
+    let order = move |seed| Order {
+        switches: switches[usize::try_from(seed).expect("a few") % switches.len()],
         stalls: 0,
         longest: Duration::MAX,
     };
@@ -83,12 +97,17 @@ impl World {
         });
     }
 
-    pub(crate) fn exists(&self, key: &str) -> bool {
+    pub(crate) fn value(&self, key: &str) -> Option<Value> {
         let mut server = self.servers.nodes[0].borrow_mut();
         server.act(|redis, now| {
             redis.advance(now);
-            redis.get(format!("lock:{key}").as_bytes()).is_some()
+            let entry = redis.get(format!("lock:{key}").as_bytes());
+            entry.map(|entry| entry.value.clone())
         })
+    }
+
+    pub(crate) fn exists(&self, key: &str) -> bool {
+        self.value(key).is_some()
     }
 
     /// Nothing arrives for `span`.
