@@ -31,6 +31,10 @@ use crate::base::sync::scheduler::{self, Ended};
 use crate::simulation::scene::plan::Plan;
 use crate::simulation::scene::shrinking;
 
+/// A scene allocates thousands of times.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// What many scenes came to.
 #[derive(Debug, Default)]
 struct Sum {

@@ -118,5 +118,13 @@ pub(super) fn integer(text: &[u8]) -> Option<i64> {
     if !is_canonical {
         return None;
     }
-    std::str::from_utf8(text).ok()?.parse().ok()
+    let number = digits.iter().try_fold(0_i64, |number, digit| {
+        let digit = char::from(*digit).to_digit(10)?;
+        number.checked_mul(10)?.checked_sub(digit.into())
+    })?;
+    if digits.len() < text.len() {
+        Some(number)
+    } else {
+        number.checked_neg()
+    }
 }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::mem;
 
-use mlua::{Function, Lua, LuaOptions, LuaString, StdLib, Table, Value, Variadic};
+use mlua::{BString, Function, Lua, LuaOptions, LuaString, StdLib, Table, Value, Variadic};
 
 use crate::simulation::redis::gate::NO_MASTER;
 use crate::simulation::redis::keys::NO_INTEGER;
@@ -99,11 +99,8 @@ impl Engine {
     fn run(&self, script: &Function, keys: &[&[u8]], args: &[&[u8]]) -> mlua::Result<Reply> {
         let globals = self.lua.globals();
         for (name, words) in [("KEYS", keys), ("ARGV", args)] {
-            let table = self.lua.create_table_with_capacity(words.len(), 0)?;
-            for word in words {
-                table.raw_push(self.lua.create_string(word)?)?;
-            }
-            globals.raw_set(name, table)?;
+            let words = words.iter().map(|word| BString::from(*word));
+            globals.raw_set(name, self.lua.create_sequence_from(words)?)?;
         }
         from_lua(&script.call::<Value>(())?)
     }
@@ -280,10 +277,10 @@ impl State {
             has_written: false,
             out_of_memory,
         });
-        SERVER.set(mem::take(self));
+        SERVER.with_borrow_mut(|server| mem::swap(server, self));
         let result = ENGINE.with(|engine| engine.run(script, keys, args));
         let result = result.map_err(|failure| failed(&failure));
-        *self = SERVER.take();
+        SERVER.with_borrow_mut(|server| mem::swap(server, self));
         self.script = None;
         result
     }

@@ -200,7 +200,7 @@ pub(super) fn find(args: &[&[u8]], at_sentinel: bool) -> Result<&'static Command
             return false;
         };
         let is_rest = |sub| args.get(1).is_some_and(|word| is(word, sub));
-        is(args[0], name) && rest.strip_prefix('|').map_or(rest.is_empty(), is_rest)
+        rest.strip_prefix('|').map_or(rest.is_empty(), is_rest) && is(args[0], name)
     };
     known
         .find(|it| is_of(it))

@@ -33,11 +33,13 @@ macro_rules! per_thread {
 pub(crate) use per_thread;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use rand::RngExt;
+use rand::distr::{Bernoulli, Distribution};
 use rand::rngs::SmallRng;
 
 pub(crate) use link::{add_address, change_link, lose_all, readdress, reset_all};
@@ -80,15 +82,18 @@ struct World {
     order: Order,
     now: u64,
     chance: SmallRng,
+    /// Whether another thread may run: see [`Order`].
+    switches: Bernoulli,
     tasks: Vec<State>,
     /// The tasks that wait for nothing. Their process may be paused.
     awake: Vec<usize>,
     running: usize,
     /// The task that shuttle has to run next.
     chosen: Option<usize>,
-    /// By the time at which they are due, and their number.
-    timers: BTreeMap<(u64, u64), Due>,
-    timers_set: u64,
+    /// When each is due, and its place in `dues`.
+    timers: BinaryHeap<Reverse<(u64, usize)>>,
+    /// `None`: it was done.
+    dues: Vec<Option<Due>>,
     processes: Vec<Process>,
     network: Network,
     steps: u64,
@@ -158,10 +163,9 @@ pub(crate) fn has_failed(why: impl Into<String>) {
     });
 }
 
-/// Ends the run, whatever threads are left.
+/// Ends the run when the first thread returns, whatever threads are left.
 pub(crate) fn end() {
     world(|world| world.is_over = true);
-    shuttle::thread::yield_now();
 }
 
 /// Writes what happens into the run's trace.
@@ -217,9 +221,7 @@ pub(crate) fn step() -> bool {
     let switches = world(|world| {
         world.steps += 1;
         world.tick();
-        !world.is_alone
-            && world.chance.random_ratio(1, world.order.switches)
-            && world.has_more_to_do()
+        !world.is_alone && world.switches.sample(&mut world.chance) && world.has_more_to_do()
     });
     if switches == Some(true) {
         switch();

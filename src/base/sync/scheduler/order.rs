@@ -1,9 +1,11 @@
 //! What happens next in a run: a timer that is due, or one of the threads that can run.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use rand::distr::Bernoulli;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use shuttle::scheduler::Task;
@@ -34,12 +36,13 @@ impl World {
             order,
             now: START,
             chance: SmallRng::seed_from_u64(seed),
+            switches: Bernoulli::from_ratio(1, order.switches).expect("a ratio"),
             tasks: vec![State::default()],
             awake: vec![0],
             running: 0,
             chosen: None,
-            timers: BTreeMap::new(),
-            timers_set: 0,
+            timers: BinaryHeap::new(),
+            dues: Vec::new(),
             processes: vec![Process::new(0, 0)],
             network: Network::default(),
             steps: 0,
@@ -56,7 +59,8 @@ impl World {
 
     pub(super) fn ended(mut self, panic: Option<String>) -> Ended {
         // What killed threads leave must not be dropped: a guard's drop would release its lock.
-        self.tasks.drain(..).for_each(std::mem::forget);
+        let left = self.tasks.drain(..).filter(|task| !task.has_ended);
+        left.for_each(std::mem::forget);
         self.trace.note(self.now);
         self.trace.note(self.steps);
         Ended {
@@ -79,14 +83,14 @@ impl World {
         }
         let mut stall = self.order.stalls > 0 && self.chance.random_ratio(1, self.order.stalls);
         loop {
-            while let Some(timer) = self
-                .timers
-                .first_entry()
-                .filter(|it| it.key().0 <= self.now)
+            while let Some(Reverse((due, place))) = self.timers.peek().copied()
+                && due <= self.now
             {
-                match timer.remove() {
-                    Due::Call(call) => return Next::Call(call),
-                    Due::Wake { task, wait } => self.wake(task, wait),
+                self.timers.pop();
+                match self.dues[place].take() {
+                    Some(Due::Call(call)) => return Next::Call(call),
+                    Some(Due::Wake { task, wait }) => self.wake(task, wait),
+                    None => unreachable!("each is due once"),
                 }
             }
             let awake = if std::mem::take(&mut stall) {
@@ -99,8 +103,8 @@ impl World {
                 self.trace.note(task as u64);
                 return Next::Task(task);
             }
-            match self.timers.first_key_value() {
-                Some(((due, _), _)) => self.now = *due,
+            match self.timers.peek() {
+                Some(Reverse((due, _))) => self.now = *due,
                 None if self.awake.is_empty() => {
                     self.failure = Some(self.describe_deadlock());
                     self.is_over = true;
@@ -147,10 +151,7 @@ impl World {
     /// than this.)
     pub(super) fn has_more_to_do(&self) -> bool {
         let (running, now) = (self.running, self.now);
-        let is_due = self
-            .timers
-            .first_key_value()
-            .is_some_and(|it| it.0.0 <= now);
+        let is_due = self.timers.peek().is_some_and(|it| it.0.0 <= now);
         let can_run =
             |task: &usize| *task != running && !self.tasks[*task].has_ended && self.can_run(*task);
         is_due || self.order.stalls > 0 || self.awake.iter().any(can_run)
@@ -163,6 +164,9 @@ impl World {
 
     /// The state of a task, which shuttle may have begun without a call of [`thread`].
     pub(super) fn state(&mut self, task: usize) -> &mut State {
+        if task < self.tasks.len() {
+            return &mut self.tasks[task];
+        }
         if let Some(process) = task.checked_sub(GHOST) {
             while self.ghosts.len() <= process {
                 self.ghosts.push(State {
@@ -172,10 +176,8 @@ impl World {
             }
             return &mut self.ghosts[process];
         }
-        if self.tasks.len() <= task {
-            self.awake.extend(self.tasks.len()..=task);
-            self.tasks.resize_with(task + 1, State::default);
-        }
+        self.awake.extend(self.tasks.len()..=task);
+        self.tasks.resize_with(task + 1, State::default);
         &mut self.tasks[task]
     }
 
@@ -192,8 +194,8 @@ impl World {
     }
 
     pub(super) fn set_timer(&mut self, due: u64, what: Due) {
-        self.timers_set += 1;
-        self.timers.insert((due, self.timers_set), what);
+        self.timers.push(Reverse((due, self.dues.len())));
+        self.dues.push(Some(what));
     }
 
     pub(super) fn describe_deadlock(&self) -> String {

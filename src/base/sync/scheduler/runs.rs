@@ -152,7 +152,13 @@ impl Scheduler for Seeded {
     }
 
     fn next_task(&mut self, can_run: &[&Task], _: Option<TaskId>, _: bool) -> Option<TaskId> {
-        let chosen = world(|world| world.chosen.take())?;
+        let Some(chosen) = world(|world| world.chosen.take()) else {
+            // The run is over. Its first thread returns, so that the next run has its stack.
+            let first = can_run.first().map(|task| task.id())?;
+            let fails = |world: &World| world.failure.is_some();
+            let has_failed = WORLD.with_borrow(|world| world.as_ref().is_some_and(fails));
+            return (!has_failed && usize::from(first) == 0).then_some(first);
+        };
         chosen.or_else(|| next(Some(can_run))).map(TaskId::from)
     }
 
