@@ -5,6 +5,7 @@ mod refusals;
 // Redis stalls: `CLIENT PAUSE`, `DEBUG SLEEP`, a script without an end.
 mod stalled_server;
 mod survey;
+mod forms;
 // Redis before 7: the code of an error inside a script is in the middle of the message.
 mod old_servers;
 // ACLs: which rights are needed, and what an error says about a missing one.
