@@ -21,6 +21,7 @@ Everything that takes too long for tests/run.sh, in less than half an hour:
     is lost
   - a million fencing tokens, over restarts without persistence and other losses of the counter:
     each is larger than all before it
+  - twenty thousand inputs, most of them broken, for each reader of bytes that come from outside
   - histories: in each kind of bad weather, thousands of locks are taken, and what was claimed is
     compared with what the servers did
 
@@ -155,6 +156,7 @@ part 'without TLS' cargo test --quiet --locked --lib \
     client::url::parse::tests::a_url_with_tls_is_refused_without_the_feature -- --exact
 part 'peers, also in other languages' \
     cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --include-ignored
+part 'bytes from outside' env PROPTEST_CASES=20000 $fast --lib -- --skip simulation
 part 'the model, wider' cargo test --quiet --locked --package relatch-model -- --ignored
 finish
 

@@ -161,6 +161,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::simulation::garbled;
 
     const TOKEN: &str = "host-1-2-00112233445566778899aabbccddeeff";
 
@@ -169,6 +170,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         #[test]
         fn any_key_survives_the_way_as_one_line(key in ".{1,40}|[\\s%:\\x00-\\x1f]{1,20}") {
             let sent = parcel(&key);
@@ -180,8 +183,15 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_it_panic(text in ".{0,80}|relatch1:[0-9:%a-f-]{0,80}") {
+        fn any_text_is_a_parcel_or_refused(
+            text in prop_oneof![
+                Just(".{0,80}|relatch1:[0-9:%a-f-]{0,80}").prop_flat_map(|it| it),
+                garbled::text(".{1,20}".prop_map(|key| parcel(&key).to_string())),
+            ],
+        ) {
             if let Ok(parcel) = text.parse::<LockParcel>() {
+                prop_assert!((1..=MAX_BYTES).contains(&parcel.key.len()));
+                prop_assert!(parcel.to_string().bytes().all(|byte| byte.is_ascii_graphic()));
                 prop_assert_eq!(parcel.to_string().parse::<LockParcel>().unwrap(), parcel);
             }
         }

@@ -10,7 +10,9 @@
 //! - `judge`: what must hold, and what may be excused.
 //! - `rows`: scenes of their own, for promises whose point is a time or an order.
 //! - `interleavings`: threads of one process, with a model in place of Redis.
+//! - `garbled`: broken input, for the tests beside each reader of bytes from outside.
 
+pub(crate) mod garbled;
 mod interleavings;
 mod judge;
 mod redis;

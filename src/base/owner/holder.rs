@@ -114,7 +114,26 @@ impl fmt::Display for Holder {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::simulation::garbled;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Also that of another program.
+        #[test]
+        fn any_value_is_shown_in_one_short_line_and_kept_as_it_is(
+            value in garbled::bytes("(kept:)?[a-z.-]{1,20}-[0-9]{1,10}-[0-9]{1,20}-[0-9a-f]{32}".prop_map(String::into_bytes)),
+            left in any::<Option<u64>>(),
+        ) {
+            let holder = Holder::new(&value, left.map(Duration::from_millis));
+            let shown = holder.to_string();
+            prop_assert!(garbled::is_one_line(&shown) && shown.len() < 1000, "{}", shown);
+            prop_assert_eq!(holder.bytes.as_deref().unwrap_or(holder.raw.as_bytes()), &value);
+        }
+    }
 
     #[test]
     fn a_value_of_another_program_is_quoted_and_cut() {

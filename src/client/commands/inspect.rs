@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::client::commands::connection::{ServerConnection, next};
 use crate::client::wire::failure::{Failure, accept, expect_pong, nonsense};
+use crate::client::wire::refusal::legible;
 use crate::client::wire::resp::{Batch, Reply};
 
 /// What `INFO` says: a field and its value in each line.
@@ -12,12 +13,21 @@ use crate::client::wire::resp::{Batch, Reply};
 pub(crate) struct Info(String);
 
 impl Info {
+    /// Reads the reply. What the server says of itself is shown, so each line is made legible.
+    fn read(text: &[u8]) -> Info {
+        let text = String::from_utf8_lossy(text);
+        let lines: Vec<_> = text.lines().map(legible).collect();
+        Info(lines.join("\n"))
+    }
+
+    /// All fields and their values.
+    pub(crate) fn fields(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.lines().filter_map(|line| line.split_once(':'))
+    }
+
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
-        let value = |line: &str| Some(line.strip_prefix(name)?.strip_prefix(':')?.len());
-        self.0.lines().find_map(|line| {
-            let length = value(line)?;
-            Some(&line[line.len() - length..])
-        })
+        let mut fields = self.fields();
+        fields.find_map(|(it, value)| (it == name).then_some(value))
     }
 
     pub(crate) fn number(&self, name: &str) -> Option<u64> {
@@ -26,7 +36,7 @@ impl Info {
 
     #[cfg(test)]
     pub(crate) fn of(text: &str) -> Info {
-        Info(text.to_owned())
+        Info::read(text.as_bytes())
     }
 }
 
@@ -59,7 +69,7 @@ impl ServerConnection {
 
     fn ask_for_info(&mut self, command: &[&str], deadline: Moment) -> Result<Info, Failure> {
         match self.ask_server(command, deadline)? {
-            Reply::Bytes(text) => Ok(Info(String::from_utf8_lossy(&text).replace('\r', ""))),
+            Reply::Bytes(text) => Ok(Info::read(&text)),
             other => self.retire_if_nonsense(Err(nonsense(&other))),
         }
     }
@@ -93,20 +103,8 @@ impl ServerConnection {
     /// The time by the server's clock, since 1970.
     pub(crate) fn server_time(&mut self, deadline: Moment) -> Result<Duration, Failure> {
         let reply = self.ask_server(&["TIME"], deadline)?;
-        let number = |part: &Reply| part.text()?.parse().ok();
-        let time = match &reply {
-            Reply::Array(parts) => match parts.as_slice() {
-                [seconds, micros] => number(seconds).zip(number(micros)),
-                _ => None,
-            },
-            _ => None,
-        };
-        match time {
-            Some((seconds, micros)) => {
-                Ok(Duration::from_secs(seconds) + Duration::from_micros(micros))
-            }
-            None => self.retire_if_nonsense(Err(nonsense(&reply))),
-        }
+        let time = read_time(&reply).ok_or_else(|| nonsense(&reply));
+        self.retire_if_nonsense(time)
     }
 
     /// Asks for the shortest answer that there is.
@@ -121,9 +119,66 @@ impl ServerConnection {
     }
 }
 
+/// Reads the reply to `TIME`: seconds and microseconds. The sum of any two may be too large.
+fn read_time(reply: &Reply) -> Option<Duration> {
+    let Reply::Array(parts) = reply else {
+        return None;
+    };
+    let [seconds, micros] = parts.as_slice() else {
+        return None;
+    };
+    let number = |part: &Reply| part.text()?.parse().ok();
+    let micros = Duration::from_micros(number(micros)?);
+    Duration::from_secs(number(seconds)?).checked_add(micros)
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::client::wire::resp::tests::{garbled_reply, list};
+    use crate::simulation::garbled;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_time_is_read_as_it_was_written(seconds in 0..=u64::MAX / 2, micros in 0..1_000_000_u64) {
+            let reply = list([&seconds.to_string(), &micros.to_string()]);
+            prop_assert_eq!(read_time(&reply), Some(Duration::new(seconds, u32::try_from(micros * 1000).unwrap())));
+        }
+
+        #[test]
+        fn any_time_is_read_or_makes_no_sense(reply in garbled_reply(Just(list(["1784000000", "999999"])))) {
+            let _ = read_time(&reply);
+        }
+
+        #[test]
+        fn fields_are_read_as_they_were_written(fields in proptest::collection::btree_map("[a-z_]{1,12}[0-9]?", "[!-~ ]{0,40}", 0..10)) {
+            let lines: Vec<_> = fields.iter().map(|(name, value)| format!("{name}:{value}\r\n")).collect();
+            let info = Info::of(&("# Server\r\n".to_owned() + &lines.concat()));
+            prop_assert_eq!(info.fields().count(), fields.len());
+            for (name, value) in &fields {
+                prop_assert_eq!(info.field(name), Some(value.as_str()));
+            }
+        }
+
+        #[test]
+        fn any_field_is_one_line(text in garbled::bytes(Just(b"# Server\r\nredis_version:8.2.3\r\nrole:master\r\n".to_vec()))) {
+            let info = Info::read(&text);
+            for (name, value) in info.fields() {
+                prop_assert!(garbled::is_one_line(name) && garbled::is_one_line(value), "{:?}", value);
+            }
+        }
+    }
+
+    #[test]
+    fn a_time_beyond_all_time_makes_no_sense() {
+        let most = u64::MAX.to_string();
+        assert_eq!(read_time(&list([&most, "1000000"])), None);
+        assert!(read_time(&list([&most, "999999"])).is_some());
+    }
 
     #[test]
     fn a_field_is_found_by_its_whole_name() {

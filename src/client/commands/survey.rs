@@ -114,7 +114,40 @@ fn read_step(reply: Reply) -> Result<Scanned, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::client::wire::resp::tests::garbled_reply;
+
+    fn step(cursor: u64, keys: &[Vec<u8>]) -> Reply {
+        let keys = keys.iter().cloned().map(Reply::Bytes).collect();
+        Reply::Array(vec![
+            Reply::Bytes(cursor.to_string().into_bytes()),
+            Reply::Array(keys),
+        ])
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_step_is_read_as_it_was_written(cursor: u64, keys in vec(vec(any::<u8>(), 0..20), 0..5)) {
+            let read = read_step(step(cursor, &keys)).unwrap();
+            prop_assert_eq!(read.next, Some(cursor.to_string()).filter(|it| it != "0"));
+            prop_assert_eq!(read.keys, keys);
+        }
+
+        #[test]
+        fn any_step_and_look_are_read_or_make_no_sense(
+            reply in garbled_reply(vec(vec(any::<u8>(), 0..20), 0..5).prop_map(|keys| step(17, &keys))),
+            value in garbled_reply(Just(Reply::Bytes(b"host-1-2-00112233445566778899aabbccddeeff".to_vec()))),
+            left in garbled_reply(any::<i64>().prop_map(Reply::Int)),
+        ) {
+            let _ = read_step(reply);
+            let _ = read_look(value, left);
+        }
+    }
 
     #[test]
     fn a_prefix_means_itself() {

@@ -178,8 +178,110 @@ impl Redirect {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::collection::{btree_map, vec};
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::client::wire::resp::tests::garbled_reply;
+    use crate::simulation::garbled;
+
+    /// A host, as a server may name it.
+    pub(in super::super) fn any_host() -> impl Strategy<Value = String> {
+        prop_oneof![
+            "[a-z]{1,8}(\\.[a-z-]{1,8}){0,2}",
+            any::<std::net::Ipv4Addr>().prop_map(|it| it.to_string()),
+            any::<std::net::Ipv6Addr>().prop_map(|it| it.to_string()),
+        ]
+    }
+
+    /// True for a place that may be shown in a log.
+    pub(in super::super) fn is_sound(place: &Place) -> bool {
+        let text = place.to_string();
+        text.len() < 300
+            && text.bytes().all(|byte| byte.is_ascii_graphic())
+            && !text.ends_with(":0")
+    }
+
+    /// The servers of each range of slots, by its first slot.
+    type Sketch = BTreeMap<u16, Vec<(String, u16)>>;
+
+    fn any_map() -> impl Strategy<Value = Sketch> {
+        let servers = vec((any_host(), 1..=u16::MAX), 1..3);
+        btree_map(0..SLOTS, servers, 0..6)
+    }
+
+    /// The reply for such a map, and what is read in it. The last slot of a range is that before the
+    /// next one.
+    fn written(map: Sketch) -> (Reply, Vec<Range>) {
+        let firsts = map.keys().skip(1).copied();
+        let ends: Vec<_> = firsts.chain([SLOTS]).collect();
+        let mut entries = Vec::new();
+        let mut expected = Vec::new();
+        for ((first, servers), end) in map.into_iter().zip(ends) {
+            let (host, port) = &servers[0];
+            expected.push((first..=end - 1, at(host, *port)));
+            let servers = servers.into_iter().map(|(host, port)| {
+                let host = Reply::Bytes(host.into_bytes());
+                Reply::Array(vec![
+                    host,
+                    Reply::Int(port.into()),
+                    Reply::Bytes(vec![b'a'; 40]),
+                ])
+            });
+            let range = [first, end - 1].map(|slot| Reply::Int(slot.into()));
+            entries.push(Reply::Array(range.into_iter().chain(servers).collect()));
+        }
+        (Reply::Array(entries), expected)
+    }
+
+    /// The reply to `CLUSTER SLOTS` with some map.
+    pub(in super::super) fn any_slots() -> impl Strategy<Value = Reply> {
+        any_map().prop_map(|map| written(map).0)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_map_is_read_as_it_was_written(map in any_map()) {
+            let (reply, expected) = written(map);
+            prop_assert_eq!(ranges(&reply, &at("asked", 9)).unwrap().0, expected);
+        }
+
+        /// What a map costs is bounded, and it leads to no place that could not be shown.
+        #[test]
+        fn any_map_is_read_or_refused(reply in garbled_reply(any_slots())) {
+            if let Ok((ranges, replicas)) = ranges(&reply, &at("asked", 9)) {
+                let slots = ranges.iter().map(|(range, _)| range.len());
+                prop_assert!(slots.sum::<usize>() <= SLOTS.into());
+                for (range, master) in &ranges {
+                    prop_assert!(range.start() <= range.end() && *range.end() < SLOTS);
+                    prop_assert!(is_sound(master), "{}", master);
+                }
+                prop_assert!(replicas.iter().all(is_sound), "{:?}", replicas);
+            }
+        }
+
+        #[test]
+        fn a_redirect_is_read_as_it_was_written(host in any_host(), port in 1..=u16::MAX, brackets: bool) {
+            let to = at(&host, port);
+            let named = if brackets { to.to_string() } else { format!("{host}:{port}") };
+            let read = Redirect::read(&Refusal::new(&format!("MOVED 3999 {named}")), &at("asked", 9));
+            prop_assert_eq!(read, Some(Redirect { to, asks: false }));
+        }
+
+        #[test]
+        fn any_redirect_leads_to_a_place_or_nowhere(
+            error in garbled::text((any_host(), 0..SLOTS, any::<u16>()).prop_map(|(host, slot, port)| format!("ASK {slot} {host}:{port}"))),
+        ) {
+            if let Some(redirect) = Redirect::read(&Refusal::new(&error), &at("asked", 9)) {
+                prop_assert!(is_sound(&redirect.to), "{}", redirect.to);
+            }
+        }
+    }
 
     fn at(host: &str, port: u16) -> Place {
         Place::Tcp {

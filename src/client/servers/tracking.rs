@@ -96,3 +96,38 @@ fn read(payload: Reply) -> Heard {
     };
     Heard::Keys(keys.into_iter().filter_map(key).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::client::wire::resp::tests::garbled_reply;
+
+    fn written(keys: &[Vec<u8>]) -> Reply {
+        Reply::Array(keys.iter().cloned().map(Reply::Bytes).collect())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn an_invalidation_is_read_as_it_was_written(keys in vec(vec(any::<u8>(), 0..20), 0..5)) {
+            prop_assert_eq!(read(written(&keys)), Heard::Keys(keys));
+        }
+
+        /// What is no list may mean any key. In a list, what is no key is left out.
+        #[test]
+        fn any_invalidation_names_keys_or_all(payload in garbled_reply(vec(vec(any::<u8>(), 0..20), 0..5).prop_map(|keys| written(&keys)))) {
+            let expected = match &payload {
+                Reply::Array(parts) => Heard::Keys(parts.iter().filter_map(|part| match part {
+                    Reply::Bytes(key) => Some(key.clone()),
+                    _ => None,
+                }).collect()),
+                _ => Heard::Everything,
+            };
+            prop_assert_eq!(read(payload), expected);
+        }
+    }
+}

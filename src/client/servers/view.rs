@@ -105,7 +105,32 @@ impl View {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::client::servers::slots::tests::any_slots;
+    use crate::client::wire::resp::tests::garbled_reply;
+
+    fn info(state: &str, epoch: u64) -> Reply {
+        Reply::Bytes(format!("cluster_state:{state}\r\ncluster_slots_ok:16384\r\ncluster_current_epoch:{epoch}\r\n").into_bytes())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_a_node_says_is_read_as_it_was_written(slots in any_slots(), is_well: bool, epoch: u64) {
+            let said = info(if is_well { "ok" } else { "fail" }, epoch);
+            let view = View::new([slots, said], &at(1)).unwrap();
+            prop_assert_eq!((view.is_well, view.epoch, view.sender), (is_well, epoch, at(1)));
+        }
+
+        /// Whatever else a node says, its map counts, and can be an old one.
+        #[test]
+        fn any_node_has_a_view(slots in any_slots(), said in garbled_reply(Just(info("ok", 7)))) {
+            prop_assert!(View::new([slots, said], &at(1)).is_ok());
+        }
+    }
 
     fn at(port: u16) -> Place {
         Place::Tcp {
@@ -125,16 +150,12 @@ mod tests {
             asked.set(asked.get() + 1);
             let (state, epoch) =
                 said[asked.get() - 1].ok_or_else(|| Failure::not_sent("silence"))?;
-            let info = format!("cluster_state:{state}\r\ncluster_current_epoch:{epoch}\r\n");
             let Place::Tcp { port, .. } = place else {
                 unreachable!()
             };
             let server = Reply::Array(vec![Reply::Nil, Reply::Int((*port).into())]);
             let slots = Reply::Array(vec![Reply::Int(0), Reply::Int(16383), server]);
-            View::new(
-                [Reply::Array(vec![slots]), Reply::Bytes(info.into_bytes())],
-                place,
-            )
+            View::new([Reply::Array(vec![slots]), info(state, epoch)], place)
         });
         let port = view.ok().map(|view| match &view.ranges[0].1 {
             Place::Tcp { port, .. } => *port,

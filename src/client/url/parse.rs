@@ -24,6 +24,7 @@ mod tests {
     use crate::client::wire::endpoint::Place;
     #[cfg(feature = "tls-no-provider")]
     use crate::client::wire::tls::Tls;
+    use crate::simulation::garbled;
 
     fn parse(url: &str) -> Address {
         Address::parse(url).expect(url)
@@ -339,6 +340,24 @@ mod tests {
             }
         }
 
+        /// A password stays hidden as long as an `@` follows it.
+        #[test]
+        fn a_url_with_mistakes_is_an_address_or_refused(
+            url in garbled::text(prop_oneof![
+                "rediss?://user:c4nary@(db.example|10.0.0.1|\\[::1\\]):6379/3(\\?protocol=2)?",
+                "redis\\+sentinel://user:c4nary@a:26379,b,\\[::1\\]:1/mymaster/3",
+                "rediss\\+cluster://user:c4nary@a:7000,b:7001",
+                "(redis\\+)?unix:///run/redis.sock\\?db=1",
+            ]),
+        ) {
+            let shown = match Address::parse(&url) {
+                Ok(address) => format!("{address:?}"),
+                Err(error) => format!("{error} {error:?}"),
+            };
+            let is_hidden = url.rsplit_once("c4nary").is_some_and(|(_, rest)| rest.contains('@'));
+            prop_assert!(!is_hidden || !shown.contains("c4nary"), "{} shows {}", url, shown);
+        }
+
         /// Whatever stands before and after the password, and however wrong the rest of the URL is.
         #[test]
         fn no_message_holds_a_password(
@@ -377,6 +396,7 @@ mod tests {
             for (url, servers) in [
                 (format!("redis://{login}@{host}:{port}/{db}"), format!("{host}:{port}")),
                 (format!("redis+sentinel://{login}@{host},{host}:{port}/m/{db}"), format!("m: {host}:26379, {host}:{port}")),
+                (format!("redis+cluster://{login}@{host},{host}:{port}/{db}"), format!("cluster: {host}:6379, {host}:{port}")),
             ] {
                 let address = Address::parse(&url).map_err(|error| TestCaseError::fail(error.to_string()))?;
                 prop_assert_eq!(named(&address), servers);

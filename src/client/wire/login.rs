@@ -342,11 +342,34 @@ mod tests {
     use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
     use std::time::Duration;
 
+    use proptest::prelude::*;
     use redis::io::tcp::socket2::{Domain, Socket, Type};
     use relatch_rig::{FakeServer, Reply as Say};
 
     use super::*;
     use crate::client::wire::endpoint::Place;
+    use crate::client::wire::resp::tests::{garbled_reply, list};
+    use crate::simulation::garbled;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_greeting_is_told_in_one_line_or_refused(
+            greeting in garbled_reply(("redis|valkey", "(standalone|sentinel|cluster)", "(master|replica)").prop_map(|(kind, mode, role)| {
+                list(["server", &kind, "version", "8.2.3", "proto", "2", "mode", &mode, "role", &role])
+            })),
+        ) {
+            prop_assert!(garbled::is_one_line(&told_by(&greeting)));
+            for expected in [Expected::Server, Expected::Master, Expected::ClusterNode, Expected::Sentinel] {
+                let access = Access::new(None, 0, expected);
+                let replies = [greeting.clone(), Reply::Ok];
+                if let Err(failure) = access.read(false, &mut replies.into_iter()) {
+                    prop_assert!(garbled::is_one_line(&failure.text()), "{:?}", failure);
+                }
+            }
+        }
+    }
 
     #[test]
     fn what_a_server_says_of_itself_is_one_short_line() {

@@ -188,7 +188,32 @@ fn code_of(error: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::simulation::garbled;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever a server answers, it does not show the password, and forges no line of a log.
+        #[test]
+        fn any_error_is_one_line_without_the_password(
+            error in garbled::text(prop_oneof![
+                Just("ERR unknown command 'AUTH', with args beginning with: 'worker' 'c4nary' "),
+                Just("ERR Error running script (call to f_0a1B): @user_script:7: @user_script: 7: -READONLY c4nary"),
+                Just("WRONGPASS c4nary is invalid"),
+            ]),
+        ) {
+            let mut error = error;
+            conceal(&mut error, "c4nary");
+            let refusal = Refusal::new(&error);
+            prop_assert!(garbled::is_one_line(&refusal.message) && garbled::is_one_line(&refusal.code), "{:?}", refusal);
+            prop_assert!(refusal.message.chars().count() <= LONGEST_MESSAGE + 3);
+            prop_assert!(!refusal.message.contains("c4nary"), "{:?}", refusal);
+            let _ = (refusal.did_nothing(), refusal.can_pass());
+        }
+    }
 
     #[test]
     fn an_error_inside_a_script_has_its_own_code() {

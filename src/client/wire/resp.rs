@@ -364,13 +364,15 @@ fn too_long() -> io::Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::Read;
 
     use proptest::collection::vec;
     use proptest::prelude::*;
+    use proptest::sample::Index;
 
     use super::*;
+    use crate::simulation::garbled;
 
     fn encode(reply: &Reply) -> Vec<u8> {
         match reply {
@@ -406,6 +408,80 @@ mod tests {
             Just(Reply::Nil),
         ];
         plain.prop_recursive(4, 24, 4, |inner| vec(inner, 0..4).prop_map(Reply::Array))
+    }
+
+    /// Changes one part of a reply, to which `at` counts down: takes a part of it out, adds one, puts
+    /// another text into its text, or puts something else there.
+    fn garble(reply: &mut Reply, at: &mut usize, place: Index, other: &Reply) {
+        if *at > 0 {
+            *at -= 1;
+            if let Reply::Array(parts) = reply {
+                for part in parts {
+                    garble(part, at, place, other);
+                }
+            }
+            return;
+        }
+        *at = usize::MAX; // The others stay as they are.
+        match reply {
+            Reply::Array(parts) if !parts.is_empty() => {
+                let place = place.index(parts.len());
+                match other {
+                    Reply::Nil => drop(parts.remove(place)),
+                    Reply::Ok => parts.push(parts[place].clone()),
+                    other => parts.insert(place, other.clone()),
+                }
+            }
+            Reply::Bytes(bytes) if matches!(other, Reply::Line(_)) => {
+                let at = place.index(bytes.len() + 1);
+                bytes.splice(at..at, other.text().unwrap_or_default().bytes());
+            }
+            _ => *reply = other.clone(),
+        }
+    }
+
+    fn parts(reply: &Reply) -> usize {
+        match reply {
+            Reply::Array(parts) => 1 + parts.iter().map(self::parts).sum::<usize>(),
+            _ => 1,
+        }
+    }
+
+    /// A valid reply with up to two changes in its parts, or in its bytes.
+    pub(in crate::client) fn garbled_reply(
+        valid: impl Strategy<Value = Reply>,
+    ) -> impl Strategy<Value = Reply> {
+        let numbers = prop_oneof![
+            -2..3_i64,
+            16_383..16_385_i64,
+            65_535..65_537_i64,
+            any::<i64>()
+        ];
+        let odd = garbled::odd().prop_map(|odd| Reply::Line(odd.to_owned()));
+        let other = prop_oneof![any_reply(), numbers.prop_map(Reply::Int), odd];
+        let changes = vec((any::<Index>(), (any::<Index>(), other)), 0..3);
+        let of_parts = (valid, changes).prop_map(|(mut reply, changes)| {
+            for (at, (place, other)) in changes {
+                let mut at = at.index(parts(&reply));
+                garble(&mut reply, &mut at, place, &other);
+            }
+            reply
+        });
+        // Where the bytes are a reply no more, its parts have changed all the same.
+        (of_parts, any::<bool>()).prop_flat_map(|(reply, in_bytes)| {
+            let bytes = if in_bytes { encode(&reply) } else { Vec::new() };
+            garbled::bytes(Just(bytes))
+                .prop_map(move |bytes| whole(&bytes).unwrap_or_else(|_| reply.clone()))
+        })
+    }
+
+    /// A reply of these texts and numbers.
+    pub(in crate::client) fn list<const N: usize>(parts: [&str; N]) -> Reply {
+        Reply::Array(
+            parts
+                .map(|part| Reply::Bytes(part.as_bytes().to_vec()))
+                .into(),
+        )
     }
 
     /// A source whose bytes come in pieces of these lengths, with a time-out before each piece.
@@ -449,6 +525,26 @@ mod tests {
             }
     }
 
+    /// All replies in these bytes, and what then ends the reading. At no time does the reader have
+    /// much more memory than the bytes that it has received.
+    fn all(bytes: &[u8], pieces: &[usize]) -> Result<(Vec<Reply>, ErrorKind), TestCaseError> {
+        let mut reader = Reader::new();
+        let mut receive = dripping(bytes, pieces);
+        let mut replies = Vec::new();
+        let end = loop {
+            match reader.reply(&mut receive) {
+                Ok(reply) => replies.push(reply),
+                Err(error) if error.kind() == ErrorKind::TimedOut => {}
+                Err(error) => break error.kind(),
+            }
+            prop_assert!(reader.buffer.len() <= USUAL_ROOM.max(2 * bytes.len()));
+            for array in &reader.arrays {
+                prop_assert!(array.elements.capacity() <= 16.max(2 * array.elements.len()));
+            }
+        };
+        Ok((replies, end))
+    }
+
     fn whole(bytes: &[u8]) -> io::Result<Reply> {
         patiently(&mut Reader::new(), &mut dripping(bytes, &[usize::MAX]))
     }
@@ -470,6 +566,39 @@ mod tests {
             prop_assert!(reader.is_empty());
             let end = patiently(&mut reader, &mut receive).unwrap_err();
             prop_assert_eq!(end.kind(), ErrorKind::UnexpectedEof);
+        }
+
+        #[test]
+        fn a_command_is_read_as_it_was_written(
+            commands in vec(vec(vec(any::<u8>(), 0..40), 1..6), 1..4),
+            pieces in vec(1..40_usize, 1..6),
+        ) {
+            let batch = commands.iter().fold(Batch::default(), |batch, command| batch.and(command));
+            let mut reader = Reader::new();
+            let mut receive = dripping(&batch.bytes, &pieces);
+            for command in commands {
+                let parts = command.into_iter().map(Reply::Bytes).collect();
+                prop_assert_eq!(patiently(&mut reader, &mut receive).unwrap(), Reply::Array(parts));
+            }
+            prop_assert!(reader.is_empty());
+        }
+
+        /// Wherever the bytes are split, the same replies come, and then the same end.
+        #[test]
+        fn what_is_read_does_not_depend_on_how_it_arrives(
+            bytes in garbled::bytes(vec(prop_oneof![
+                4 => any_reply().prop_map(|reply| encode(&reply)),
+                1 => "[$*][0-9]{1,5}\r\n".prop_map(String::into_bytes),
+            ], 1..4).prop_map(|pieces| pieces.concat())),
+            pieces in vec(prop_oneof![1..4_usize, 1..10_000_usize], 1..6),
+        ) {
+            let at_once = all(&bytes, &[usize::MAX])?;
+            prop_assert_eq!(&all(&bytes, &pieces)?, &at_once);
+            if bytes.len() < 100 {
+                for split in 1..bytes.len() {
+                    prop_assert_eq!(&all(&bytes, &[split, usize::MAX])?, &at_once, "split at {}", split);
+                }
+            }
         }
 
         /// The reader neither panics, nor allocates more than the received bytes justify.

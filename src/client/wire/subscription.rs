@@ -127,19 +127,23 @@ impl Subscription {
     /// The payload of the next message. `None` for the reply to a `PING`, even if it is an error.
     /// After a time-out, the caller can call this again.
     fn message(&mut self, deadline: Moment) -> io::Result<Option<Reply>> {
-        match self.stream.receive(deadline)? {
-            Reply::Array(mut parts) if parts.len() == 3 && is(&parts[0], "message") => {
-                Ok(Some(parts.pop().unwrap_or(Reply::Nil)))
-            }
-            Reply::Array(parts) if parts.len() == 2 && is(&parts[0], "pong") => Ok(None),
-            // An error such as LOADING also shows that Redis is alive.
-            Reply::Error(_) => Ok(None),
-            // A plain `PONG` also ends here: it means that the connection has not subscribed.
-            _ => Err(io::Error::new(
-                ErrorKind::InvalidData,
-                "the server sent something that is no message",
-            )),
+        payload(self.stream.receive(deadline)?)
+    }
+}
+
+fn payload(message: Reply) -> io::Result<Option<Reply>> {
+    match message {
+        Reply::Array(mut parts) if parts.len() == 3 && is(&parts[0], "message") => {
+            Ok(Some(parts.pop().unwrap_or(Reply::Nil)))
         }
+        Reply::Array(parts) if parts.len() == 2 && is(&parts[0], "pong") => Ok(None),
+        // An error such as LOADING also shows that Redis is alive.
+        Reply::Error(_) => Ok(None),
+        // A plain `PONG` also ends here: it means that the connection has not subscribed.
+        _ => Err(io::Error::new(
+            ErrorKind::InvalidData,
+            "the server sent something that is no message",
+        )),
     }
 }
 
@@ -151,8 +155,33 @@ fn is(kind: &Reply, name: &str) -> bool {
 mod tests {
     use std::io::Write;
 
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::client::wire::resp::tests::{garbled_reply, list};
     use crate::client::wire::stream::tests::streams;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn anything_is_a_message_or_a_sign_of_life_or_ends_the_connection(
+            said in garbled_reply(prop_oneof![Just(list(["message", "channel", "said"])), Just(list(["pong", ""]))]),
+        ) {
+            let parts = match &said {
+                Reply::Array(parts) => parts.as_slice(),
+                _ => &[],
+            };
+            let name = |name: &str| Reply::Bytes(name.as_bytes().to_vec());
+            let expected = match parts {
+                [kind, _, said] if *kind == name("message") => Some(Some(said.clone())),
+                [kind, _] if *kind == name("pong") => Some(None),
+                _ if matches!(said, Reply::Error(_)) => Some(None),
+                _ => None,
+            };
+            prop_assert_eq!(payload(said).ok(), expected);
+        }
+    }
 
     const LONG: Duration = Duration::from_secs(10);
     const SHORT: Duration = Duration::from_millis(20);

@@ -223,17 +223,18 @@ fn persistence(info: &Info) -> Option<Finding> {
     Some(Finding::well(found.to_owned()))
 }
 
-/// Of each replica, how long ago the master heard of it.
+/// Of each replica, how long ago the master heard of it. (What the server says of their number is
+/// only shown. To count up to it could take for ever.)
 fn replicas(info: &Info) -> Vec<Finding> {
     let count = info.number("connected_slaves").unwrap_or_default();
-    let lag = |number| {
-        let replica = info.field(&format!("slave{number}"))?;
-        let lag = replica
+    let lag = |(name, value): (&str, &str)| {
+        name.strip_prefix("slave")?.parse::<u32>().ok()?;
+        let lag = value
             .split(',')
-            .find_map(|field| field.strip_prefix("lag="))?;
+            .find_map(|part| part.strip_prefix("lag="))?;
         lag.parse::<u64>().ok()
     };
-    let longest = (0..count).filter_map(lag).max().unwrap_or_default();
+    let longest = info.fields().filter_map(lag).max().unwrap_or_default();
     let found = format!("it has {count} replicas, and heard of each {longest} s ago or later");
     match count {
         0 => Vec::new(),
@@ -247,7 +248,34 @@ fn replicas(info: &Info) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::simulation::garbled;
+
+    const INFO: &str = "redis_version:8.2.3\r\nrole:master\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n\
+        evicted_keys:0\r\naof_enabled:0\r\nconnected_slaves:1\r\nslave0:ip=a,port=1,state=online,lag=1\r\n\
+        cluster_state:ok\r\ncluster_slots_ok:16384\r\n";
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn whatever_a_server_says_a_finding_is_one_line(text in garbled::text(Just(INFO))) {
+            let info = Info::of(&text);
+            for finding in of_info(&info).into_iter().chain(of_cluster(&info)) {
+                prop_assert!(garbled::is_one_line(&finding.to_string()), "{:?}", finding);
+            }
+        }
+    }
+
+    #[test]
+    fn a_server_that_claims_any_number_of_replicas_is_judged_at_once() {
+        let many = of_info(&Info::of(
+            "connected_slaves:18446744073709551615\nslave7:lag=11",
+        ));
+        assert_eq!(many[0].verdict, Verdict::Warning);
+    }
 
     fn worst(text: &str) -> Verdict {
         let findings = of_info(&Info::of(text));

@@ -72,3 +72,70 @@ pub(super) fn refused_by(sentinel: &Endpoint, failure: Failure) -> Failure {
         message: format!("{} {what}: {message}", sentinel.name()),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::client::servers::slots::tests::{any_host, is_sound};
+    use crate::client::wire::resp::tests::{garbled_reply, list};
+
+    /// What a sentinel says of a server that it watches, or of another sentinel.
+    fn any_server() -> impl Strategy<Value = (String, u16, u64, u32)> {
+        (any_host(), 1..=u16::MAX, any::<u64>(), any::<u32>())
+    }
+
+    fn written((host, port, epoch, replicas): &(String, u16, u64, u32)) -> Reply {
+        let (port, epoch, replicas) = (port.to_string(), epoch.to_string(), replicas.to_string());
+        list([
+            "name",
+            "x",
+            "ip",
+            host,
+            "port",
+            &port,
+            "num-slaves",
+            &replicas,
+            "config-epoch",
+            &epoch,
+        ])
+    }
+
+    fn address((host, port, ..): &(String, u16, u64, u32)) -> Reply {
+        list([host, &port.to_string()])
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_a_sentinel_answers_is_read_as_it_was_written(servers in vec(any_server(), 1..4)) {
+            let places: Vec<_> = servers.iter().map(|(host, port, ..)| Place::announced(host, *port).unwrap()).collect();
+            let replies: Vec<_> = servers.iter().map(written).collect();
+            prop_assert_eq!(read_others(&replies).collect::<Vec<_>>(), places.clone());
+            let (_, _, epoch, replicas) = servers[0];
+            prop_assert_eq!(read_epoch(&replies[0]), Some(epoch));
+            prop_assert_eq!(read_replicas(replies[0].clone()).unwrap(), replicas);
+            prop_assert_eq!(read_master(address(&servers[0])).unwrap(), Some(places[0].clone()));
+        }
+
+        #[test]
+        fn any_answer_of_a_sentinel_is_read_or_makes_no_sense(
+            master in garbled_reply(any_server().prop_map(|it| address(&it))),
+            others in garbled_reply(vec(any_server(), 0..4).prop_map(|all| Reply::Array(all.iter().map(written).collect()))),
+        ) {
+            if let Ok(Some(place)) = read_master(master) {
+                prop_assert!(is_sound(&place), "{}", place);
+            }
+            if let Reply::Array(others) = others {
+                prop_assert!(read_others(&others).all(|place| is_sound(&place)));
+                for other in others {
+                    let _ = read_epoch(&other);
+                    let _ = read_replicas(other);
+                }
+            }
+        }
+    }
+}

@@ -180,8 +180,11 @@ fn place(host: &str, port: &str) -> Option<Place> {
 mod tests {
     use std::cell::Cell;
 
+    use proptest::prelude::*;
+
     use super::*;
     use crate::client::servers::sentinel::master::tests::{at, master};
+    use crate::simulation::garbled;
 
     #[test]
     fn an_answer_that_a_switch_has_overtaken_is_asked_for_again() {
@@ -206,6 +209,27 @@ mod tests {
             "{}",
             master.describe()
         );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Where the master is said to be is shown in errors and in the log.
+        #[test]
+        fn any_report_is_followed_or_not(
+            reports in proptest::collection::vec(garbled::text(prop_oneof![
+                "mymaster 127.0.0.1 700[12] (127.0.0.1|db-2.example|::1) 700[123]",
+                "slave 127.0.0.1:7001 127.0.0.1 7001 @ mymaster 127.0.0.1 7002",
+            ]), 1..4),
+        ) {
+            let master = master();
+            master.move_to(master.state.lock(), &at(7001));
+            for report in reports {
+                master.heard(&report, &at(26379), Duration::ZERO);
+                let shown = master.describe();
+                prop_assert!(garbled::is_one_line(&shown) && shown.is_ascii(), "{:?}", shown);
+            }
+        }
     }
 
     /// Where the master is said to be is shown in errors and in the log.
