@@ -1,17 +1,13 @@
-//! The queue of a key, in many orders of what its threads do.
-//!
-//! The queue and the steps of a release are the real ones. Redis has one key here.
+//! One key, and the threads that wait for it, take it and give it back.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::sync::thread::{self, JoinHandle};
-
 use crate::base::clock::Moment;
-use crate::base::error::{Error, LostCause};
+use crate::base::error::Error;
 use crate::base::options::Lease;
-use crate::base::owner::holder::Holder;
-use crate::base::sync::scheduler::{advance, below, in_many_orders, one_in, step};
+use crate::base::sync::scheduler::{advance, below, one_in, step};
+use crate::base::sync::thread;
 use crate::hold::{Hold, tests::sample_by};
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::work::Keeper;
@@ -22,13 +18,13 @@ use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::tests::until;
 use crate::waiting::place::NoTurn;
 use crate::waiting::queues::{Joined, Turn};
-use crate::waiting::wait::tests::{WaitRig, mine};
+use crate::waiting::wait::tests::WaitRig;
 
 /// Longer than any scene, unless the clock is advanced.
-const LONG: Duration = Duration::from_secs(30);
+pub(super) const LONG: Duration = Duration::from_secs(30);
 
 /// The lease of holds that run out.
-const SHORT: Duration = Duration::from_millis(30);
+pub(super) const SHORT: Duration = Duration::from_millis(30);
 
 /// How long a release may wait for an answer.
 const ANSWER: Duration = Duration::from_millis(4);
@@ -36,35 +32,35 @@ const ANSWER: Duration = Duration::from_millis(4);
 /// The time within which each orphan is due.
 const SOON: Duration = Duration::from_millis(20);
 
-fn millis(millis: u64) -> Duration {
+pub(super) fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-fn micros_below(most: u64) -> Duration {
+pub(super) fn micros_below(most: u64) -> Duration {
     Duration::from_micros(below(most))
 }
 
 /// One key, the threads that want it, and a log of what they did.
-struct Scene {
-    keeper: Arc<Keeper>,
+pub(super) struct Scene {
+    pub(super) keeper: Arc<Keeper>,
     redis: Redis,
     lease: Duration,
     /// Never locked while another thread may run: shuttle cannot switch threads at this mutex.
-    log: parking_lot::Mutex<Log>,
+    pub(super) log: parking_lot::Mutex<Log>,
 }
 
 #[derive(Default)]
-struct Log {
+pub(super) struct Log {
     /// The threads that waited, and those of them that had the turn, each in order.
-    arrived: Vec<u64>,
-    served: Vec<u64>,
+    pub(super) arrived: Vec<u64>,
+    pub(super) served: Vec<u64>,
     /// The threads whose claim was sent behind a release, those that learned what came of it, and
     /// those that had given up.
     sent_for: Vec<u64>,
     handed: Vec<u64>,
     gone: Vec<u64>,
     /// How many releases returned that the lock was lost.
-    losses: u64,
+    pub(super) losses: u64,
     /// The turns of guards that were forgotten.
     forgotten: Vec<Turn>,
     front: Option<Front>,
@@ -78,7 +74,7 @@ struct Front {
 }
 
 impl Scene {
-    fn new(lease: Duration) -> Arc<Scene> {
+    pub(super) fn new(lease: Duration) -> Arc<Scene> {
         let (keeper, redis, log) = (
             keeper_without_redis(),
             Redis::default(),
@@ -94,7 +90,7 @@ impl Scene {
 
     /// Waits for the turn, takes the lock, holds it for a while, and releases it. False if there
     /// was no turn.
-    fn visit(&self, me: u64, deadline: Moment) -> bool {
+    pub(super) fn visit(&self, me: u64, deadline: Moment) -> bool {
         let claim = || {
             self.log.lock().arrived.push(me);
             Claim {
@@ -300,13 +296,13 @@ impl Scene {
     }
 
     /// Takes the turn, which no thread has or waits for.
-    fn free_turn(&self) -> Turn {
+    pub(super) fn free_turn(&self) -> Turn {
         self.keeper.core.queues.free_turn(&"key".into())
     }
 
     /// Checks that the threads left nothing behind, and that those that waited had the turn in the
     /// order in which they came.
-    fn end(&self) {
+    pub(super) fn end(&self) {
         self.clean_up();
         if self.lease == SHORT {
             advance(SHORT);
@@ -338,116 +334,4 @@ impl Scene {
             "each loss is reported once, and no release as a loss"
         );
     }
-}
-
-fn spawn(scene: &Arc<Scene>, visits: impl FnOnce(&Scene) + Send + 'static) -> JoinHandle<()> {
-    let scene = Arc::clone(scene);
-    thread::spawn(move || visits(&scene))
-}
-
-fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
-    for thread in threads {
-        thread.join().expect("the thread does not panic");
-    }
-}
-
-/// No wait ends by itself here. If a thread is not woken, the run fails.
-#[test]
-fn each_waiter_has_the_turn_once_alone_and_in_the_order_of_arrival() {
-    in_many_orders(1_000, Duration::ZERO, || {
-        let scene = Scene::new(LONG);
-        let visitor = |n: u64| {
-            spawn(&scene, move |scene| {
-                assert!(scene.visit(n, Moment::NEVER));
-                assert!(scene.visit(n + 10, Moment::NEVER));
-            })
-        };
-        let threads: Vec<_> = (0..3).map(visitor).collect();
-        join(threads);
-        scene.end();
-        let log = scene.log.lock();
-        assert_eq!(log.arrived, log.served);
-    });
-}
-
-/// Some of the waiters have a deadline, which may come at any moment. The others have to be woken.
-#[test]
-fn a_waiter_that_gives_up_delays_no_other_and_its_claim_is_deleted() {
-    in_many_orders(1_000, millis(100), || {
-        let scene = Scene::new(LONG);
-        let patient = |n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER)));
-        let hasty = |n| {
-            spawn(&scene, move |scene| {
-                scene.visit(n, Moment::now().after(micros_below(20_000)));
-                scene.visit(n + 10, Moment::PAST);
-            })
-        };
-        let threads = [patient(0), hasty(1), hasty(2), patient(3)];
-        join(threads);
-        scene.end();
-    });
-}
-
-/// Holds run out. Their turns end late (while they are passed over, or after that) or never.
-#[test]
-fn a_hold_that_is_over_is_passed_over_and_its_late_end_ends_no_other_turn() {
-    in_many_orders(1_000, Duration::from_secs(2), || {
-        let scene = Scene::new(SHORT);
-        let patient = |n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER)));
-        let hasty = spawn(&scene, |scene| {
-            _ = scene.visit(1, Moment::now().after(micros_below(20_000)));
-        });
-        let threads = [patient(0), hasty, patient(2), patient(3)];
-        join(threads);
-        scene.end();
-    });
-}
-
-/// A key is deleted, its holder does not notice, and the keeper reports the loss. No wait ends by
-/// itself here.
-#[test]
-fn the_first_waiter_is_woken_when_the_hold_in_front_is_lost() {
-    in_many_orders(800, Duration::ZERO, || {
-        let scene = Scene::new(LONG);
-        let turn = scene.free_turn();
-        let hold = Arc::new(sample_by("deleted", LONG));
-        turn.holds(&hold);
-        let waiters =
-            [1, 2].map(|n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER))));
-        step();
-        hold.lose(LostCause::Deleted);
-        scene.keeper.report_loss(&hold);
-        scene.log.lock().losses += 1;
-        join(waiters);
-        drop(turn);
-        scene.end();
-    });
-}
-
-/// A thread waits for a lock that it holds itself, through another manager. As long as it waits,
-/// the lock is not released.
-#[test]
-fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
-    in_many_orders(800, Duration::ZERO, || {
-        let scene = Scene::new(LONG);
-        let turn = scene.free_turn();
-        let other = spawn(&scene, |scene| assert!(scene.visit(1, Moment::NEVER)));
-        let itself = spawn(&scene, |scene| {
-            let claim = || Claim {
-                token: String::new(),
-                lease: Lease::new(LONG),
-                counter: None,
-            };
-            let rig = WaitRig::new();
-            let patience = until(Moment::NEVER);
-            let queues = &scene.keeper.core.queues;
-            let joined = queues.join(&"key".into(), &rig.wait_of_holder(&patience, 3), claim);
-            assert!(matches!(joined, Err(NoTurn::MustNotWait(_))));
-        });
-        turn.saw(&Holder::new(mine(3).as_bytes(), None), Duration::ZERO, true);
-        join([itself]);
-        drop(turn);
-        join([other]);
-        scene.end();
-    });
 }
