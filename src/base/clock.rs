@@ -1,7 +1,7 @@
 //! The clock for leases. It never steps, and on Linux, Android and Apple's systems it goes on while
 //! the machine is suspended.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 use rustix::time::ClockId;
@@ -75,6 +75,18 @@ impl Moment {
             wait.min(LONGEST_WAIT)
         }
     }
+}
+
+/// The time since 1970, by the clock that people set. In a run of the scheduler, by that of the
+/// scheduler.
+pub(crate) fn since_1970() -> Duration {
+    #[cfg(test)]
+    if let Some(nanos) = crate::base::sync::scheduler::time() {
+        return Duration::from_nanos(nanos);
+    }
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

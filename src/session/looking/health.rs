@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use crate::base::clock::Moment;
+use crate::base::clock::{Moment, since_1970};
 use crate::base::random;
 use crate::session::Session;
 use crate::session::looking::findings::{self, Finding, Verdict};
@@ -199,9 +199,7 @@ impl Session {
             let time = connection.server_time(deadline);
             let cluster = self.core.store.is_cluster();
             let cluster = cluster.then(|| connection.cluster_info(deadline));
-            let ours = SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default();
+            let ours = since_1970();
             Ok((
                 trips,
                 time.map(|time| time.abs_diff(ours)),

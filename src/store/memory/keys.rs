@@ -1,8 +1,8 @@
 //! The keys of a store in memory: which are there, and until when.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use crate::base::clock::Moment;
+use crate::base::clock::{Moment, since_1970};
 use crate::base::owner::holder::Holder;
 use crate::base::sync::HashMap;
 use crate::client::Compared;
@@ -90,9 +90,5 @@ impl Keys {
 /// The fencing token after this one. As on Redis: never less than the time, so that a resource
 /// accepts it after a restart.
 pub(in crate::store) fn next_fence(last: u64) -> u64 {
-    let time = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_micros();
-    (last + 1).max(u64::try_from(time).unwrap_or(0))
+    (last + 1).max(u64::try_from(since_1970().as_micros()).unwrap_or(0))
 }
