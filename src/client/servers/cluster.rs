@@ -373,6 +373,7 @@ impl Cluster {
     /// Tells which keys have another node than `before`. False if there are none.
     fn tell_moved(&self, before: Option<&Map>, map: &Map) -> bool {
         let moved = match before {
+            Some(before) if map.is_same_as(before) => return false,
             Some(before) => map.differs_from(before),
             None => vec![self.was_one; usize::from(SLOTS)],
         };

@@ -106,17 +106,18 @@ impl Engine {
     }
 }
 
-/// `redis.call` and, if it does not raise errors, `redis.pcall`.
-fn call(lua: &Lua, args: &Variadic<Value>, raises: bool) -> mlua::Result<Value> {
-    let words: Option<Vec<_>> = args.iter().map(word).collect();
+/// `redis.call` and, if it does not raise errors, `redis.pcall`. No script of the crate passes a
+/// number, which Redis writes in another way than Lua.
+fn call(lua: &Lua, args: &Variadic<Option<BString>>, raises: bool) -> mlua::Result<Value> {
+    let words: Option<Vec<&[u8]>> = args
+        .iter()
+        .map(|it| it.as_ref().map(AsRef::as_ref))
+        .collect();
     let reply = match words {
         Some(words) if words.is_empty() => {
             error("ERR Please specify at least one argument for this redis lib call")
         }
-        Some(words) => {
-            let words: Vec<&[u8]> = words.iter().map(AsRef::as_ref).collect();
-            SERVER.with_borrow_mut(|server| server.call_from_script(&words))
-        }
+        Some(words) => SERVER.with_borrow_mut(|server| server.call_from_script(&words)),
         None => error("ERR Lua redis lib command arguments must be strings or integers"),
     };
     match reply {
@@ -135,16 +136,6 @@ fn call(lua: &Lua, args: &Variadic<Value>, raises: bool) -> mlua::Result<Value> 
             )))
         }
         reply => to_lua(lua, reply),
-    }
-}
-
-/// A word of a command. Lua's numbers are written as Redis writes them, if they are integers.
-fn word(value: &Value) -> Option<Box<[u8]>> {
-    match value {
-        Value::String(text) => Some(text.as_bytes().to_vec().into()),
-        Value::Integer(number) => Some(number.to_string().into_bytes().into()),
-        Value::Number(number) => Some(format!("{number}").into_bytes().into()),
-        _ => None,
     }
 }
 
