@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::{LazyLock, Mutex};
+use std::time::Duration;
 
 use relatch::{Builder, install, installed, with_lock_result};
 
@@ -38,8 +39,10 @@ fn end_of_month() -> Outcome {
     println!("the end of the month:");
     installed()?
         .several(["alice", "bob"])
-        .with_lock_result(|_| {
+        .with_lock_result(|both| {
             transfer("bob", "alice", 5)?;
+            // The functions below see the loss of their own locks only.
+            both.ensure(Duration::from_secs(5))?;
             transfer("alice", "bob", 30)
         })
 }

@@ -4,6 +4,7 @@
 //! Copy it: `cargo add relatch --path ../relatch && cargo add signal-hook`
 
 use std::error::Error;
+use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{scope, sleep};
@@ -34,7 +35,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("told to end");
         // Waits end now, and nobody gets a lock any more. Jobs that run have ten seconds.
         let left = locks.shutdown(Duration::from_secs(10));
-        println!("locks that are left: {}", left.len());
+        if !left.is_empty() {
+            println!("these jobs hang: {left:?}"); // Their locks end with their leases.
+            exit(1);
+        }
     });
     Ok(())
 }

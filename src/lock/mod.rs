@@ -292,7 +292,7 @@ impl Lock {
     /// If the lock was not taken, the errors of [`lock`](Lock::lock): the closure did not run.
     /// After the closure, [`Error::Lost`]: the closure did not have the lock for its whole time, or
     /// [`Error::OuterLost`]: it had the lock, but not another one that this thread holds around it.
-    /// (If the closure forks the process, and the child returns from it, the child gets
+    /// (Of a lock that was held before, the call that took it says so. If the closure forks the process, and the child returns from it, the child gets
     /// [`Error::Forked`].) A release without an answer is logged and is no error, because the
     /// closure was already done.
     ///

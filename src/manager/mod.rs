@@ -316,7 +316,8 @@ impl LockManager {
     ///
     /// For the end of a program, before it returns from `main` or calls
     /// [`process::exit`](std::process::exit). Without it, other processes would have to wait until
-    /// the leases end. Threads that hold locks can finish their work, and re-enter what they hold.
+    /// the leases end. Threads that hold locks can finish their work, and re-enter what they hold;
+    /// a job that needs one more new lock gets [`Error::Stopped`](crate::Error::Stopped) halfway.
     /// What this thread holds itself is listed, and not waited for. Detached holds are waited for,
     /// in whatever thread they are. All clones of the manager are shut down with it, for ever.
     ///

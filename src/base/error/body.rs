@@ -5,6 +5,7 @@
 //! thread knows whether a guard has ended since. (A closure under a lock runs under a guard, too.)
 
 use std::cell::Cell;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::sync::per_thread;
@@ -16,8 +17,15 @@ per_thread! {
 }
 
 /// When an error was made, for [`Error::body_ran`](crate::Error::body_ran).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Made(u64);
+
+/// Programs that return an error from `main` show this, and the number says nothing to a reader.
+impl fmt::Debug for Made {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("..")
+    }
+}
 
 impl Made {
     pub(crate) fn now() -> Made {

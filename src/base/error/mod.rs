@@ -60,7 +60,7 @@ pub enum Error {
     /// The hold can no longer be trusted: somebody else may have held the lock in the meantime.
     ///
     /// What this thread did since the loss was not protected by the lock. To go on, drop *all*
-    /// guards of the lost lock in this thread, and begin again. Until then, the thread takes no
+    /// guards of the lost lock in this thread, and begin again. Until then, the thread takes no new
     /// lock, through any manager: it gets this error, or [`Error::OuterLost`].
     ///
     /// With a longer [`lease`](crate::Lock::lease), a hold survives longer outages and pauses.

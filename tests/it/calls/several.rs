@@ -744,9 +744,12 @@ fn an_outer_lock_of_any_manager_that_has_run_out_is_noticed() {
 fn a_thread_that_has_lost_a_lock_is_told_when_it_takes_another_one() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
     let outer = rig.locks.lock("outer").expect("locks");
+    let held = rig.locks.lock("held").expect("locks");
     delete(&rig.server, "outer");
     assert_lost(&outer.verify(), LostCause::Deleted);
     let sent = rig.proxy.log().len();
+    let again = rig.locks.with_lock("held", || ());
+    again.expect("what the thread holds already, it can enter again");
     for taken in [
         rig.locks.lock("inner").map(drop),
         rig.locks.try_lock("inner").map(drop),
@@ -774,7 +777,7 @@ fn a_thread_that_has_lost_a_lock_is_told_when_it_takes_another_one() {
             .join()
             .expect("no panic");
     });
-    drop(outer);
+    drop((held, outer));
     rig.assert_works("inner");
 }
 
