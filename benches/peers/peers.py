@@ -13,8 +13,6 @@ from importlib import metadata
 import redis
 import redis_lock
 
-LEASE = 30
-
 
 def say(line):
     sys.stdout.write(line + "\n")
@@ -29,29 +27,49 @@ def hear():
 class RedisPy:
     """The lock of redis-py itself: asks again every 100 ms."""
 
-    def __init__(self, url):
+    def __init__(self, url, lease):
         self.client = redis.Redis.from_url(url, socket_timeout=None)
+        self.lease = lease
 
     def turn(self, key, inside):
-        lock = self.client.lock(key, timeout=LEASE)
+        lock = self.client.lock(key, timeout=self.lease)
         if not lock.acquire():
             raise RuntimeError("not acquired")
         inside()
         lock.release()
+
+    def take(self, key, wait):
+        lock = self.client.lock(key, timeout=self.lease, blocking_timeout=wait)
+        return lock if lock.acquire() else None
+
+    def still(self, lock):
+        return lock.owned()
+
+    lost = redis.exceptions.LockNotOwnedError
 
 
 class PythonRedisLock:
     """The package python-redis-lock: waiters block in BLPOP, and a release pushes to the list."""
 
-    def __init__(self, url):
+    def __init__(self, url, lease):
         self.client = redis.StrictRedis.from_url(url, socket_timeout=None)
+        self.lease = lease
 
     def turn(self, key, inside):
-        lock = redis_lock.Lock(self.client, key, expire=LEASE)
+        lock = redis_lock.Lock(self.client, key, expire=self.lease)
         if not lock.acquire():
             raise RuntimeError("not acquired")
         inside()
         lock.release()
+
+    def take(self, key, wait):
+        lock = redis_lock.Lock(self.client, key, expire=self.lease, auto_renewal=True)
+        return lock if lock.acquire(timeout=wait) else None
+
+    def still(self, lock):
+        return lock.get_owner_id() == lock.id
+
+    lost = redis_lock.NotAcquired
 
 
 LOCKS = {"redis-py": RedisPy, "python-redis-lock": PythonRedisLock}
@@ -149,6 +167,44 @@ def wait(lock, key):
     say(f"got {got}")
 
 
+def say_at(word, detail=""):
+    say(f"{word} {time.monotonic_ns()} {detail}".rstrip())
+
+
+def hold(lock, key, wait, work, step):
+    say_at("asks")
+    try:
+        held = lock.take(key, wait)
+    except Exception as error:
+        return say_at("failed", repr(error).replace("\n", " "))
+    if not held:
+        return say_at("busy")
+    say_at("has")
+    end = time.monotonic() + work
+    while True:
+        asked = time.monotonic_ns()
+        try:
+            if not lock.still(held):
+                say_at("no")
+                break
+            say(f"yes {asked}")
+        except redis.RedisError:
+            pass  # It cannot say now.
+        left = end - time.monotonic()
+        if left <= 0:
+            break
+        time.sleep(min(left, step))
+    say_at("gives")
+    try:
+        held.release()
+        said = "ok"
+    except lock.lost:
+        said = "lost"
+    except Exception:
+        said = "unknown"
+    say_at("gave", said)
+
+
 def obey(lock, command, *arguments):
     if command == "turns":
         key, threads, seconds = arguments
@@ -157,6 +213,9 @@ def obey(lock, command, *arguments):
         take(lock, *arguments)
     elif command == "wait":
         wait(lock, *arguments)
+    elif command == "hold":
+        key, *spans = arguments
+        hold(lock, key, *(int(span) / 1000 for span in spans))
     elif command == "cpu":
         say(f"cpu {time.process_time_ns()}")
     else:
@@ -168,8 +227,8 @@ def main():
         packages = [f"{name} {metadata.version(name)}" for name in ("redis", "python-redis-lock")]
         say(", ".join([f"Python {sys.version.split()[0]}", *packages]))
         return
-    url, peer = sys.argv[1:]
-    lock = LOCKS[peer](url)
+    url, peer, lease = sys.argv[1:]
+    lock = LOCKS[peer](url, int(lease) / 1000)
     say("ready")
     while line := hear():
         try:

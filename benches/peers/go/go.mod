@@ -3,6 +3,7 @@ module relatch-peers
 go 1.23
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/go-redsync/redsync/v4 v4.13.0
 	github.com/redis/go-redis/v9 v9.5.1
 	golang.org/x/sys v0.28.0

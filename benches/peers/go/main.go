@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,8 +23,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const lease = 30 * time.Second
-
 var input = bufio.NewScanner(os.Stdin)
 
 // clock reads a clock of the system, in nanoseconds. CLOCK_MONOTONIC is the same in all processes.
@@ -39,12 +38,15 @@ func now() int64 { return clock(unix.CLOCK_MONOTONIC) }
 func cpu() int64 { return clock(unix.CLOCK_PROCESS_CPUTIME_ID) }
 
 // lock is shared by the goroutines of the worker.
-type lock struct{ locks *redsync.Redsync }
+type lock struct {
+	locks *redsync.Redsync
+	lease time.Duration
+}
 
 // turn takes the lock, calls inside, and releases the lock. redsync gives up after 32 tries. turn
 // then tries again, and returns how often redsync gave up.
 func (l lock) turn(key string, inside func()) (int, error) {
-	mutex := l.locks.NewMutex(key, redsync.WithExpiry(lease))
+	mutex := l.locks.NewMutex(key, redsync.WithExpiry(l.lease))
 	gaveUp := 0
 	for {
 		err := mutex.Lock()
@@ -147,6 +149,59 @@ func together(l lock, key string, threads int, seconds float64) error {
 	return err
 }
 
+func sayAt(word, detail string) {
+	fmt.Println(strings.TrimSpace(fmt.Sprint(word, " ", now(), " ", detail)))
+}
+
+// hold takes the lock, works, and asks now and then whether the lock is still held.
+func hold(l lock, key string, wait, work, step time.Duration) {
+	mutex := l.locks.NewMutex(key, redsync.WithExpiry(l.lease))
+	limit, cancel := context.WithTimeout(context.Background(), wait)
+	defer cancel()
+	sayAt("asks", "")
+	for {
+		err := mutex.LockContext(limit)
+		var taken *redsync.ErrTaken
+		if err == nil {
+			break
+		}
+		if limit.Err() != nil {
+			sayAt("busy", "")
+			return
+		}
+		if !errors.Is(err, redsync.ErrFailed) && !errors.As(err, &taken) {
+			sayAt("failed", strings.ReplaceAll(err.Error(), "\n", " "))
+			return
+		}
+	}
+	sayAt("has", "")
+	end := time.Now().Add(work)
+	for {
+		asked := now()
+		if !time.Now().Before(mutex.Until()) {
+			sayAt("no", "")
+			break
+		}
+		fmt.Println("yes", asked)
+		left := time.Until(end)
+		if left <= 0 {
+			break
+		}
+		time.Sleep(min(left, step))
+	}
+	sayAt("gives", "")
+	released, err := mutex.Unlock()
+	var taken *redsync.ErrTaken
+	switch {
+	case released:
+		sayAt("gave", "ok")
+	case errors.Is(err, redsync.ErrLockAlreadyExpired) || errors.As(err, &taken):
+		sayAt("gave", "lost")
+	default:
+		sayAt("gave", "unknown")
+	}
+}
+
 func obey(l lock, command []string) error {
 	switch command[0] {
 	case "turns":
@@ -178,6 +233,17 @@ func obey(l lock, command []string) error {
 			fmt.Println("got", got)
 		}
 		return err
+	case "hold":
+		var spans [3]time.Duration
+		for place := range spans {
+			span, err := strconv.Atoi(command[2+place])
+			if err != nil {
+				return err
+			}
+			spans[place] = time.Duration(span) * time.Millisecond
+		}
+		hold(l, command[1], spans[0], spans[1], spans[2])
+		return nil
 	case "cpu":
 		fmt.Println("cpu", cpu())
 		return nil
@@ -207,7 +273,13 @@ func main() {
 		fmt.Println("failed", err)
 		return
 	}
-	l := lock{redsync.New(goredis.NewPool(redis.NewClient(options)))}
+	lease, err := strconv.Atoi(os.Args[3])
+	if err != nil {
+		fmt.Println("failed", err)
+		return
+	}
+	locks := redsync.New(goredis.NewPool(redis.NewClient(options)))
+	l := lock{locks, time.Duration(lease) * time.Millisecond}
 	fmt.Println("ready")
 	for input.Scan() {
 		if err := obey(l, strings.Fields(input.Text())); err != nil {

@@ -43,9 +43,9 @@ impl Program {
     }
 
     /// A worker, which is ready to be started.
-    pub(crate) fn worker(&self, url: &str, peer: Peer) -> Command {
+    pub(crate) fn worker(&self, url: &str, peer: Peer, lease: u32) -> Command {
         let mut command = self.with(url);
-        command.arg(peer.argument());
+        command.arg(peer.argument()).arg(lease.to_string());
         command
     }
 
@@ -70,6 +70,19 @@ fn go() -> Result<Vec<PathBuf>> {
         .current_dir(here("go"));
     run(&mut build)?;
     Ok(vec![program])
+}
+
+/// Porcupine's verdicts on the histories in a folder: a line for each file.
+pub(crate) fn porcupine(histories: &Path) -> Result<String> {
+    let program = here("target/go/porcupine");
+    let mut build = limited("go");
+    build
+        .args(["build", "-buildvcs=false", "-o"])
+        .arg(&program)
+        .arg("./porcupine")
+        .current_dir(here("go"));
+    run(&mut build)?;
+    run(limited(&program).arg(histories))
 }
 
 fn java() -> Result<Vec<PathBuf>> {

@@ -19,6 +19,7 @@ mod book;
 mod scenarios;
 mod report;
 mod charts;
+mod trust;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -72,13 +73,17 @@ struct Options {
 enum Work {
     /// Takes locks as it is told on standard input. Not for people.
     #[command(hide = true)]
-    Worker { url: String, peer: Peer },
+    Worker { url: String, peer: Peer, lease: u32 },
+
+    /// What happens with each lock while Redis, its connections or the holders fail.
+    Trust(trust::Options),
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
     match &options.work {
-        Some(Work::Worker { url, peer }) => worker::work(url, *peer),
+        Some(Work::Worker { url, peer, lease }) => worker::work(url, *peer, *lease),
+        Some(Work::Trust(options)) => trust::run(options),
         None => measure(&options),
     }
 }
@@ -102,7 +107,7 @@ fn measure(options: &Options) -> Result<()> {
     let mut peers: Vec<Peer> = Peer::value_variants()
         .iter()
         .copied()
-        .filter(wanted)
+        .filter(|peer| peer.is_timed() && wanted(peer))
         .collect();
     let all = Setting::value_variants();
     let settings: Vec<Setting> = all
@@ -112,7 +117,7 @@ fn measure(options: &Options) -> Result<()> {
         .collect();
 
     // This comes first: if there is no server, there is no need to build anything.
-    let redis = Stage::set(&BTreeMap::new()).version()?;
+    let redis = redis_version()?;
     let (programs, versions) = build(&mut peers);
     let mut book = Book::new();
     for &setting in &settings {
@@ -146,6 +151,11 @@ fn measure(options: &Options) -> Result<()> {
     charts::write(&out, &settings, &book)?;
     eprintln!("written: results.md and the charts, after {minutes:.1} minutes");
     Ok(())
+}
+
+/// The version of the server that is started.
+fn redis_version() -> Result<String> {
+    Stage::set(&BTreeMap::new()).version()
 }
 
 /// Builds the programs of the peers, and returns a line with the versions of each. If a program

@@ -10,6 +10,8 @@ pub(crate) enum Peer {
     /// The two commands that a lock sends, on one plain connection, without any lock library.
     Floor,
     Relatch,
+    /// The same, but whether a hold is still held is asked of Redis.
+    RelatchAsking,
     Rlock,
     Redlock,
     ByHand,
@@ -36,6 +38,7 @@ impl Peer {
             Peer::Ping => "PING",
             Peer::Floor => "floor: SET + EVALSHA",
             Peer::Relatch => "relatch",
+            Peer::RelatchAsking => "relatch, asking Redis",
             Peer::Rlock => "rlock",
             Peer::Redlock => "redlock",
             Peer::ByHand => "by hand: r2d2, 100 ms",
@@ -61,6 +64,11 @@ impl Peer {
             Peer::RedisPy | Peer::PythonRedisLock => Language::Python,
             _ => Language::Rust,
         }
+    }
+
+    /// Whether this peer takes part in the measurements of time.
+    pub(crate) fn is_timed(self) -> bool {
+        self != Peer::RelatchAsking
     }
 
     /// Whether this peer is a lock, for which threads can wait.

@@ -1,7 +1,8 @@
 //! The protocol of the benchmark and its workers, line by line. It is the same for all languages.
 //!
-//! A worker is started with the URL of the server and the name of a peer. It connects, and says
-//! `ready`. Then it obeys the lines of its standard input until the end of the input:
+//! A worker is started with the URL of the server, the name of a peer, and its lease in
+//! milliseconds. It connects, and says `ready`. Then it obeys the lines of its standard input until
+//! the end of the input:
 //!
 //! - `turns KEY THREADS SECONDS`: starts threads, each of which takes a lock of its own once; says
 //!   `ready`. At the next line the threads begin to take turns on the key. The answer is one line
@@ -13,6 +14,12 @@
 //!   `gave <clock just before the unlock>`.
 //! - `wait KEY`: says `waiting`, takes the lock, unlocks it, says
 //!   `got <clock when the lock call returned>`.
+//! - `hold KEY WAIT WORK STEP`, in milliseconds: takes the lock, works, gives it back, and says a line
+//!   at each moment: `asks`; then `has`, or `busy` after the wait, or `failed` with a reason, which
+//!   end the turn. At the beginning of the work and after each step of it, asks the lock whether it
+//!   is still held: `yes <clock before the question>`; `no <clock after it>`, which ends the work; no
+//!   line if the lock cannot say, or not now. Then `gives`, and `gave` with what the release said:
+//!   `ok`, `lost`, `unknown` or `nothing`. (The clock comes first in each line.)
 //! - `cpu`: says `cpu <processor time of the worker so far>`.
 //!
 //! If a command fails, the answer is `failed <why>`. Times are nanoseconds; the clock is

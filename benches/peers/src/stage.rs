@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -19,7 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(40);
 
 /// How long to wait until a worker is ready: several Java virtual machines on one busy core start
 /// slowly.
-const START: Duration = Duration::from_secs(120);
+pub(crate) const START: Duration = Duration::from_secs(120);
+
+/// The lease: the same for all peers, and relatch's default.
+const LEASE_MS: u32 = 30_000;
 
 /// What all scenarios of a setting share.
 pub(crate) struct Stage<'a> {
@@ -87,7 +90,7 @@ impl Stage<'_> {
             .programs
             .get(&peer.language())
             .context("there is no program for it")?;
-        let start = |_| Worker::start(program.worker(&self.server.bare_url(), peer));
+        let start = |_| Worker::start(program.worker(&self.server.bare_url(), peer, LEASE_MS));
         let mut workers = (0..count).map(start).collect::<Result<Vec<_>>>()?;
         workers
             .iter_mut()
@@ -104,7 +107,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    fn start(mut command: Command) -> Result<Worker> {
+    pub(crate) fn start(mut command: Command) -> Result<Worker> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -133,7 +136,7 @@ impl Worker {
         self.hear_within(word, PATIENCE)
     }
 
-    fn hear_within(&mut self, word: &str, limit: Duration) -> Result<String> {
+    pub(crate) fn hear_within(&mut self, word: &str, limit: Duration) -> Result<String> {
         let line = self
             .lines
             .recv_timeout(limit)
@@ -142,6 +145,15 @@ impl Worker {
             .strip_prefix(word)
             .with_context(|| format!("a worker said: {line}"))?;
         Ok(rest.trim_start().to_owned())
+    }
+
+    /// The next line, if there is one within the limit.
+    pub(crate) fn line(&self, limit: Duration) -> Result<String, RecvTimeoutError> {
+        self.lines.recv_timeout(limit)
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// A number that the worker says after `word`.

@@ -18,8 +18,8 @@ use crate::protocol::{Tally, Turns};
 const BATCH: u32 = 100;
 
 /// Obeys the lines of standard input until it ends.
-pub(crate) fn work(url: &str, peer: Peer) -> Result<()> {
-    let lock = locks::open(peer, url)?;
+pub(crate) fn work(url: &str, peer: Peer, lease: u32) -> Result<()> {
+    let lock = locks::open(peer, url, lease)?;
     say("ready")?;
     while let Some(command) = hear()? {
         obey(&*lock, &command).or_else(|error| say(&format!("failed {error:#}")))?;
@@ -33,6 +33,7 @@ fn obey(lock: &dyn Lock, command: &str) -> Result<()> {
         ["reentry", key, _, seconds] => reentry(lock, key, time(seconds)?),
         ["take", key] => take(lock, key),
         ["wait", key] => wait(lock, key),
+        ["hold", key, wait, work, step] => hold(lock, key, [ms(wait)?, ms(work)?, ms(step)?]),
         ["cpu"] => say(&format!("cpu {}", cpu())),
         _ => bail!("unknown command: {command}"),
     }
@@ -148,7 +149,7 @@ fn take(lock: &dyn Lock, key: &str) -> Result<()> {
     let mut gave = Ok(0);
     lock.turn(key, &mut || {
         let told = say("held").and_then(|()| hear());
-        gave = told.map(|_| clock(ClockId::Monotonic));
+        gave = told.map(|_| now());
     })?;
     say(&format!("gave {}", gave?))
 }
@@ -156,8 +157,41 @@ fn take(lock: &dyn Lock, key: &str) -> Result<()> {
 fn wait(lock: &dyn Lock, key: &str) -> Result<()> {
     let mut got = 0;
     say("waiting")?;
-    lock.turn(key, &mut || got = clock(ClockId::Monotonic))?;
+    lock.turn(key, &mut || got = now())?;
     say(&format!("got {got}"))
+}
+
+/// Takes the lock, works, and asks now and then whether the lock is still held.
+fn hold(lock: &dyn Lock, key: &str, [wait, work, step]: [Duration; 3]) -> Result<()> {
+    say_at("asks", "")?;
+    let held = match lock.take(key, wait) {
+        Ok(Some(held)) => held,
+        Ok(None) => return say_at("busy", ""),
+        Err(error) => return say_at("failed", &format!("{error:#}")),
+    };
+    say_at("has", "")?;
+    let end = Instant::now() + work;
+    loop {
+        let asked = now();
+        match held.still() {
+            Some(true) => say(&format!("yes {asked}"))?,
+            Some(false) => break say_at("no", "")?,
+            None => {}
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        thread::sleep(left.min(step));
+    }
+    say_at("gives", "")?;
+    say_at("gave", held.release().word())
+}
+
+/// Says a word, the time, and a detail.
+fn say_at(word: &str, detail: &str) -> Result<()> {
+    let line = format!("{word} {} {detail}", now());
+    say(line.trim_end())
 }
 
 fn report(tally: &Tally) -> Result<()> {
@@ -182,6 +216,11 @@ fn cpu() -> u64 {
     clock(ClockId::ProcessCPUTime)
 }
 
+/// The clock of all records.
+pub(crate) fn now() -> u64 {
+    clock(ClockId::Monotonic)
+}
+
 fn clock(id: ClockId) -> u64 {
     let time = clock_gettime(id);
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
@@ -190,6 +229,10 @@ fn clock(id: ClockId) -> u64 {
 
 fn time(seconds: &str) -> Result<Duration> {
     Ok(Duration::try_from_secs_f64(seconds.parse()?)?)
+}
+
+fn ms(number: &str) -> Result<Duration> {
+    Ok(Duration::from_millis(number.parse()?))
 }
 
 fn nanoseconds(time: Duration) -> u64 {

@@ -87,6 +87,41 @@ fn relatch_is_measured_in_all_settings_on_a_machine_without_go_and_maven() {
     }
 }
 
+/// A lock that nobody can ask trusts what an operator has deleted; relatch is told.
+#[test]
+fn what_locks_say_when_keys_are_deleted_is_judged() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peers"));
+    command.args([
+        "trust",
+        "--seconds",
+        "4",
+        "--weathers",
+        "deletions",
+        "--peers",
+        "by-hand,relatch-asking",
+        "--out",
+    ]);
+    assert!(
+        command
+            .arg(folder.path())
+            .status()
+            .expect("the program starts")
+            .success()
+    );
+    let report = fs::read_to_string(folder.path().join("trust.md")).expect("a report");
+    let trusted = |lock: &str| {
+        let start = format!("| {lock} |");
+        let line = report
+            .lines()
+            .find(|line| line.starts_with(&start))
+            .expect("a row");
+        line.split(" | ").nth(4).expect("a column").to_owned()
+    };
+    assert_ne!(trusted("by hand: r2d2, 100 ms"), "-", "{report}");
+    assert_eq!(trusted("relatch, asking Redis"), "-", "{report}");
+}
+
 /// Go, Java and Python are optional: if one is missing, the report says so. If they are installed,
 /// this test downloads and builds for minutes, so only `tests/chaos.sh` runs it.
 #[test]

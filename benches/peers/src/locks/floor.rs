@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
 
-use super::{COMPARE_AND_DELETE, LEASE_MS, Lock};
+use super::{COMPARE_AND_DELETE, Lock};
 
 /// One round trip.
 pub(crate) struct Ping {
@@ -16,6 +16,7 @@ pub(crate) struct Ping {
 pub(crate) struct Floor {
     connection: Mutex<redis::Connection>,
     release: redis::Script,
+    lease: u32,
 }
 
 impl Ping {
@@ -27,10 +28,11 @@ impl Ping {
 }
 
 impl Floor {
-    pub(crate) fn open(url: &str) -> Result<Floor> {
+    pub(crate) fn open(url: &str, lease: u32) -> Result<Floor> {
         Ok(Floor {
             connection: connect(url)?,
             release: redis::Script::new(COMPARE_AND_DELETE),
+            lease,
         })
     }
 }
@@ -55,7 +57,7 @@ impl Lock for Floor {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let mut set = redis::cmd("SET");
-        set.arg(key).arg(token).arg("NX").arg("PX").arg(LEASE_MS);
+        set.arg(key).arg(token).arg("NX").arg("PX").arg(self.lease);
         ensure!(
             set.query::<Option<String>>(&mut *connection)?.is_some(),
             "somebody else has it"

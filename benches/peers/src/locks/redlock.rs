@@ -1,20 +1,24 @@
 //! The crate `redlock`, over one server, with its defaults: three tries, up to 200 ms apart, a
 //! connection per command.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
 use redlock::RedLock;
 
-use super::{LEASE_MS, Lock};
+use super::{Held, Lock, Said};
 
 /// The lock manager of that crate, which keeps no connections.
 pub(crate) struct Redlock {
     locks: RedLock,
+    lease: usize,
 }
 
 impl Redlock {
-    pub(crate) fn open(url: &str) -> Redlock {
+    pub(crate) fn open(url: &str, lease: u32) -> Redlock {
         Redlock {
             locks: RedLock::new(vec![url]),
+            lease: lease as usize,
         }
     }
 }
@@ -25,7 +29,7 @@ impl Lock for Redlock {
     fn turn(&self, key: &str, inside: &mut dyn FnMut()) -> Result<u64> {
         let mut gave_up = 0;
         let lock = loop {
-            match self.locks.lock(key.as_bytes(), LEASE_MS as usize)? {
+            match self.locks.lock(key.as_bytes(), self.lease)? {
                 Some(lock) => break lock,
                 None => gave_up += 1,
             }
@@ -34,5 +38,36 @@ impl Lock for Redlock {
         // `unlock` returns nothing, so a failure goes unnoticed.
         self.locks.unlock(&lock);
         Ok(gave_up)
+    }
+
+    fn take(&self, key: &str, wait: Duration) -> Result<Option<Box<dyn Held + '_>>> {
+        let end = Instant::now() + wait;
+        loop {
+            if let Some(lock) = self.locks.lock(key.as_bytes(), self.lease)? {
+                let valid = Duration::from_millis(lock.validity_time as u64);
+                let until = Instant::now() + valid;
+                return Ok(Some(Box::new(Taken { lock, until })));
+            }
+            if Instant::now() >= end {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+/// A lock, and the time until which it says that it is valid.
+struct Taken<'a> {
+    lock: redlock::Lock<'a>,
+    until: Instant,
+}
+
+impl Held for Taken<'_> {
+    fn still(&self) -> Option<bool> {
+        Some(Instant::now() < self.until)
+    }
+
+    fn release(self: Box<Self>) -> Said {
+        self.lock.lock_manager.unlock(&self.lock);
+        Said::Nothing
     }
 }

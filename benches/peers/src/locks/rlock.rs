@@ -4,24 +4,25 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use rlock::AcquireOptions;
-use rlock::sync_lock::RLock;
+use rlock::sync_lock::{RLock, RLockGuard};
+use rlock::{AcquireError, AcquireOptions, LeaseState};
 
-use super::{LEASE_MS, Lock};
+use super::{Held, Lock, Said};
 
 /// One manager per process.
 pub(crate) struct Rlock {
     locks: RLock,
+    lease: Duration,
     options: AcquireOptions,
 }
 
 impl Rlock {
-    pub(crate) fn open(url: &str) -> Result<Rlock> {
-        let options = AcquireOptions::builder()
-            .ttl(Duration::from_millis(LEASE_MS.into()))
-            .build()?;
+    pub(crate) fn open(url: &str, lease: u32) -> Result<Rlock> {
+        let lease = Duration::from_millis(lease.into());
+        let options = AcquireOptions::builder().ttl(lease).build()?;
         Ok(Rlock {
             locks: RLock::new(url)?,
+            lease,
             options,
         })
     }
@@ -36,5 +37,30 @@ impl Lock for Rlock {
         // Dropping the guard would only queue the release.
         guard.release()?;
         Ok(0)
+    }
+
+    fn take(&self, key: &str, wait: Duration) -> Result<Option<Box<dyn Held + '_>>> {
+        let options = AcquireOptions::builder()
+            .ttl(self.lease)
+            .lock_timeout(Some(wait))
+            .build()?;
+        match self.locks.acquire_mutex_with_options(key, options) {
+            Ok(guard) => Ok(Some(Box::new(guard))),
+            Err(AcquireError::LockTimeout) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Held for RLockGuard {
+    fn still(&self) -> Option<bool> {
+        Some(self.lease_state() == LeaseState::Active)
+    }
+
+    fn release(mut self: Box<Self>) -> Said {
+        match RLockGuard::release(&mut self) {
+            Ok(()) => Said::Ok,
+            Err(_) => Said::Unknown,
+        }
     }
 }

@@ -6,6 +6,7 @@ import java.lang.management.ManagementFactory;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.Function;
@@ -13,12 +14,13 @@ import java.util.stream.Collectors;
 import org.redisson.Redisson;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
+import org.redisson.client.RedisException;
 import org.redisson.config.Config;
 
 /**
  * The two locks of Redisson, as workers of the benchmark: they speak the protocol of
- * ../src/protocol.rs. All options are at their defaults. The default lease, which Redisson's
- * watchdog renews, is 30 seconds, as with the other peers.
+ * ../src/protocol.rs. All options are at their defaults, except for the lease, which Redisson's
+ * watchdog renews.
  */
 public final class Peers {
     /** Reentries that are timed together. */
@@ -166,6 +168,54 @@ public final class Peers {
         }
     }
 
+    private static void sayAt(String word, String detail) {
+        say((word + " " + now() + " " + detail).trim());
+    }
+
+    /** Takes the lock, works, and asks now and then whether the lock is still held. */
+    private void hold(String key, long wait, long work, long step) throws InterruptedException {
+        RLock lock = locks.apply(key);
+        sayAt("asks", "");
+        try {
+            if (!lock.tryLock(wait, TimeUnit.MILLISECONDS)) {
+                sayAt("busy", "");
+                return;
+            }
+        } catch (RuntimeException error) {
+            sayAt("failed", error.toString().replace('\n', ' '));
+            return;
+        }
+        sayAt("has", "");
+        long end = now() + work * 1_000_000;
+        while (true) {
+            long asked = now();
+            try {
+                if (!lock.isHeldByCurrentThread()) {
+                    sayAt("no", "");
+                    break;
+                }
+                say("yes " + asked);
+            } catch (RedisException error) {
+                // It cannot say now.
+            }
+            long left = end - now();
+            if (left <= 0) {
+                break;
+            }
+            TimeUnit.NANOSECONDS.sleep(Math.min(left, step * 1_000_000));
+        }
+        sayAt("gives", "");
+        String said = "ok";
+        try {
+            lock.unlock();
+        } catch (IllegalMonitorStateException error) {
+            said = "lost";
+        } catch (RuntimeException error) {
+            said = "unknown";
+        }
+        sayAt("gave", said);
+    }
+
     private void obey(String[] command) throws IOException, InterruptedException {
         String key = command.length > 1 ? command[1] : "";
         long[] at = new long[1];
@@ -185,6 +235,7 @@ public final class Peers {
                 turn(key, () -> at[0] = now());
                 say("got " + at[0]);
             }
+            case "hold" -> hold(key, Long.parseLong(command[2]), Long.parseLong(command[3]), Long.parseLong(command[4]));
             case "cpu" -> say("cpu " + cpu());
             default -> throw new IllegalArgumentException("unknown command: " + command[0]);
         }
@@ -197,15 +248,16 @@ public final class Peers {
             return;
         }
         try {
-            work(arguments[0], arguments[1]);
+            work(arguments[0], arguments[1], Long.parseLong(arguments[2]));
         } finally {
             // Redisson's threads would keep the process alive.
             System.exit(0);
         }
     }
 
-    private static void work(String url, String peer) {
+    private static void work(String url, String peer, long lease) {
         Config config = new Config();
+        config.setLockWatchdogTimeout(lease);
         config.useSingleServer().setAddress(url);
         RedissonClient client = Redisson.create(config);
         Peers peers = new Peers(peer.equals("redisson-fair") ? client::getFairLock : client::getLock);
