@@ -292,9 +292,9 @@ impl Lock {
     /// If the lock was not taken, the errors of [`lock`](Lock::lock): the closure did not run.
     /// After the closure, [`Error::Lost`]: the closure did not have the lock for its whole time, or
     /// [`Error::OuterLost`]: it had the lock, but not another one that this thread holds around it.
-    /// (Of a lock that was held before, the call that took it says so. If the closure forks the process, and the child returns from it, the child gets
-    /// [`Error::Forked`].) A release without an answer is logged and is no error, because the
-    /// closure was already done.
+    /// (Of a lock that was held before, the call that took it says so. If the closure forks the
+    /// process, and the child returns from it, the child gets [`Error::Forked`].) A release without
+    /// an answer is logged and is no error, because the closure was already done.
     ///
     /// With an error, what the closure returned is gone. [`Error::body_ran`] says whether it may
     /// have begun. To keep a value, let the closure put it into a variable:

@@ -83,7 +83,7 @@ fn a_single_try_for_what_this_thread_holds_by_another_manager_is_busy() {
 /// Six processes. A process that leaves the lock to others naps for up to 250 ms.
 #[test]
 fn a_stop_ends_all_waits_at_once() {
-    in_scenes(8, |_| {
+    in_scenes(3, |_| {
         let lives = || {
             let (stop, stopped) = (StopHandle::new(), Arc::new(Mutex::new(0)));
             let (its_stop, told) = (stop.clone(), Arc::clone(&stopped));
