@@ -82,8 +82,9 @@ fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
                 .counters
                 .renewal_errors
                 .add(u64::try_from(failed.len()).unwrap_or(0));
+            let error = keeper.core.store.error(None, "renewing", failure);
             warn!(target: "relatch::keeper",
-                "{} leases were not renewed, trying again while they last: {failure:?}", failed.len());
+                "{} leases were not renewed, trying again while they last: {error}", failed.len());
         }
     }
     answered

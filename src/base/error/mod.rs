@@ -665,15 +665,20 @@ mod tests {
 
     #[test]
     fn a_timeout_with_a_source_does_not_say_that_the_lock_was_busy() {
-        let (key, waited) = ("a".to_owned(), Duration::from_millis(5));
-        let error = Error::Timeout {
-            key,
-            waited,
-            holder: None,
+        let holder = Holder::new(b"somebody", None);
+        let timeout = |holder| Error::Timeout {
+            key: "a".to_owned(),
+            waited: Duration::from_millis(5),
+            holder,
             held: Vec::new(),
             made: Made::now(),
             source: Some("no connection was free".into()),
         };
+        assert_eq!(
+            timeout(Some(Box::new(holder))).to_string(),
+            r#"lock "a" was not taken within 5.0ms, and was last seen held by "somebody" (never expires)"#
+        );
+        let error = timeout(None);
         assert_eq!(error.to_string(), r#"lock "a" was not taken within 5.0ms"#);
         assert_eq!(
             error.source().expect("a source").to_string(),

@@ -39,6 +39,9 @@ pub(super) fn timed_out(
     cut_short: bool,
 ) -> String {
     let what = match holder {
+        Some(holder) if cut_short => format!(
+            "lock {key:?} was not taken within {waited:.1?}, and was last seen held by {holder}"
+        ),
         Some(holder) => format!("lock {key:?} was still busy after {waited:.1?}, held by {holder}"),
         None if cut_short => format!("lock {key:?} was not taken within {waited:.1?}"),
         None => format!("lock {key:?} was still busy after {waited:.1?}"),
