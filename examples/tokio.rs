@@ -1,7 +1,8 @@
 //! Tasks of an async program take a lock, in `spawn_blocking`.
 //!
 //! Run it: `bash examples/run.sh tokio`
-//! Copy it: `cargo add relatch --path ../relatch && cargo add tokio --features macros,rt-multi-thread,time`
+//! Copy it: `cargo add relatch --path ../relatch && cargo add tokio --features
+//! macros,rt-multi-thread,time`
 
 use std::error::Error;
 use std::time::{Duration, Instant};

@@ -25,8 +25,8 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let server = Server::http(address)?;
     println!("http://{}", server.server_addr());
     scope(|scope| {
-        // As many as may be slow at a time, and one more for `/metrics`. (A request in front of them
-        // has waited already: a strict limit counts that, too.)
+        // As many as may be slow at a time, and one more for `/metrics`. (A request in front of
+        // them has waited already: a strict limit counts that, too.)
         for _ in 0..5 {
             scope.spawn(|| {
                 while let Ok(request) = server.recv() {

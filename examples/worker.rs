@@ -1,4 +1,5 @@
-//! A pool of workers: the jobs of a customer never run at the same time, and SIGTERM ends it cleanly.
+//! A pool of workers: the jobs of a customer never run at the same time, and SIGTERM ends it
+//! cleanly.
 //!
 //! Run it: `bash examples/run.sh worker`
 //! Copy it: `cargo add relatch --path ../relatch && cargo add signal-hook`

@@ -237,8 +237,8 @@ impl PendingClaim<'_> {
         core.listeners.of(node)
     }
 
-    /// Asks who has the lock, without asking for the lock. Redis has said before that it is busy, and
-    /// only the name is wanted. So the answer is "busy" also if the key is gone by now.
+    /// Asks who has the lock, without asking for the lock. Redis has said before that it is busy,
+    /// and only the name is wanted. So the answer is "busy" also if the key is gone by now.
     fn look(&mut self) -> Result<Answer, Failure> {
         let AcquireContext { core, wait, .. } = self.context;
         let key = wait.key.in_redis();

@@ -64,8 +64,8 @@ impl StopHandle {
     /// has the lock. A waiter for which the pool has no connection left returns when it gets one,
     /// and sends nothing.
     ///
-    /// Do not call this in a signal handler, since it locks a mutex. Let the handler set a flag, and
-    /// call it in a thread that looks at that, as
+    /// Do not call this in a signal handler, since it locks a mutex. Let the handler set a flag,
+    /// and call it in a thread that looks at that, as
     /// [`examples/worker.rs`](https://github.com/relatch/relatch/blob/main/examples/worker.rs) does
     /// with [`shutdown`](crate::LockManager::shutdown).
     ///

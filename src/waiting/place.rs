@@ -113,8 +113,8 @@ impl<'a> QueuePlace<'a> {
         overslept: bool,
         now: Moment,
     ) -> Option<NoTurn> {
-        // If the process was suspended for a while, the thread in front may not have read its answer
-        // yet. That is no outage.
+        // If the process was suspended for a while, the thread in front may not have read its
+        // answer yet. That is no outage.
         let outage = silence
             .filter(|silence| self.wait.patience.is_outage(silence, now))
             .filter(|silence| silence.cause.is_some() || !overslept);

@@ -14,12 +14,12 @@
 //!   `gave <clock just before the unlock>`.
 //! - `wait KEY`: says `waiting`, takes the lock, unlocks it, says
 //!   `got <clock when the lock call returned>`.
-//! - `hold KEY WAIT WORK STEP`, in milliseconds: takes the lock, works, gives it back, and says a line
-//!   at each moment: `asks`; then `has`, or `busy` after the wait, or `failed` with a reason, which
-//!   end the turn. At the beginning of the work and after each step of it, asks the lock whether it
-//!   is still held: `yes <clock before the question>`; `no <clock after it>`, which ends the work; no
-//!   line if the lock cannot say, or not now. Then `gives`, and `gave` with what the release said:
-//!   `ok`, `lost`, `unknown` or `nothing`. (The clock comes first in each line.)
+//! - `hold KEY WAIT WORK STEP`, in milliseconds: takes the lock, works, gives it back, and says a
+//!   line at each moment: `asks`; then `has`, or `busy` after the wait, or `failed` with a reason,
+//!   which end the turn. At the beginning of the work and after each step of it, asks the lock
+//!   whether it is still held: `yes <clock before the question>`; `no <clock after it>`, which ends
+//!   the work; no line if the lock cannot say, or not now. Then `gives`, and `gave` with what the
+//!   release said: `ok`, `lost`, `unknown` or `nothing`. (The clock comes first in each line.)
 //! - `cpu`: says `cpu <processor time of the worker so far>`.
 //!
 //! If a command fails, the answer is `failed <why>`. Times are nanoseconds; the clock is

@@ -10,8 +10,8 @@
 //! cannot:
 //!
 //! - The wrapper and the guard are both killed, or both stopped, before one has done the other's
-//!   part. (The wrapper is the guard's parent, and continues it. Nobody continues the wrapper.) So are
-//!   those of a run inside of a run that is stopped.
+//!   part. (The wrapper is the guard's parent, and continues it. Nobody continues the wrapper.) So
+//!   are those of a run inside of a run that is stopped.
 //! - All of the machine stands still for longer than the lease. When it goes on, the job may act
 //!   before the guard does. (So does a process that the kernel does not let die, in an
 //!   uninterruptible sleep.) A fence is for that.

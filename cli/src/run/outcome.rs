@@ -177,7 +177,9 @@ pub(crate) fn over(
         return (Outcome::MaxHold, code::MAX_HOLD);
     }
     if life.reason().is_some() || life.ended().is_none() {
-        tell("the job was ended: somebody has killed its guard process");
+        let cause = "somebody has killed its guard process";
+        tell(&format!("the job was ended: {cause}"));
+        report.cause = Some(cause.to_owned());
     }
     let code = match life.ended() {
         Some(Ended::Code(code)) => u8::try_from(code).unwrap_or(code::SOFTWARE),

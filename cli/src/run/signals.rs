@@ -22,8 +22,8 @@ pub(crate) const FOR_THE_JOB: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGU
 /// The signal that stops a run does what it does to any other process, until there is a job:
 /// [`listen_for_stops`].
 ///
-/// The program that started this one may have ignored `SIGCHLD`. Then children would vanish without a
-/// word on how they have ended.
+/// The program that started this one may have ignored `SIGCHLD`. Then children would vanish without
+/// a word on how they have ended.
 pub(crate) fn listen(stop: &StopHandle, events: &Sender<Event>) -> io::Result<Handle> {
     let mut numbers = FOR_THE_JOB.to_vec();
     numbers.push(SIGCONT);

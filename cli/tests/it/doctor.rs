@@ -193,6 +193,8 @@ fn the_lines_with_the_command_end_exactly_the_hold_that_was_seen() {
     let line = block(&page, "force-unlock");
     let place = Place::new();
     let mut run = place.start(&["deploy:prod"], "f", "echo > $1; sleep 60");
+    let token: String = place.server.query(&["GET", "lock:deploy:prod"]);
+    let line = line.replace("ci-7-4242-4242-d064397bcd0b946e88b75b59aa94e983", &token);
     let folder = Path::new(env!("CARGO_BIN_EXE_relatch")).parent().unwrap();
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     let mut shell = Command::new("sh");
@@ -202,6 +204,7 @@ fn the_lines_with_the_command_end_exactly_the_hold_that_was_seen() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains(&token), "the one that was seen");
     assert_eq!(run.wait().unwrap().code(), Some(76));
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use relatch_rig::{Sig, signal};
 use serde_json::Value;
 
+use crate::deaths::guard_of;
 use crate::support::{Place, in_shell, spawn};
 
 /// The last line of the file `report`.
@@ -78,6 +79,20 @@ fn a_report_says_what_happened() {
 }
 
 /// The file is that of a descriptor which the shell has opened.
+/// Who reads reports learns of it, too.
+#[test]
+fn a_report_says_that_the_guard_was_killed() {
+    let place = Place::new();
+    let mut run = place.start(&["--report", "report", "k"], "f", "echo > $1; sleep 60");
+    signal(guard_of(run.id()), Sig::Kill);
+    run.wait().unwrap();
+    let report = last_report(&place);
+    assert!(
+        report["cause"].as_str().unwrap().contains("guard"),
+        "{report}"
+    );
+}
+
 #[test]
 fn a_report_may_go_to_a_descriptor() {
     let place = Place::new();

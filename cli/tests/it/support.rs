@@ -53,7 +53,8 @@ impl Place {
         self.relatch(arguments).output().unwrap()
     }
 
-    /// The exit code as a shell has it. Does not wait for what the job has left behind, as a reader of its output does.
+    /// The exit code as a shell has it. Does not wait for what the job has left behind, as a reader
+    /// of its output does.
     pub(crate) fn code(&self, arguments: &[&str]) -> i32 {
         let mut command = self.relatch(arguments);
         let command = command.stdout(Stdio::null()).stderr(Stdio::null());

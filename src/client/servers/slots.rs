@@ -213,8 +213,8 @@ pub(super) mod tests {
         btree_map(0..SLOTS, servers, 0..6)
     }
 
-    /// The reply for such a map, and what is read in it. The last slot of a range is that before the
-    /// next one.
+    /// The reply for such a map, and what is read in it. The last slot of a range is that before
+    /// the next one.
     fn written(map: Sketch) -> (Reply, Vec<Range>) {
         let firsts = map.keys().skip(1).copied();
         let ends: Vec<_> = firsts.chain([SLOTS]).collect();

@@ -410,8 +410,8 @@ pub(crate) mod tests {
         plain.prop_recursive(4, 24, 4, |inner| vec(inner, 0..4).prop_map(Reply::Array))
     }
 
-    /// Changes one part of a reply, to which `at` counts down: takes a part of it out, adds one, puts
-    /// another text into its text, or puts something else there.
+    /// Changes one part of a reply, to which `at` counts down: takes a part of it out, adds one,
+    /// puts another text into its text, or puts something else there.
     fn garble(reply: &mut Reply, at: &mut usize, place: Index, other: &Reply) {
         if *at > 0 {
             *at -= 1;

@@ -158,7 +158,10 @@ pub(super) fn of_clock(offset: Duration) -> Finding {
 }
 
 pub(super) fn not_told(command: &str, why: &str) -> Finding {
-    let advice = "not needed for locks; with the right, more could be looked at";
+    let advice = match command {
+        "TIME" => "only locks with a fence need it: they are refused without the right",
+        _ => "not needed for locks; with the right, more could be looked at",
+    };
     Finding::warning(format!("{command} is not told: {why}"), advice)
 }
 

@@ -3,8 +3,8 @@
 //!
 //! `verdict` judges what calls return and when, `trust` what a manager trusts, `turns` and `routes`
 //! who gets a lock next and from which node; `ledger` is what the servers had, and what went wrong.
-//! `releases` judges what becomes of a hold, `rules` is what must hold whatever a call has answered,
-//! and `events` is what happened to processes and keys.
+//! `releases` judges what becomes of a hold, `rules` is what must hold whatever a call has
+//! answered, and `events` is what happened to processes and keys.
 
 mod events;
 pub(crate) mod ledger;

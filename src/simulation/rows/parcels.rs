@@ -141,8 +141,8 @@ fn a_shutdown_leaves_nothing_of_an_adoption_that_is_under_way() {
 }
 
 /// A manager whose queue for a lock belongs to a hold of this thread, and the parcel that another
-/// manager has made of the lock: the key was deleted, and nobody has noticed yet. Who adopts it gets
-/// no turn.
+/// manager has made of the lock: the key was deleted, and nobody has noticed yet. Who adopts it
+/// gets no turn.
 fn beside_the_queue(world: &World) -> (LockManager, LockGuard, LockParcel) {
     let locks = locks(|builder| builder.client_tracking(false));
     let guard = locks.lock("a").expect("locks");

@@ -73,9 +73,9 @@ fn inside_until(turn: &Turn) -> u64 {
     turn.gives.or(turn.died).unwrap_or(u64::MAX)
 }
 
-/// Until when the owner had every reason to trust its hold. If the lock can be asked: until the last
-/// question that it answered with yes. If not: for a lease from the return of the call, or until
-/// the release.
+/// Until when the owner had every reason to trust its hold. If the lock can be asked: until the
+/// last question that it answered with yes. If not: for a lease from the return of the call, or
+/// until the release.
 pub(crate) fn trusted_until(turn: &Turn, lease: u64) -> u64 {
     let has = turn.has.unwrap_or_default();
     let promised = match (turn.yes, turn.no) {

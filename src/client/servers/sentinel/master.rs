@@ -157,8 +157,8 @@ impl Master {
     /// could be taken, although other sentinels know the master.
     pub(crate) fn refused_by_replica(&self, ender: &Ender) {
         let state = self.state.lock();
-        // A connection from before a switch is not listed any more, and then no sentinel is doubted:
-        // the one that named the old master may be the one that has reported the switch.
+        // A connection from before a switch is not listed any more, and then no sentinel is
+        // doubted: the one that named the old master may be the one that has reported the switch.
         let opened = state.open.iter().find(|it| it.ender == *ender);
         let sentinel = opened.map(|it| Arc::clone(&it.sentinel));
         drop(state);
@@ -275,7 +275,8 @@ pub(super) mod tests {
         let master = master();
         for switch in [7002, 7003] {
             let asked = master.state.lock().generation;
-            // Meanwhile another thread learns of the switch. (To learn of the first master counts as a switch, too.)
+            // Meanwhile another thread learns of the switch. (To learn of the first master counts
+            // as a switch, too.)
             master.move_to(master.state.lock(), &at(switch));
             assert!(master.confirmed(&at(7001), asked).is_err());
             assert!(
