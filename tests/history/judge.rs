@@ -341,6 +341,23 @@ fn belief(claim: &Claim, world: &World) -> Option<(Duration, Duration)> {
     Some((start, death.map_or(end, |death| end.min(death))))
 }
 
+/// A line of JSON for each hold that was trusted: `benches/peers/go/porcupine` reads them.
+pub(crate) fn for_porcupine(claims: &[Claim], world: &World) -> String {
+    let line = |claim: &Claim| {
+        let (has, trusted) = belief(claim, world).filter(|(has, end)| has < end)?;
+        let ended = claim.ended.as_ref().map_or(trusted, |(at, _)| *at);
+        let [asks, has, trusted, gave] = [claim.asked, has, trusted, ended].map(|it| it.as_nanos());
+        let (process, thread) = claim.by;
+        let worker = u64::from(process) * 100 + u64::from(thread);
+        let turn = format!(
+            r#"{{"worker":{worker},"key":"{}","asks":{asks},"has":{has},"gave":{gave}}}"#,
+            claim.key
+        );
+        Some(format!(r#"{{"trusted":{trusted},"turn":{turn}}}"#) + "\n")
+    };
+    claims.iter().filter_map(line).collect()
+}
+
 fn by_token(journal: &[Exchange]) -> HashMap<&str, Vec<&Exchange>> {
     let mut exchanges: HashMap<&str, Vec<&Exchange>> = HashMap::new();
     for exchange in journal {

@@ -4,7 +4,8 @@
 //! Each test in `weathers` runs one kind of weather for a second (failovers: five), and prints its
 //! seed. `RELATCH_SEED=<seed>` repeats the same faults and the same choices of the workers, but not
 //! at the same moments. `RELATCH_ACQUISITIONS=<number>` runs more rounds, with the seeds that
-//! follow, until that many locks were taken.
+//! follow, until that many locks were taken. `RELATCH_HISTORIES=<folder>` writes who trusted a lock
+//! when, for Porcupine, as `benches/peers` does.
 
 mod faults;
 mod judge;
@@ -15,6 +16,8 @@ mod servers;
 mod weathers;
 mod witness;
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use rand::SeedableRng;
@@ -22,7 +25,7 @@ use rand::rngs::StdRng;
 use relatch_rig::eventually;
 
 use crate::faults::{Scene, Weather};
-use crate::judge::{Verdict, World, judge};
+use crate::judge::{Verdict, World, for_porcupine, judge};
 use crate::roles::ANSWER;
 use crate::witness::Witness;
 
@@ -80,6 +83,10 @@ fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64) -> Round {
         release: ANSWER,
     };
     let claims = record::read(scene.records.path());
+    if let Ok(folder) = std::env::var("RELATCH_HISTORIES") {
+        let path = Path::new(&folder).join(format!("{weather:?}.{seed}.jsonl"));
+        fs::write(path, for_porcupine(&claims, &world)).expect("a file that can be written to");
+    }
     let verdict = judge(&claims, &scene.servers.journal(), &world);
     let (count, first) = (verdict.violations.len(), verdict.violations.iter().take(5));
     let first = first.map(String::as_str).collect::<Vec<_>>().join("\n");
