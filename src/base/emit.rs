@@ -172,6 +172,7 @@ mod without_subscriber {
     #[derive(Debug)]
     pub(crate) struct Span;
 
+    #[expect(clippy::unused_self, reason = "the same as with a subscriber")]
     impl Span {
         #[inline]
         pub(crate) fn wait(_: &str) -> Span {

@@ -153,16 +153,18 @@ impl Session {
         if self.core.store.is_disabled() {
             return Ok(());
         }
+        let known = hold.valid_until();
         let (seen, sent) = self.look("verifying", &hold.key, None)?;
+        let answered = Moment::now();
         let cause = match seen {
             Seen::Somebody(holder) if holder.raw == hold.token => {
                 // If the server's clock has stepped, the key may expire earlier than the lease that
-                // was sent. The time left counts from when the question was sent, since Redis
-                // measured it later.
-                let left = holder
-                    .remaining
-                    .map(|left| Lease::new(left).valid_until(sent));
-                if left.is_some_and(|until| hold.shorten_to(until)) {
+                // was sent. Redis measured the time left between the question and its answer. So
+                // that is certain if the key ends too early even counted from the answer: a slow
+                // answer alone is no loss. Then the time left counts from the question.
+                let left = holder.remaining.map(Lease::new);
+                let too_early = left.filter(|left| left.valid_until(answered) < known);
+                if too_early.is_some_and(|left| hold.shorten_to(left.valid_until(sent))) {
                     self.keeper.renew_sooner(hold)?;
                 }
                 return hold.check(Moment::now());
