@@ -70,14 +70,14 @@ builds=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target
 start "cargo test $all --test it -- --test-threads=20"
 start "cargo test $all --test history -- --test-threads=4"
 start "cargo test $all --test command -- --test-threads=4"
-start "RELATCH_BUILT=$builds/debug bash examples/run.sh all"
+start "RELATCH_BUILT=$builds/debug nice -n 5 bash examples/run.sh all"
 # What computes lets those go first that wait, and that have to answer in time.
-part 600 "nice cargo test $all --lib --bins --example testing"
-part 300 "nice cargo test $all --doc"
-part 300 'nice cargo check --locked --lib'
-part 300 'nice cargo check --locked --lib --features tls-no-provider'
-part 600 'RUSTDOCFLAGS="-D warnings" nice cargo doc --locked --no-deps --features tls,metrics'
+part 1200 "nice -n 5 cargo test $all --lib --bins --example testing"
+part 600 "nice -n 5 cargo test $all --doc"
+part 300 'nice -n 5 cargo check --locked --lib'
+part 300 'nice -n 5 cargo check --locked --lib --features tls-no-provider'
+part 600 'RUSTDOCFLAGS="-D warnings" nice -n 5 cargo doc --locked --no-deps --features tls,metrics'
 # In the same directory, so that what both need is built once.
-part 900 'nice cargo check --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target'
+part 900 'nice -n 5 cargo check --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target'
 finish
 say 'all is well'
