@@ -66,18 +66,18 @@ part 60 'cargo fmt --check --manifest-path benches/peers/Cargo.toml'
 part 1200 "cargo test $all --no-run"
 part 600 "cargo test $all --benches --no-run"
 builds=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
-# These wait most of the time, so many can run at once, beside what does not wait.
+# These wait most of the time, so many can run at once. What computes comes behind them: beside it,
+# servers and clients would have no time to answer.
 start "cargo test $all --test it -- --test-threads=20"
 start "cargo test $all --test history -- --test-threads=4"
 start "cargo test $all --test command -- --test-threads=4"
 start "RELATCH_BUILT=$builds/debug nice -n 5 bash examples/run.sh all"
-# What computes lets those go first that wait, and that have to answer in time.
-part 1200 "nice -n 5 cargo test $all --lib --bins --example testing"
-part 600 "nice -n 5 cargo test $all --doc"
-part 300 'nice -n 5 cargo check --locked --lib'
-part 300 'nice -n 5 cargo check --locked --lib --features tls-no-provider'
-part 600 'RUSTDOCFLAGS="-D warnings" nice -n 5 cargo doc --locked --no-deps --features tls,metrics'
-# In the same directory, so that what both need is built once.
-part 900 'nice -n 5 cargo check --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target'
 finish
+part 1200 "cargo test $all --lib --bins --example testing"
+part 600 "cargo test $all --doc"
+part 300 'cargo check --locked --lib'
+part 300 'cargo check --locked --lib --features tls-no-provider'
+part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features tls,metrics'
+# In the same directory, so that what both need is built once.
+part 900 'cargo check --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target'
 say 'all is well'

@@ -8,6 +8,7 @@ use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
@@ -374,8 +375,8 @@ impl Subscriber for Spans {
 fn waits_and_holds_are_spans() {
     let locks = LockManager::in_memory();
     let busy = locks.lock("b").expect("locks");
-    let token = busy.token().to_owned();
     let busy = busy.detach().expect("the only guard");
+    let busy_error = RefCell::new(None);
     let spans = Spans::default();
     let traced = Dispatch::new(spans.clone());
     tracing::dispatcher::with_default(&traced, || {
@@ -383,7 +384,8 @@ fn waits_and_holds_are_spans() {
             .with_lock("a", || locks.with_lock("a", || ()))
             .expect("locks")
             .expect("again");
-        locks.named("b").try_lock().expect("an answer");
+        let once = locks.named("b").wait(Duration::ZERO);
+        *busy_error.borrow_mut() = once.lock().err();
         let lost = locks.lock("c").expect("locks");
         locks.named("c").force_unlock().expect("an answer");
         lost.unlock().expect_err("it is lost");
@@ -391,8 +393,11 @@ fn waits_and_holds_are_spans() {
         minute.with_lock(|| ()).expect("locks");
     });
     drop(busy);
-    let (holder, _) = token.rsplit_once('-').expect("a nonce");
-    assert!(spans.shown(&["holder"])[2].contains(holder));
+    let Some(Error::Timeout { holder, .. }) = busy_error.into_inner() else {
+        panic!("it is busy");
+    };
+    let named = holder.map_or_else(String::new, |holder| format!(" {holder}"));
+    assert_eq!(spans.shown(&["holder"])[2], format!("lock_wait{named}"));
     assert_eq!(
         spans.shown(&["key", "outcome"]),
         [
