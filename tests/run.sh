@@ -48,6 +48,7 @@ finish() {
         show_failures <"$folder/$i"
         [ $status -eq 0 ] || failed $status 900 "${commands[i]}"
     done
+    beside=() commands=()
 }
 
 [ $# -eq 0 ] || die 'this takes no arguments; to run some tests only: cargo test --locked <part of their name>'
@@ -68,11 +69,11 @@ part 600 "cargo test $all --benches --no-run"
 builds=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 # These wait most of the time, so many can run at once. What computes comes behind them: beside it,
 # servers and clients would have no time to answer.
-start "cargo test $all --test it -- --test-threads=20"
+start "cargo test $all --test it -- --test-threads=14"
 start "cargo test $all --test history -- --test-threads=4"
+finish
 start "cargo test $all --test command -- --test-threads=4"
 start "RELATCH_BUILT=$builds/debug nice -n 5 bash examples/run.sh all"
-finish
 part 1200 "cargo test $all --lib --bins --example testing"
 part 600 "cargo test $all --doc"
 part 300 'cargo check --locked --lib'
@@ -80,4 +81,5 @@ part 300 'cargo check --locked --lib --features tls-no-provider'
 part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features tls,metrics'
 # In the same directory, so that what both need is built once.
 part 900 'cargo check --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target'
+finish
 say 'all is well'
