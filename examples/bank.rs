@@ -56,7 +56,7 @@ fn transfer(from: &str, to: &str, amount: i64) -> Outcome {
     })
 }
 
-/// Locks what it needs, whoever calls it. If the caller has the lock, nothing is sent to Redis.
+/// Locks what it needs, for every caller. If the caller has the lock, nothing is sent to Redis.
 fn change(name: &str, amount: i64) -> Outcome {
     with_lock_result(name, |guard| {
         let mut balances = BALANCES.lock()?;

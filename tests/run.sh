@@ -48,7 +48,6 @@ finish() {
         show_failures <"$folder/$i"
         [ $status -eq 0 ] || failed $status 900 "${commands[i]}"
     done
-    beside=() commands=()
 }
 
 [ $# -eq 0 ] || die 'this takes no arguments; to run some tests only: cargo test --locked <part of their name>'
@@ -68,8 +67,8 @@ part 1200 "cargo test $all --no-run"
 part 600 "cargo test $all --benches --no-run"
 builds=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 # These have to be answered within some 300 ms. With more of them at a time, or with what computes
-# beside them, each step of client, proxy and server waits for its turn, and they are not; nor are they
-# sooner done, since they keep both cores busy.
+# beside them, each step of client, proxy and server waits for its turn, and they are not. Nor would
+# they be sooner done: they keep both cores busy.
 part 900 "cargo test $all --test it -- --test-threads=10"
 # These wait most of the time.
 start "cargo test $all --test history -- --test-threads=4"

@@ -64,7 +64,7 @@ fn a_job_without_a_wrapper_gets_its_signal_and_its_time() {
     assert_eq!(got(&place), "got\n");
 }
 
-/// Whoever ends a job that is stopped lets it go on, else it would not hear of its end.
+/// A job that is stopped has to go on, or it would not hear of its end.
 #[test]
 fn a_job_that_is_stopped_hears_of_its_end() {
     let place = Place::new();

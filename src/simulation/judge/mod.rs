@@ -332,6 +332,17 @@ impl Hold {
 }
 
 impl Judge {
+    /// The holds of a key that may be trusted, so far as is known here.
+    fn open(&self, key: usize) -> Vec<Hold> {
+        let is_open = |hold: &&Hold| {
+            hold.key == key
+                && hold.ended.is_none()
+                && !self.dead.contains(&hold.who.process)
+                && !self.is_removed(key, hold.began)
+        };
+        self.holds.iter().filter(is_open).cloned().collect()
+    }
+
     /// The number of the hold with this token, which may be new.
     fn number_of(&mut self, new: Hold) -> usize {
         let is_it = |hold: &Hold| hold.ended.is_none() && hold.token == new.token;

@@ -8,20 +8,7 @@ use crate::simulation::judge::{Hold, JUDGE, ledger};
 
 /// Never two valid holders.
 pub(crate) fn nobody_else(key: usize) {
-    let open = JUDGE.with_borrow(|judge| {
-        let counts = |hold: &&Hold| {
-            hold.key == key
-                && hold.ended.is_none()
-                && !judge.dead.contains(&hold.who.process)
-                && !judge.is_removed(key, hold.began)
-        };
-        judge
-            .holds
-            .iter()
-            .filter(counts)
-            .cloned()
-            .collect::<Vec<_>>()
-    });
+    let open = JUDGE.with_borrow(|judge| judge.open(key));
     let is_trusted = |hold: &&Hold| as_process(hold.who.process, || hold.watch.is_valid());
     let trusted: Vec<_> = open.iter().filter(is_trusted).collect();
     if let [one, other, ..] = &trusted[..] {

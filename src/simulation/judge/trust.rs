@@ -32,24 +32,11 @@ pub(crate) fn none_of(who: Who) {
 
 /// The key has run out at all servers: no thread trusts the hold any more.
 pub(crate) fn has_run_out(key: usize, token: &str) {
-    let open = JUDGE.with_borrow(|judge| {
-        let is_it = |hold: &&Hold| {
-            hold.key == key
-                && hold.token == token
-                && hold.ended.is_none()
-                && !judge.dead.contains(&hold.who.process)
-                && !judge.is_removed(key, hold.began)
-        };
-        judge
-            .holds
-            .iter()
-            .filter(is_it)
-            .cloned()
-            .collect::<Vec<_>>()
-    });
+    let open = JUDGE.with_borrow(|judge| judge.open(key));
+    let is_trusted = |hold: &Hold| as_process(hold.who.process, || hold.watch.seems_valid());
     if open
         .iter()
-        .any(|hold| as_process(hold.who.process, || hold.watch.seems_valid()))
+        .any(|hold| hold.token == token && is_trusted(hold))
     {
         has_failed(format!(
             "{token} is trusted, and the lease of key {key} has run out"

@@ -290,8 +290,8 @@ fn a_slow_answer_to_verify_is_no_loss() {
     });
 }
 
-/// The server's clock has stepped, and the key ends in two milliseconds. It is still there when it is
-/// released, but nobody could rely on it.
+/// The server's clock has stepped, and the key ends in two milliseconds. It is still there at the
+/// release, but nobody could rely on it.
 #[test]
 fn a_loss_that_a_call_has_told_is_reported_though_the_release_finds_the_key() {
     in_scenes(20, |world| {

@@ -371,8 +371,8 @@ impl Subscriber for Spans {
     }
 }
 
-/// In a process of its own: `tracing` asks only the subscriber of the thread that meets a span first,
-/// and another test's thread, which has none, would switch the span off for all.
+/// In a process of its own: `tracing` asks only the subscriber of the thread that meets a span
+/// first, and another test's thread, which has none, would switch the span off for all.
 #[test]
 fn waits_and_holds_are_spans() {
     if !is_alone(module_path!(), "waits_and_holds_are_spans") {

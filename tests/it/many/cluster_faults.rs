@@ -222,7 +222,7 @@ fn cut_off(cluster: &Cluster, replica: usize, master: usize) {
     });
 }
 
-/// The response timeout is long, so that whoever waits for the silent node is noticed.
+/// The response timeout is long, so that a thread that waits for the silent node is noticed.
 #[test]
 fn what_is_done_on_other_nodes_does_not_wait_for_a_silent_one() {
     let cluster = small(ClusterSetup {

@@ -26,7 +26,7 @@ fn crates(file: &str) -> BTreeSet<String> {
     found
 }
 
-/// So whoever copies a file knows from its first lines what else to do.
+/// So a reader who copies a file knows from its first lines what else to do.
 #[test]
 fn each_example_says_what_it_needs() {
     let manifest = text("examples/Cargo.toml");

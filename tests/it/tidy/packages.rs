@@ -50,8 +50,8 @@ const CRATES: &str = "arcstr bitflags bytes cfg-if combine displaydoc errno form
     utf_types windows-link windows-sys writeable xxhash-rust yoke yoke-derive zerofrom zerofrom-derive \
     zerotrie zerovec zerovec-derive";
 
-/// A crate that comes along with a new version of another is found here, too: whoever adds its name
-/// has looked at it.
+/// A crate that comes along with a new version of another is found here, too: a maintainer who adds
+/// its name has looked at it.
 #[test]
 fn without_the_feature_nothing_of_tls_is_built() {
     let output = Command::new(env!("CARGO"))

@@ -329,7 +329,7 @@ fn the_types_that_the_glossary_names_exist() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// Whoever moves a file has the map written anew, by a run of this test with
+/// A maintainer who moves a file has the map written anew, by a run of this test with
 /// `RELATCH_WRITE_MAP=1`.
 #[test]
 fn the_code_map_is_that_of_the_code() {

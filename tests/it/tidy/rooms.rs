@@ -137,7 +137,7 @@ fn no_files_use_each_other_in_a_circle() {
         .map(|it| (it, graph.used_by(it)))
         .collect();
     left.remove(&Module::new());
-    // Whoever uses nothing that is left is in no circle, and neither is who is used by nothing.
+    // A room that uses nothing that is left is in no circle, nor is one that nothing uses.
     loop {
         let is_free = |(module, used): &(&&Module, &BTreeSet<Module>)| {
             !used.iter().any(|it| left.contains_key(it))

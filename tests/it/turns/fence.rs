@@ -344,7 +344,7 @@ fn a_forgotten_script_is_sent_again() {
     }
 }
 
-/// The same script with the same token: whoever sent it twice has one hold, and one fence.
+/// The same script with the same token: a client that sent it twice has one hold, and one fence.
 #[test]
 fn a_repeated_claim_has_the_fence_of_the_first_and_does_not_raise_it() {
     let server = Server::start();
@@ -526,8 +526,8 @@ fn a_thread_whose_fence_is_refused_at_the_hand_off_learns_it() {
     assert!(!server.exists("lock:a"));
 }
 
-/// Nobody should give a lock the name of another lock's counter. Whoever does gets no lock, or an
-/// error, but never a fence that was there before.
+/// Nobody should give a lock the name of another lock's counter. A program that does gets no lock,
+/// or an error, but never a fence that was there before.
 #[test]
 fn a_lock_with_the_name_of_a_counter_is_no_danger() {
     let server = Server::start();

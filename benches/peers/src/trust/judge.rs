@@ -155,7 +155,7 @@ impl Verdict {
     }
 }
 
-/// Whether a hold took the lock from whoever had it. If the answer to its lock call came late, its
+/// Whether a hold took the lock from its holder. If the answer to its lock call came late, its
 /// own lease may have been over by then: so the lock has to stand by it to the end.
 fn was_real(turn: &Turn) -> bool {
     turn.no.is_none() && matches!(turn.said, Some(Said::Ok | Said::Nothing))

@@ -73,6 +73,15 @@ struct Front {
     handing_off: bool,
 }
 
+impl Log {
+    /// Changes what is known of the front, if this thread is it.
+    fn in_front(&mut self, me: u64, change: impl FnOnce(&mut Front)) {
+        if let Some(front) = self.front.as_mut().filter(|front| front.who == me) {
+            change(front);
+        }
+    }
+}
+
 impl Scene {
     pub(super) fn new(lease: Duration) -> Arc<Scene> {
         let (keeper, redis, log) = (
@@ -123,15 +132,8 @@ impl Scene {
         let hold = Arc::new(sample_by(&token, self.lease));
         let until = hold.valid_until();
         turn.holds(&hold);
-        if let Some(front) = self
-            .log
-            .lock()
-            .front
-            .as_mut()
-            .filter(|front| front.who == me)
-        {
-            front.hold = Some((Arc::clone(&hold), until));
-        }
+        let held = Some((Arc::clone(&hold), until));
+        self.log.lock().in_front(me, |front| front.hold = held);
         self.keeper.enter(&hold).expect("no thread is started");
         advance(micros_below(800));
         step();
@@ -221,15 +223,8 @@ impl Scene {
             Duration::from_micros(below(200))
         };
         let handing = |is_handing| {
-            if let Some(front) = self
-                .log
-                .lock()
-                .front
-                .as_mut()
-                .filter(|front| front.who == me)
-            {
-                front.handing_off = is_handing;
-            }
+            let mut log = self.log.lock();
+            log.in_front(me, |front| front.handing_off = is_handing);
         };
         let deadline = Moment::now().after(ANSWER);
         let ask = |claim: Option<&Claim>, _| {
