@@ -1,12 +1,10 @@
-// The lock redsync, as a worker of the benchmark: it speaks the protocol of ../src/protocol.rs. All
-// options of the lock are at their defaults, except for the lease, which is the same for all peers.
+// The locks in Go, as workers of the benchmark: they speak the protocol of ../src/protocol.rs. All have
+// the same lease; each file says what else is not at its default.
 package main
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -17,9 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-redsync/redsync/v4"
-	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,36 +31,6 @@ func clock(id int32) int64 {
 
 func now() int64 { return clock(unix.CLOCK_MONOTONIC) }
 func cpu() int64 { return clock(unix.CLOCK_PROCESS_CPUTIME_ID) }
-
-// lock is shared by the goroutines of the worker.
-type lock struct {
-	locks *redsync.Redsync
-	lease time.Duration
-}
-
-// turn takes the lock, calls inside, and releases the lock. redsync gives up after 32 tries. turn
-// then tries again, and returns how often redsync gave up.
-func (l lock) turn(key string, inside func()) (int, error) {
-	mutex := l.locks.NewMutex(key, redsync.WithExpiry(l.lease))
-	gaveUp := 0
-	for {
-		err := mutex.Lock()
-		var taken *redsync.ErrTaken
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, redsync.ErrFailed) && !errors.As(err, &taken) {
-			return gaveUp, err
-		}
-		gaveUp++
-	}
-	inside()
-	released, err := mutex.Unlock()
-	if err == nil && !released {
-		err = errors.New("the lock was lost")
-	}
-	return gaveUp, err
-}
 
 // turns is what one goroutine did.
 type turns struct {
@@ -155,34 +120,28 @@ func sayAt(word, detail string) {
 
 // hold takes the lock, works, and asks now and then whether the lock is still held.
 func hold(l lock, key string, wait, work, step time.Duration) {
-	mutex := l.locks.NewMutex(key, redsync.WithExpiry(l.lease))
-	limit, cancel := context.WithTimeout(context.Background(), wait)
-	defer cancel()
 	sayAt("asks", "")
-	for {
-		err := mutex.LockContext(limit)
-		var taken *redsync.ErrTaken
-		if err == nil {
-			break
-		}
-		if limit.Err() != nil {
-			sayAt("busy", "")
-			return
-		}
-		if !errors.Is(err, redsync.ErrFailed) && !errors.As(err, &taken) {
-			sayAt("failed", strings.ReplaceAll(err.Error(), "\n", " "))
-			return
-		}
+	held, err := l.take(key, wait)
+	switch {
+	case err != nil:
+		sayAt("failed", strings.ReplaceAll(err.Error(), "\n", " "))
+		return
+	case held == nil:
+		sayAt("busy", "")
+		return
 	}
 	sayAt("has", "")
 	end := time.Now().Add(work)
 	for {
 		asked := now()
-		if !time.Now().Before(mutex.Until()) {
+		yes, known := held.still()
+		if known && !yes {
 			sayAt("no", "")
 			break
 		}
-		fmt.Println("yes", asked)
+		if known {
+			fmt.Println("yes", asked)
+		}
 		left := time.Until(end)
 		if left <= 0 {
 			break
@@ -190,16 +149,7 @@ func hold(l lock, key string, wait, work, step time.Duration) {
 		time.Sleep(min(left, step))
 	}
 	sayAt("gives", "")
-	released, err := mutex.Unlock()
-	var taken *redsync.ErrTaken
-	switch {
-	case released:
-		sayAt("gave", "ok")
-	case errors.Is(err, redsync.ErrLockAlreadyExpired) || errors.As(err, &taken):
-		sayAt("gave", "lost")
-	default:
-		sayAt("gave", "unknown")
-	}
+	sayAt("gave", held.release())
 }
 
 func obey(l lock, command []string) error {
@@ -255,8 +205,10 @@ func versions() {
 	line := []string{runtime.Version()}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, module := range info.Deps {
-			if strings.Contains(module.Path, "/redsync/") || strings.Contains(module.Path, "/go-redis/") {
-				line = append(line, module.Path+" "+module.Version)
+			for _, name := range []string{"/redsync/v4", "/go-redis/v9", "/redislock", "/rueidis"} {
+				if strings.HasSuffix(module.Path, name) {
+					line = append(line, module.Path+" "+module.Version)
+				}
 			}
 		}
 	}
@@ -268,18 +220,16 @@ func main() {
 		versions()
 		return
 	}
-	options, err := redis.ParseURL(os.Args[1])
-	if err != nil {
-		fmt.Println("failed", err)
-		return
-	}
 	lease, err := strconv.Atoi(os.Args[3])
 	if err != nil {
 		fmt.Println("failed", err)
 		return
 	}
-	locks := redsync.New(goredis.NewPool(redis.NewClient(options)))
-	l := lock{locks, time.Duration(lease) * time.Millisecond}
+	l, err := open(os.Args[2], os.Args[1], time.Duration(lease)*time.Millisecond)
+	if err != nil {
+		fmt.Println("failed", err)
+		return
+	}
 	fmt.Println("ready")
 	for input.Scan() {
 		if err := obey(l, strings.Fields(input.Text())); err != nil {

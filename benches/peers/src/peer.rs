@@ -16,6 +16,10 @@ pub(crate) enum Peer {
     Redlock,
     ByHand,
     Redsync,
+    Redislock,
+    Rueidislock,
+    /// The same with `NoLoopTracking`: Redis does not tell a process of its own changes.
+    RueidislockNoLoop,
     Redisson,
     RedissonFair,
     RedisPy,
@@ -43,6 +47,9 @@ impl Peer {
             Peer::Redlock => "redlock",
             Peer::ByHand => "by hand: r2d2, 100 ms",
             Peer::Redsync => "redsync",
+            Peer::Redislock => "bsm/redislock",
+            Peer::Rueidislock => "rueidislock",
+            Peer::RueidislockNoLoop => "rueidislock, no loop",
             Peer::Redisson => "Redisson",
             Peer::RedissonFair => "Redisson, fair lock",
             Peer::RedisPy => "redis-py Lock",
@@ -59,7 +66,9 @@ impl Peer {
 
     pub(crate) fn language(self) -> Language {
         match self {
-            Peer::Redsync => Language::Go,
+            Peer::Redsync | Peer::Redislock | Peer::Rueidislock | Peer::RueidislockNoLoop => {
+                Language::Go
+            }
             Peer::Redisson | Peer::RedissonFair => Language::Java,
             Peer::RedisPy | Peer::PythonRedisLock => Language::Python,
             _ => Language::Rust,

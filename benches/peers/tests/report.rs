@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 const SETTINGS: [&str; 3] = ["free", "on one core", "beside two busy loops"];
 const CHARTS: [&str; 5] = [
@@ -72,9 +73,7 @@ fn relatch_is_measured_in_all_settings_on_a_machine_without_go_and_maven() {
         }
     }
     for lock in ["redsync", "Redisson"] {
-        let line = report
-            .lines()
-            .find(|line| line.starts_with(&format!("| left out | {lock} (")));
+        let line = left_out(&report, &format!(" {lock} ("));
         assert!(line.is_some(), "{report}");
     }
     for chart in CHARTS {
@@ -87,40 +86,47 @@ fn relatch_is_measured_in_all_settings_on_a_machine_without_go_and_maven() {
     }
 }
 
+/// Deletes keys under locks, and returns the report.
+fn deletions(peers: &str) -> String {
+    // Each run clears the folder of the histories: two at a time would fail.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peers"));
+    command.args(["trust", "--seconds", "4", "--weathers", "deletions"]);
+    command.args(["--peers", peers, "--out"]).arg(folder.path());
+    assert!(command.status().expect("the program starts").success());
+    fs::read_to_string(folder.path().join("trust.md")).expect("a report")
+}
+
+/// A figure of a lock in the first table; `None` if the lock was left out.
+fn found(report: &str, lock: &str, column: usize) -> Option<String> {
+    let start = format!("| {lock} |");
+    let line = report.lines().find(|line| line.starts_with(&start))?;
+    line.split(" | ").nth(column).map(str::to_owned)
+}
+
 /// A lock that nobody can ask trusts what an operator has deleted; relatch is told.
 #[test]
 fn what_locks_say_when_keys_are_deleted_is_judged() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_peers"));
-    command.args([
-        "trust",
-        "--seconds",
-        "4",
-        "--weathers",
-        "deletions",
-        "--peers",
-        "by-hand,relatch-asking",
-        "--out",
-    ]);
-    assert!(
-        command
-            .arg(folder.path())
-            .status()
-            .expect("the program starts")
-            .success()
-    );
-    let report = fs::read_to_string(folder.path().join("trust.md")).expect("a report");
-    let trusted = |lock: &str| {
-        let start = format!("| {lock} |");
-        let line = report
-            .lines()
-            .find(|line| line.starts_with(&start))
-            .expect("a row");
-        line.split(" | ").nth(4).expect("a column").to_owned()
-    };
+    let report = deletions("by-hand,relatch-asking");
+    let trusted = |lock| found(&report, lock, 4).expect("a row");
     assert_ne!(trusted("by hand: r2d2, 100 ms"), "-", "{report}");
     assert_eq!(trusted("relatch, asking Redis"), "-", "{report}");
 }
+
+const OTHERS: &str = "redsync,redislock,rueidislock,rueidislock-no-loop,redisson,redisson-fair,redis-py,python-redis-lock";
+
+const TITLES: [&str; 8] = [
+    "redsync",
+    "bsm/redislock",
+    "rueidislock",
+    "rueidislock, no loop",
+    "Redisson",
+    "Redisson, fair lock",
+    "redis-py Lock",
+    "python-redis-lock",
+];
 
 /// Go, Java and Python are optional: if one is missing, the report says so. If they are installed,
 /// this test downloads and builds for minutes, so only `tests/chaos.sh` runs it.
@@ -128,24 +134,10 @@ fn what_locks_say_when_keys_are_deleted_is_judged() {
 #[ignore = "downloads and builds for minutes: tests/chaos.sh runs it"]
 fn workers_in_other_languages_speak_the_protocol() {
     let folder = tempfile::tempdir().unwrap();
-    let peers = [
-        "--settings",
-        "free",
-        "--peers",
-        "redsync,redisson,redisson-fair,redis-py,python-redis-lock",
-    ];
+    let peers = ["--settings", "free", "--peers", OTHERS];
     let report = report(folder.path(), &peers, None);
-    for lock in [
-        "redsync",
-        "Redisson",
-        "Redisson, fair lock",
-        "redis-py Lock",
-        "python-redis-lock",
-    ] {
-        if let Some(line) = report
-            .lines()
-            .find(|line| line.starts_with("| left out |") && line.contains(lock))
-        {
+    for lock in TITLES {
+        if let Some(line) = left_out(&report, lock) {
             println!("{line}");
             continue;
         }
@@ -154,10 +146,29 @@ fn workers_in_other_languages_speak_the_protocol() {
             "Hand-off between processes",
         ] {
             let row = row(&report, &format!("{scenario}: free"), lock).unwrap();
-            assert!(
-                !row.contains("failed") && !row.contains("at once"),
-                "{scenario}: {row}"
-            );
+            assert!(!row.contains("at once"), "{scenario}: {row}");
+            // On a busy machine, threads of rueidislock at times wait for ever.
+            let may_hang = lock.starts_with("rueidislock") && scenario.starts_with("One key");
+            assert!(may_hang || !row.contains("failed"), "{scenario}: {row}");
         }
     }
+}
+
+/// If the key of a lock had another name than the program thinks, nobody would delete it, and the
+/// lock would be judged too well.
+#[test]
+#[ignore = "downloads and builds for minutes: tests/chaos.sh runs it"]
+fn locks_in_other_languages_lose_what_is_deleted() {
+    let report = deletions(OTHERS);
+    for lock in TITLES {
+        match found(&report, lock, 6) {
+            Some(lost) => assert_ne!(lost, "-", "{lock}: {report}"),
+            None => println!("{lock} was left out"),
+        }
+    }
+}
+
+fn left_out<'a>(report: &'a str, lock: &str) -> Option<&'a str> {
+    let mut lines = report.lines();
+    lines.find(|line| line.starts_with("| left out |") && line.contains(lock))
 }

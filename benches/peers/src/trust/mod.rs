@@ -218,8 +218,12 @@ fn play(program: &Program, peer: Peer, weather: Weather, options: &Options) -> R
 }
 
 /// What the libraries make of a key.
-fn names_of(key: &str) -> [String; 2] {
-    [key.to_owned(), format!("lock:{key}")]
+fn names_of(key: &str) -> [String; 3] {
+    [
+        key.to_owned(),
+        format!("lock:{key}"),
+        format!("rueidislock:0:{key}"),
+    ]
 }
 
 /// Does the same with all slots at a time.

@@ -148,8 +148,10 @@ impl Scene<'_> {
     fn delete(&mut self, place: usize) -> Result<()> {
         let key = &self.keys[place];
         let from = now();
-        let [plain, prefixed] = super::names_of(key);
-        let deleted = self.server.command(&["DEL", &plain, &prefixed])?;
+        let names = super::names_of(key);
+        let names = names.iter().map(String::as_str);
+        let del: Vec<&str> = ["DEL"].into_iter().chain(names).collect();
+        let deleted = self.server.command(&del)?;
         if deleted == redis::Value::Int(1) {
             let key = Some(key.clone());
             self.note(What::Delete, from, None, key);
