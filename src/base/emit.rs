@@ -11,9 +11,9 @@
 use std::panic::{self, AssertUnwindSafe};
 
 #[cfg(feature = "metrics")]
-pub(crate) use with_recorder::{change, count, describe, record};
+pub(crate) use with_recorder::Series;
 #[cfg(not(feature = "metrics"))]
-pub(crate) use without_recorder::{change, count, describe, record};
+pub(crate) use without_recorder::Series;
 
 #[cfg(feature = "tracing")]
 pub(crate) use with_subscriber::Span;
@@ -59,38 +59,67 @@ mod with_recorder {
     use std::time::Duration;
 
     use ::metrics::{
-        Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+        Key, Label, Level, Metadata, Recorder, Unit, describe_counter, describe_gauge,
+        describe_histogram, with_recorder,
     };
 
     use super::{Metric, contain};
 
-    pub(crate) fn count(metric: &Metric, more: u64) {
-        if more > 0 {
-            contain(|| counter!(metric.name).increment(more));
-        }
-    }
+    static METADATA: Metadata<'_> =
+        Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
-    pub(crate) fn change(metric: &Metric, by: f64) {
-        contain(|| gauge!(metric.name).increment(by));
-    }
+    /// A metric of one class of locks, as the recorder knows it. It is made with the manager, so
+    /// that a lock allocates nothing for its labels. The recorder is asked for it each time: the
+    /// program may set its recorder later.
+    #[derive(Debug)]
+    pub(crate) struct Series(Key);
 
-    pub(crate) fn record(metric: &Metric, time: Duration) {
-        contain(|| histogram!(metric.name).record(time.as_secs_f64()));
-    }
+    impl Series {
+        /// A counter. The recorder shows it at once, with a zero: alerts on its growth would not
+        /// see the first count otherwise.
+        pub(crate) fn counter(metric: &Metric, class: Option<&str>) -> Series {
+            contain(|| describe_counter!(metric.name, metric.help));
+            let new = Series::new(metric, class);
+            new.count(0);
+            new
+        }
 
-    /// Gives the recorder the texts of metrics, and has it show counters and gauges at once, with a
-    /// zero: alerts on their growth would not see the first count otherwise.
-    pub(crate) fn describe(counters: &[&Metric], gauges: &[&Metric], times: &[&Metric]) {
-        for it in counters {
-            contain(|| describe_counter!(it.name, it.help));
-            contain(|| counter!(it.name).increment(0));
+        /// A gauge. The recorder shows it at once, too.
+        pub(crate) fn gauge(metric: &Metric, class: Option<&str>) -> Series {
+            contain(|| describe_gauge!(metric.name, metric.help));
+            let new = Series::new(metric, class);
+            new.change(0.0);
+            new
         }
-        for it in gauges {
-            contain(|| describe_gauge!(it.name, it.help));
-            change(it, 0.0);
+
+        pub(crate) fn times(metric: &Metric, class: Option<&str>) -> Series {
+            contain(|| describe_histogram!(metric.name, Unit::Seconds, metric.help));
+            Series::new(metric, class)
         }
-        for it in times {
-            contain(|| describe_histogram!(it.name, Unit::Seconds, it.help));
+
+        fn new(metric: &Metric, class: Option<&str>) -> Series {
+            let labels: Vec<_> = class
+                .map(|class| Label::new("class", class.to_owned()))
+                .into_iter()
+                .collect();
+            Series(Key::from_parts(metric.name, labels))
+        }
+
+        pub(crate) fn count(&self, more: u64) {
+            self.tell(|it, key| it.register_counter(key, &METADATA).increment(more));
+        }
+
+        pub(crate) fn change(&self, by: f64) {
+            self.tell(|it, key| it.register_gauge(key, &METADATA).increment(by));
+        }
+
+        pub(crate) fn record(&self, time: Duration) {
+            let seconds = time.as_secs_f64();
+            self.tell(|it, key| it.register_histogram(key, &METADATA).record(seconds));
+        }
+
+        fn tell(&self, tell: impl FnOnce(&dyn Recorder, &Key)) {
+            contain(|| with_recorder(|recorder| tell(recorder, &self.0)));
         }
     }
 }
@@ -101,17 +130,35 @@ mod without_recorder {
 
     use super::Metric;
 
-    #[inline]
-    pub(crate) fn count(_: &Metric, _: u64) {}
+    #[derive(Debug)]
+    pub(crate) struct Series;
 
-    #[inline]
-    pub(crate) fn change(_: &Metric, _: f64) {}
+    #[expect(clippy::unused_self, reason = "the same as with a recorder")]
+    impl Series {
+        #[inline]
+        pub(crate) fn counter(_: &Metric, _: Option<&str>) -> Series {
+            Series
+        }
 
-    #[inline]
-    pub(crate) fn record(_: &Metric, _: Duration) {}
+        #[inline]
+        pub(crate) fn gauge(_: &Metric, _: Option<&str>) -> Series {
+            Series
+        }
 
-    #[inline]
-    pub(crate) fn describe(_: &[&Metric], _: &[&Metric], _: &[&Metric]) {}
+        #[inline]
+        pub(crate) fn times(_: &Metric, _: Option<&str>) -> Series {
+            Series
+        }
+
+        #[inline]
+        pub(crate) fn count(&self, _: u64) {}
+
+        #[inline]
+        pub(crate) fn change(&self, _: f64) {}
+
+        #[inline]
+        pub(crate) fn record(&self, _: Duration) {}
+    }
 }
 
 #[cfg(feature = "tracing")]

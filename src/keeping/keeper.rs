@@ -12,6 +12,7 @@ use crate::base::clock::Moment;
 use crate::base::emit::warn;
 use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause, SystemCause};
+use crate::base::key::classes::Class;
 use crate::base::options::WarnAfter;
 use crate::base::owner::process::Workers;
 use crate::base::sync::mpsc::{self, Receiver};
@@ -91,9 +92,10 @@ impl Keeper {
         self.work.lock().leases.is_closed = true;
     }
 
-    /// How many holds there are.
-    pub(crate) fn count(&self, now: Moment) -> usize {
-        self.work.lock().leases.holds(now).count()
+    /// The classes of the locks that are held, one for each hold.
+    pub(crate) fn classes(&self, now: Moment) -> Vec<Class> {
+        let work = self.work.lock();
+        work.leases.holds(now).map(|it| it.key.class()).collect()
     }
 
     /// True while the key with this token is still to be deleted.

@@ -77,11 +77,9 @@ fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
                 .map(|hold| work.leases.not_renewed(hold, now))
                 .min();
             keeper.wake(work, due.unwrap_or(Moment::NEVER));
-            keeper
-                .core
-                .counters
-                .renewal_errors
-                .add(u64::try_from(failed.len()).unwrap_or(0));
+            for hold in &failed {
+                keeper.core.counters.of(&hold.key).renewal_errors.add(1);
+            }
             let error = keeper.core.store.error(None, "renewing", failure);
             warn!(target: "relatch::keeper",
                 "{} leases were not renewed, trying again while they last: {error}", failed.len());
@@ -238,7 +236,7 @@ fn take_in<'h>(
 ) -> Refused {
     let mut refused = HashMap::default();
     let mut lost = Vec::new();
-    let mut renewed = 0;
+    let mut renewed = Vec::new();
     let mut work = keeper.work.lock();
     let now = Moment::now();
     let mut due = Moment::NEVER;
@@ -247,7 +245,7 @@ fn take_in<'h>(
             // The release of the hold has begun since, and may be the reason for this answer.
             _ if !work.leases.has(hold) => {}
             Ok(compared) if on_renewal(hold, lease, compared, sent, now) => {
-                renewed += 1;
+                renewed.push(hold);
                 due = due.min(work.leases.renewed(hold, sent));
             }
             Ok(_) => {
@@ -258,7 +256,9 @@ fn take_in<'h>(
         }
     }
     keeper.wake(work, due);
-    keeper.core.counters.renewed.add(renewed);
+    for hold in renewed {
+        keeper.core.counters.of(&hold.key).renewed.add(1);
+    }
     for hold in lost {
         keeper.report_loss(hold);
     }
@@ -281,7 +281,9 @@ fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[O
             Ok(compared) => {
                 keeper.work.lock().leases.orphans.answered(orphan, now);
                 let is_done = *compared == Compared::Done || !orphan.may_reappear;
-                keeper.core.counters.late_releases.add(u64::from(is_done));
+                let class = keeper.core.class_of_key(&orphan.redis_key);
+                let counters = keeper.core.counters.of_class(class);
+                counters.late_releases.add(u64::from(is_done));
             }
             Err(failure) => {
                 debug!(target: "relatch::release",

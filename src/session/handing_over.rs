@@ -8,7 +8,7 @@ use crate::acquire::Adoption;
 use crate::base::clock::Moment;
 use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
-use crate::base::key::{Key, Name};
+use crate::base::key::Name;
 use crate::base::options::Options;
 use crate::base::stop::StopHandle;
 use crate::hold::{Hold, LockParcel};
@@ -63,6 +63,7 @@ impl Session {
         };
         self.core
             .counters
+            .of(&hold.key)
             .given_back(now.since(hold.acquired.answered), hold.thread_has_ended());
 
         // 2. Record that the hold has ended, and not by a loss. If this came after step 3, the next
@@ -132,7 +133,7 @@ impl Session {
             fenced,
             ..self.suited(options)
         };
-        let key = Key::new(&self.core.settings.prefix, name)?;
+        let key = self.key(name)?;
         let owner = self.core.identity.this_thread();
         let claim = self.fresh_claim(&key, &owner, options)?;
         let once = self.patience(Some(Duration::ZERO));
@@ -160,8 +161,9 @@ impl Session {
             let wakeups = &self.core.listeners.wakeups;
             wakeups.wake(key.in_redis().as_bytes());
         }
-        let taken = adopted.inspect_err(|error| self.core.counters.failed(error))?;
-        self.core.counters.taken(taken.at.answered.since(began));
+        let counters = self.core.counters.of(&key);
+        let taken = adopted.inspect_err(|error| counters.failed(error))?;
+        counters.taken(taken.at.answered.since(began));
         let hold = Hold::new(key, owner, taken.token, taken.fence, options, taken.at);
         self.make_known(hold, turn, &once)
     }

@@ -34,7 +34,7 @@ use std::time::Instant;
 use crate::acquire::Acquisition;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
-use crate::base::key::{Key, Name};
+use crate::base::key::Name;
 use crate::base::options::Options;
 use crate::base::stop::{StopHandle, Wake};
 use crate::base::sync::Mutex;
@@ -80,11 +80,11 @@ impl Session {
         // 1. The thread's map. If this thread holds the lock, the depth grows by one, and nothing
         //    is sent.
         if let Some(held) = thread_map::reenter(self.id, name.as_str(), options, now)? {
-            self.core.counters.reentered.add(1);
+            self.core.counters.of(&held.hold.key).reentered.add(1);
             return Ok(held);
         }
         self.may_take(name.as_str(), options, stop, now)?;
-        let key = Key::new(&self.core.settings.prefix, name)?;
+        let key = self.key(name)?;
         let owner = self.core.identity.this_thread();
         let claim = self.fresh_claim(&key, &owner, options)?;
         let wait = self.wait_for(&key, &owner, patience, stop);
@@ -118,7 +118,7 @@ impl Session {
         // 4. The thread has the lock. The keeper renews its lease, the queue knows that it is held,
         //    and the thread's map leads to it.
         let waited = taken.at.answered.since(patience.began);
-        self.core.counters.taken(waited);
+        self.core.counters.of(&key).taken(waited);
         let hold = Hold::new(key, owner, taken.token, taken.fence, options, taken.at);
         self.make_known(hold, turn, patience)
     }

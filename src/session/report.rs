@@ -56,12 +56,8 @@ impl Session {
             // A forked child holds nothing, and its copies of the locks may stay locked for ever.
             return self.core.counters.read();
         }
-        let holds = self.keeper.count(now);
-        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-        Stats {
-            waiting: count(self.core.queues.waits.count()),
-            held: count(holds),
-            ..self.core.counters.read()
-        }
+        let held = self.keeper.classes(now);
+        let waiting = self.core.queues.waits.classes();
+        self.core.counters.stats(&held, &waiting)
     }
 }

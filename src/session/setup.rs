@@ -8,11 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::base::clock::Moment;
 use crate::base::error::body::Made;
 use crate::base::error::{Error, SystemCause};
-use crate::base::key::Key;
+use crate::base::key::{Key, Name};
 use crate::base::options::Settings;
 use crate::base::owner::identity::Identity;
 use crate::base::owner::process as this_process;
-use crate::base::stats::metrics;
 use crate::base::stop::StopHandle;
 use crate::base::sync::{Mutex, PerProcess, process};
 use crate::hold::Hold;
@@ -58,7 +57,6 @@ impl Session {
             wake: Arc::new(wake),
         };
         session.heed(&session.going);
-        metrics::describe();
         session
     }
 
@@ -100,8 +98,14 @@ impl Session {
     /// The error of a call that fails, which is counted. (`enter` counts its own.)
     pub(super) fn call_failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
         let error = self.failed(action, key, failure);
-        self.core.counters.failed(&error);
+        self.core.counters.of(key).failed(&error);
         error
+    }
+
+    /// The key of the lock with this name.
+    pub(super) fn key(&self, name: Name<'_>) -> Result<Key, Error> {
+        let class = self.core.counters.class(name.as_str());
+        Ok(Key::new(&self.core.settings.prefix, name)?.in_class(class))
     }
 
     pub(super) fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {

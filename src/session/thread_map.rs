@@ -7,11 +7,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
-use crate::base::emit::{self, Span};
+use crate::base::emit::Span;
 use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::Options;
-use crate::base::stats::metrics::HELD;
 use crate::base::sync::HashMap;
 use crate::base::sync::{per_thread, process};
 use crate::hold::Hold;
@@ -61,8 +60,7 @@ impl Drop for HeldEntry {
                 mem::forget(turn);
                 return;
             }
-            self.held.hold.mark_thread_ended();
-            emit::change(&HELD, -1.0);
+            turn.forgets(&self.held.hold);
         }
     }
 }

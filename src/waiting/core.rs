@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::base::key::classes::Class;
 use crate::base::options::Settings;
 use crate::base::owner::identity::Identity;
 use crate::base::stats::counters::Counters;
@@ -18,7 +19,7 @@ pub(crate) struct Core {
     /// The threads of this process that wait for a lock.
     pub(crate) queues: Arc<WaitQueues>,
     pub(crate) listeners: Listeners,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     pub(crate) settings: Settings,
 }
 
@@ -32,12 +33,13 @@ impl Core {
         probe: Option<String>,
     ) -> Arc<Core> {
         let listeners = Listeners::new(Arc::clone(&store), settings.response_timeout, probe);
+        let counters = Arc::new(Counters::new(&settings.classes));
         Arc::new(Core {
             identity,
             store,
-            queues: Arc::default(),
+            queues: Arc::new(WaitQueues::new(Arc::clone(&counters))),
             listeners,
-            counters: Counters::default(),
+            counters,
             settings,
         })
     }
@@ -47,6 +49,12 @@ impl Core {
     pub(crate) fn wake_waiters(&self) {
         self.queues.wake_all();
         self.listeners.wakeups.wake_those(|_| true);
+    }
+
+    /// The class of the lock that has this key in Redis.
+    pub(crate) fn class_of_key(&self, redis_key: &str) -> Class {
+        let name = redis_key.strip_prefix(&*self.settings.prefix);
+        self.counters.class(name.unwrap_or_default())
     }
 
     /// Ends the threads of the listeners and of the store.

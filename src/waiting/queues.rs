@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::owner::holder::Holder;
+use crate::base::stats::counters::Counters;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
@@ -59,6 +60,15 @@ pub(crate) struct Joined {
 const OUTSIDE: u64 = 0;
 
 impl WaitQueues {
+    pub(crate) fn new(counters: Arc<Counters>) -> WaitQueues {
+        WaitQueues {
+            table: Mutex::default(),
+            waits: Waits::new(counters),
+            cores: Cores::default(),
+            changed: Condvar::default(),
+        }
+    }
+
     /// Waits for the turn in the queue `name`. A caller that tries only once (`Patience::once`)
     /// does not wait. If the caller has to wait, a thread in front may send the claim for it.
     pub(crate) fn join(
@@ -275,6 +285,12 @@ impl Turn {
     /// know.
     pub(crate) fn failed(&self, silence: Option<&Silence>) {
         self.note(|queue| queue.failed(self.number, silence));
+    }
+
+    /// The thread ends with this turn, and gives the lock back to nobody.
+    pub(crate) fn forgets(&self, hold: &Hold) {
+        hold.mark_thread_ended();
+        self.queues.waits.counters.of(&hold.key).held.change(-1.0);
     }
 
     fn note(&self, note: impl FnOnce(&mut WaitQueue)) {

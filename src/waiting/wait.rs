@@ -128,7 +128,7 @@ impl<'a> Wait<'a> {
                 if let Some(holder) = holder {
                     self.span.holder(holder);
                 }
-                self.manager.counters.timed_out.add(1);
+                self.manager.counters.of(self.key).timed_out.add(1);
                 // What `try_lock` did hold nobody asks for.
                 if !self.patience.once {
                     let names = (self.manager.held)();
@@ -138,7 +138,7 @@ impl<'a> Wait<'a> {
                         .collect();
                 }
             }
-            error => self.manager.counters.failed(error),
+            error => self.manager.counters.of(self.key).failed(error),
         }
         error
     }

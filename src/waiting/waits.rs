@@ -14,9 +14,10 @@ use crate::base::clock::Moment;
 use crate::base::emit::{self, debug, info};
 use crate::base::error::Error;
 use crate::base::key::Key;
+use crate::base::key::classes::Class;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
-use crate::base::stats::metrics::WAITING;
+use crate::base::stats::counters::Counters;
 use crate::base::sync::Mutex;
 use crate::waiting::patience::{Patience, Silence};
 
@@ -118,12 +119,14 @@ pub(crate) struct Waits {
     /// How many threads have entered the list.
     entered: AtomicU64,
     threads: Mutex<Vec<Listed>>,
+    pub(super) counters: Arc<Counters>,
 }
 
 #[derive(Clone, Debug)]
 struct Listed {
     number: u64,
     name: Arc<str>,
+    class: Class,
     thread: Owner,
     began: Moment,
     deadline: Moment,
@@ -132,6 +135,14 @@ struct Listed {
 }
 
 impl Waits {
+    pub(super) fn new(counters: Arc<Counters>) -> Waits {
+        Waits {
+            entered: AtomicU64::new(0),
+            threads: Mutex::default(),
+            counters,
+        }
+    }
+
     /// Whether a wait is announced at its begin. This does not ask the program's logger, so a
     /// caller may hold a lock.
     pub(crate) fn are_announced() -> bool {
@@ -157,8 +168,9 @@ impl Waits {
         threads.into_iter().map(shown).collect()
     }
 
-    pub(crate) fn count(&self) -> usize {
-        self.threads.lock().len()
+    /// The classes of the locks for which threads wait, one for each thread.
+    pub(crate) fn classes(&self) -> Vec<Class> {
+        self.threads.lock().iter().map(|it| it.class).collect()
     }
 
     fn leave(&self, number: u64) {
@@ -211,6 +223,7 @@ impl<'a> ListedWait<'a> {
             threads.push(Listed {
                 number,
                 name: Arc::clone(self.key.name()),
+                class: self.key.class(),
                 thread: self.thread.clone(),
                 began: self.patience.began,
                 deadline: self.patience.deadline,
@@ -229,7 +242,7 @@ impl<'a> ListedWait<'a> {
             began, deadline, ..
         } = *self.patience;
         if !self.is_announced.replace(true) {
-            emit::change(&WAITING, 1.0);
+            self.waits.counters.of(self.key).waiting.change(1.0);
             debug!(
                 target: "relatch::wait",
                 "{} waits for lock {:?}, {}", self.thread, self.key.name(), held_by(awaited(now).holder.as_ref())
@@ -275,7 +288,7 @@ impl Drop for ListedWait<'_> {
             self.waits.leave(number);
         }
         if self.is_announced.get() {
-            emit::change(&WAITING, -1.0);
+            self.waits.counters.of(self.key).waiting.change(-1.0);
         }
     }
 }

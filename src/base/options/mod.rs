@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::error::body::Made;
+use crate::base::key::classes;
 
 pub use crate::base::options::replicas::Replicas;
 
@@ -180,6 +181,8 @@ pub(crate) struct Settings {
     pub(crate) poll_every: Duration,
     /// After how long a wait and a hold are warned of.
     pub(crate) warn_after: Option<WarnAfter>,
+    /// The prefixes of the classes for which is counted apart.
+    pub(crate) classes: Vec<String>,
     /// Which replicas have to acknowledge a lock and its renewals, and how long the server waits
     /// for them.
     pub(crate) replicas: Option<(Replicas, Duration)>,
@@ -207,6 +210,7 @@ impl Default for Settings {
             client_tracking: true,
             poll_every: Duration::from_millis(64),
             warn_after: None,
+            classes: Vec::new(),
             replicas: None,
         }
     }
@@ -270,7 +274,29 @@ impl Settings {
                 "both have to be at least 1 ms",
             ));
         }
+        self.check_classes()?;
         self.check_replicas()
+    }
+
+    fn check_classes(&self) -> Result<(), Error> {
+        let prefixes = &self.classes;
+        if prefixes.len() > classes::MOST {
+            let reason = "there are more than 100, and each is a time series for each metric";
+            return Err(invalid_option("classes", prefixes.len(), reason));
+        }
+        for (n, prefix) in prefixes.iter().enumerate() {
+            let reason = if prefix.is_empty() {
+                "all keys begin with an empty prefix"
+            } else if prefix.chars().any(char::is_control) {
+                "it has a control character, and people read the label"
+            } else if prefixes[..n].contains(prefix) {
+                "it is there twice"
+            } else {
+                continue;
+            };
+            return Err(invalid_option("classes", prefix, reason));
+        }
+        Ok(())
     }
 
     fn check_replicas(&self) -> Result<(), Error> {
@@ -372,7 +398,7 @@ mod tests {
             "None" => "no limit, off or a third of the lease".to_owned(),
             "true" => "on".to_owned(),
             "false" => "off".to_owned(),
-            "0ns" => "none".to_owned(),
+            "0ns" | "[]" => "none".to_owned(),
             "86400s" => "24 h".to_owned(),
             text if text.starts_with('"') => text.replace('"', "`"),
             number => {
@@ -415,6 +441,35 @@ mod tests {
             options += 1;
         }
         assert_eq!(options, rows.len(), "{shown}");
+    }
+
+    #[test]
+    fn classes_that_cannot_work_are_refused() {
+        let many: Vec<_> = (0..=classes::MOST).map(|n| format!("{n}:")).collect();
+        let many: Vec<_> = many.iter().map(|it| &**it).collect();
+        for (classes, named) in [
+            (&["a", ""][..], r#"`classes` cannot be "": all keys"#),
+            (&["a", "b", "a"], r#"`classes` cannot be "a": it is there"#),
+            (&["a\n"], r#"`classes` cannot be "a\n": it has a control"#),
+            (
+                &["\u{85}"],
+                r#"`classes` cannot be "\u{85}": it has a control"#,
+            ),
+            (&many, "`classes` cannot be 101: there are more"),
+        ] {
+            let settings = Settings {
+                classes: classes.iter().map(ToString::to_string).collect(),
+                ..Settings::default()
+            };
+            let error = settings.check().unwrap_err();
+            assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
+            assert!(error.to_string().contains(named), "{error}");
+        }
+        let settings = Settings {
+            classes: many[1..].iter().map(ToString::to_string).collect(),
+            ..Settings::default()
+        };
+        settings.check().unwrap();
     }
 
     #[test]

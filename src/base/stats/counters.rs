@@ -1,32 +1,36 @@
-//! The counters of a manager.
+//! The counters of a manager, for each class of its locks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::base::emit::{self, Metric};
+use crate::base::emit::{Metric, Series};
 use crate::base::error::Error;
+use crate::base::key::Key;
+use crate::base::key::classes::{Class, Classes};
 use crate::base::stats::metrics;
 use crate::base::stats::{BUCKETS, Histogram, Stats, bucket};
 
 #[derive(Debug)]
 pub(crate) struct Counter {
     value: AtomicU64,
-    metric: &'static Metric,
+    series: Series,
 }
 
 impl Counter {
-    fn new(metric: &'static Metric) -> Counter {
+    fn new(metric: &Metric, class: Option<&str>) -> Counter {
         Counter {
             value: AtomicU64::new(0),
-            metric,
+            series: Series::counter(metric, class),
         }
     }
 
     /// Do not call this while a lock is held: with the feature `metrics`, it calls the program's
     /// recorder.
     pub(crate) fn add(&self, more: u64) {
-        self.value.fetch_add(more, Ordering::Relaxed);
-        emit::count(self.metric, more);
+        if more > 0 {
+            self.value.fetch_add(more, Ordering::Relaxed);
+            self.series.count(more);
+        }
     }
 
     fn read(&self) -> u64 {
@@ -38,15 +42,15 @@ impl Counter {
 struct Times {
     counts: [AtomicU64; BUCKETS],
     nanos: AtomicU64,
-    metric: &'static Metric,
+    series: Series,
 }
 
 impl Times {
-    fn new(metric: &'static Metric) -> Times {
+    fn new(metric: &Metric, class: Option<&str>) -> Times {
         Times {
             counts: std::array::from_fn(|_| AtomicU64::new(0)),
             nanos: AtomicU64::new(0),
-            metric,
+            series: Series::times(metric, class),
         }
     }
 
@@ -56,7 +60,7 @@ impl Times {
             u64::try_from(time.as_nanos()).unwrap_or(u64::MAX),
             Ordering::Relaxed,
         );
-        emit::record(self.metric, time);
+        self.series.record(time);
     }
 
     fn read(&self) -> Histogram {
@@ -70,8 +74,76 @@ impl Times {
     }
 }
 
+/// The counters of a manager: those of each class of its locks. What belongs to a lock counts for
+/// its class only, and the totals are sums that are made when they are read. So classes cost a lock
+/// no more than to find its own.
 #[derive(Debug)]
 pub(crate) struct Counters {
+    classes: Classes,
+    of_classes: Vec<ClassCounters>,
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Counters::new(&[])
+    }
+}
+
+impl Counters {
+    pub(crate) fn new(prefixes: &[String]) -> Counters {
+        let classes = Classes::new(prefixes);
+        let of_classes = match classes.names() {
+            Some(names) => names.map(|name| ClassCounters::new(Some(name))).collect(),
+            None => vec![ClassCounters::new(None)],
+        };
+        Counters {
+            classes,
+            of_classes,
+        }
+    }
+
+    /// The counters for a lock.
+    pub(crate) fn of(&self, key: &Key) -> &ClassCounters {
+        self.of_class(key.class())
+    }
+
+    pub(crate) fn of_class(&self, class: Class) -> &ClassCounters {
+        &self.of_classes[class.number()]
+    }
+
+    /// The class of the lock with this name.
+    pub(crate) fn class(&self, name: &str) -> Class {
+        self.classes.of(name)
+    }
+
+    /// What was counted, without what goes on now.
+    pub(crate) fn read(&self) -> Stats {
+        self.stats(&[], &[])
+    }
+
+    /// What was counted. Locks of the classes `held` are held now, and threads wait for locks of
+    /// the classes `waiting`.
+    pub(crate) fn stats(&self, held: &[Class], waiting: &[Class]) -> Stats {
+        let mut each: Vec<_> = self.of_classes.iter().map(ClassCounters::read).collect();
+        for class in held {
+            each[class.number()].held += 1;
+        }
+        for class in waiting {
+            each[class.number()].waiting += 1;
+        }
+        let mut all = Stats::default();
+        for of_class in &each {
+            all.add(of_class);
+        }
+        let names = self.classes.names().into_iter().flatten();
+        all.classes = names.map(str::to_owned).zip(each).collect();
+        all
+    }
+}
+
+/// The counters for the locks of one class.
+#[derive(Debug)]
+pub(crate) struct ClassCounters {
     pub(crate) handed_off: Counter,
     pub(crate) reentered: Counter,
     pub(crate) waited: Counter,
@@ -86,34 +158,39 @@ pub(crate) struct Counters {
     /// Each lock that was taken is in here once, so this also counts them.
     time_waited: Times,
     time_held: Times,
+    acquired: Series,
+    pub(crate) held: Series,
+    pub(crate) waiting: Series,
 }
 
-impl Default for Counters {
-    fn default() -> Self {
-        Counters {
-            handed_off: Counter::new(&metrics::HANDED_OFF),
-            reentered: Counter::new(&metrics::REENTERED),
-            waited: Counter::new(&metrics::WAITED),
-            timed_out: Counter::new(&metrics::TIMED_OUT),
-            unavailable: Counter::new(&metrics::UNAVAILABLE),
-            refused: Counter::new(&metrics::REFUSED),
-            lost: Counter::new(&metrics::LOST),
-            renewed: Counter::new(&metrics::RENEWED),
-            renewal_errors: Counter::new(&metrics::RENEWAL_ERRORS),
-            late_releases: Counter::new(&metrics::LATE_RELEASES),
-            reclaimed: Counter::new(&metrics::RECLAIMED),
-            time_waited: Times::new(&metrics::TIME_WAITED),
-            time_held: Times::new(&metrics::TIME_HELD),
+impl ClassCounters {
+    fn new(class: Option<&str>) -> ClassCounters {
+        let counter = |metric| Counter::new(metric, class);
+        ClassCounters {
+            handed_off: counter(&metrics::HANDED_OFF),
+            reentered: counter(&metrics::REENTERED),
+            waited: counter(&metrics::WAITED),
+            timed_out: counter(&metrics::TIMED_OUT),
+            unavailable: counter(&metrics::UNAVAILABLE),
+            refused: counter(&metrics::REFUSED),
+            lost: counter(&metrics::LOST),
+            renewed: counter(&metrics::RENEWED),
+            renewal_errors: counter(&metrics::RENEWAL_ERRORS),
+            late_releases: counter(&metrics::LATE_RELEASES),
+            reclaimed: counter(&metrics::RECLAIMED),
+            time_waited: Times::new(&metrics::TIME_WAITED, class),
+            time_held: Times::new(&metrics::TIME_HELD, class),
+            acquired: Series::counter(&metrics::ACQUIRED, class),
+            held: Series::gauge(&metrics::HELD, class),
+            waiting: Series::gauge(&metrics::WAITING, class),
         }
     }
-}
 
-impl Counters {
     /// A thread has a lock that it asked for, after this time.
     pub(crate) fn taken(&self, waited: Duration) {
         self.time_waited.add(waited);
-        emit::count(&metrics::ACQUIRED, 1);
-        emit::change(&metrics::HELD, 1.0);
+        self.acquired.count(1);
+        self.held.change(1.0);
     }
 
     /// A thread gives back a lock that it has held for this time. With the thread's map of holds,
@@ -121,7 +198,7 @@ impl Counters {
     pub(crate) fn given_back(&self, held: Duration, map_is_gone: bool) {
         self.time_held.add(held);
         if !map_is_gone {
-            emit::change(&metrics::HELD, -1.0);
+            self.held.change(-1.0);
         }
     }
 
@@ -135,7 +212,7 @@ impl Counters {
     }
 
     /// Without `waiting` and `held`, which are no counters.
-    pub(crate) fn read(&self) -> Stats {
+    fn read(&self) -> Stats {
         let time_waited = self.time_waited.read();
         Stats {
             acquired: time_waited.count,
@@ -150,10 +227,9 @@ impl Counters {
             renewal_errors: self.renewal_errors.read(),
             late_releases: self.late_releases.read(),
             reclaimed: self.reclaimed.read(),
-            waiting: 0,
-            held: 0,
             time_waited,
             time_held: self.time_held.read(),
+            ..Stats::default()
         }
     }
 }
@@ -164,7 +240,7 @@ mod tests {
 
     #[test]
     fn durations_are_counted_in_ranges_that_double() {
-        let times = Times::new(&metrics::TIME_WAITED);
+        let times = Times::new(&metrics::TIME_WAITED, None);
         for micros in [0, 1, 2, 3, 4, 1000, u64::MAX] {
             times.add(Duration::from_micros(micros));
         }
@@ -182,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_quantile_is_the_upper_end_of_its_range() {
-        let times = Times::new(&metrics::TIME_WAITED);
+        let times = Times::new(&metrics::TIME_WAITED, None);
         assert_eq!(times.read().quantile(0.5), None);
         (0..99).for_each(|_| times.add(Duration::from_micros(3)));
         times.add(Duration::from_millis(5));
@@ -196,7 +272,7 @@ mod tests {
     #[test]
     fn the_statistics_fit_into_a_line() {
         assert_eq!(Histogram::default().to_string(), "none");
-        let times = Times::new(&metrics::TIME_WAITED);
+        let times = Times::new(&metrics::TIME_WAITED, None);
         (0..99).for_each(|_| times.add(Duration::from_micros(3)));
         times.add(Duration::from_millis(5));
         assert_eq!(
@@ -216,7 +292,7 @@ mod tests {
     fn the_buckets_are_always_the_same_and_never_fall() {
         let empty: Vec<_> = Histogram::default().buckets().collect();
         assert!(empty.iter().all(|(_, below)| *below == 0));
-        let times = Times::new(&metrics::TIME_WAITED);
+        let times = Times::new(&metrics::TIME_WAITED, None);
         let spans = [3, 3, 900, u64::MAX >> 12].map(Duration::from_micros);
         for span in spans {
             times.add(span);
@@ -254,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_lock_that_was_taken_is_counted_once() {
-        let counters = Counters::default();
+        let counters = ClassCounters::new(None);
         counters.taken(Duration::from_micros(5));
         counters.taken(Duration::ZERO);
         counters.given_back(Duration::from_secs(1), false);

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use crate::base::emit::{self, Metric};
+use crate::base::emit::Metric;
 use crate::base::stats::{Histogram, Stats};
 
 const fn metric(name: &'static str, help: &'static str) -> Metric {
@@ -84,20 +84,12 @@ pub(crate) const HISTOGRAMS: [Distribution; 2] = [
     (&TIME_HELD, |it| &it.time_held),
 ];
 
-/// Gives the program's recorder the texts of all metrics.
-pub(crate) fn describe() {
-    emit::describe(
-        &COUNTERS.map(|(metric, _)| metric),
-        &GAUGES.map(|(metric, _)| metric),
-        &HISTOGRAMS.map(|(metric, _)| metric),
-    );
-}
-
 impl Stats {
     /// All statistics in the text format that Prometheus reads (version 0.0.4): counters such as
     /// `relatch_acquired_total`, the gauges `relatch_waiting` and `relatch_held`, and the
     /// histograms `relatch_time_waited_seconds` and `relatch_time_held_seconds`, with the bounds of
-    /// [`Histogram::buckets`]. Each metric has its `HELP` and `TYPE`.
+    /// [`Histogram::buckets`]. Each metric has its `HELP` and `TYPE`, and with
+    /// [classes](crate::Builder::classes) a line with the label `class` for each class.
     ///
     /// Serve the text with the content type `text/plain; version=0.0.4`, as
     /// [`examples/web.rs`](https://github.com/relatch/relatch/blob/main/examples/web.rs)
@@ -118,28 +110,25 @@ impl Stats {
     }
 
     fn write_prometheus(&self, text: &mut String) -> fmt::Result {
-        for (metric, value) in COUNTERS {
-            begin(text, metric, "counter")?;
-            writeln!(text, "{} {}", metric.name, value(self))?;
-        }
-        for (metric, value) in GAUGES {
-            begin(text, metric, "gauge")?;
-            writeln!(text, "{} {}", metric.name, value(self))?;
+        let each: Vec<(String, &Stats)> = if self.classes.is_empty() {
+            vec![(String::new(), self)]
+        } else {
+            let classes = self.classes.iter();
+            classes.map(|(class, it)| (label(class), it)).collect()
+        };
+        for (numbers, kind) in [(&COUNTERS[..], "counter"), (&GAUGES, "gauge")] {
+            for (metric, value) in numbers {
+                begin(text, metric, kind)?;
+                for (label, stats) in &each {
+                    write_sample(text, metric.name, "", [label, ""], value(stats))?;
+                }
+            }
         }
         for (metric, histogram) in HISTOGRAMS {
             begin(text, metric, "histogram")?;
-            let name = metric.name;
-            let histogram = histogram(self);
-            for (bound, below) in histogram.buckets() {
-                writeln!(
-                    text,
-                    "{name}_bucket{{le=\"{}\"}} {below}",
-                    bound.as_secs_f64()
-                )?;
+            for (label, stats) in &each {
+                write_histogram(text, metric.name, label, histogram(stats))?;
             }
-            writeln!(text, "{name}_bucket{{le=\"+Inf\"}} {}", histogram.count)?;
-            writeln!(text, "{name}_sum {}", histogram.sum.as_secs_f64())?;
-            writeln!(text, "{name}_count {}", histogram.count)?;
         }
         Ok(())
     }
@@ -147,4 +136,39 @@ impl Stats {
 
 fn begin(text: &mut String, Metric { name, help }: &Metric, kind: &str) -> fmt::Result {
     writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}")
+}
+
+/// The label of a class, with the escapes that the format asks for.
+fn label(class: &str) -> String {
+    let escaped = class
+        .replace('\\', r"\\")
+        .replace('"', r#"\""#)
+        .replace('\n', r"\n");
+    format!("class=\"{escaped}\"")
+}
+
+fn write_histogram(text: &mut String, name: &str, label: &str, it: &Histogram) -> fmt::Result {
+    let bounds = it.buckets();
+    let bounds = bounds.map(|(bound, below)| (bound.as_secs_f64().to_string(), below));
+    for (bound, below) in bounds.chain([("+Inf".to_owned(), it.count)]) {
+        let bound = format!("le=\"{bound}\"");
+        write_sample(text, name, "_bucket", [label, &bound], below)?;
+    }
+    write_sample(text, name, "_sum", [label, ""], it.sum.as_secs_f64())?;
+    write_sample(text, name, "_count", [label, ""], it.count)
+}
+
+/// Writes one line. Labels that are empty are left out.
+fn write_sample(
+    text: &mut String,
+    name: &str,
+    part: &str,
+    labels: [&str; 2],
+    value: impl fmt::Display,
+) -> fmt::Result {
+    match labels {
+        ["", ""] => writeln!(text, "{name}{part} {value}"),
+        [one, ""] | ["", one] => writeln!(text, "{name}{part}{{{one}}} {value}"),
+        [one, two] => writeln!(text, "{name}{part}{{{one},{two}}} {value}"),
+    }
 }

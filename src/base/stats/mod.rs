@@ -3,6 +3,7 @@
 pub(crate) mod counters;
 pub(crate) mod metrics;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -53,6 +54,31 @@ pub struct Stats {
     pub time_waited: Histogram,
     /// How long locks were held, from the outermost lock to the outermost unlock.
     pub time_held: Histogram,
+    /// The same for each of the [classes](crate::Builder::classes), by its prefix, and under `""`
+    /// for the locks of none. All other fields are the sums of these. Empty without classes.
+    pub classes: BTreeMap<String, Stats>,
+}
+
+impl Stats {
+    /// Adds what is in `more`, without its classes.
+    fn add(&mut self, more: &Stats) {
+        self.acquired += more.acquired;
+        self.handed_off += more.handed_off;
+        self.reentered += more.reentered;
+        self.waited += more.waited;
+        self.timed_out += more.timed_out;
+        self.unavailable += more.unavailable;
+        self.refused += more.refused;
+        self.lost += more.lost;
+        self.renewed += more.renewed;
+        self.renewal_errors += more.renewal_errors;
+        self.late_releases += more.late_releases;
+        self.reclaimed += more.reclaimed;
+        self.waiting += more.waiting;
+        self.held += more.held;
+        self.time_waited.add(&more.time_waited);
+        self.time_held.add(&more.time_held);
+    }
 }
 
 /// A distribution of durations, in ranges that double: below 1 µs, from 1 to 2 µs, from 2 to 4 µs
@@ -81,6 +107,13 @@ impl Default for Histogram {
 pub(super) const BUCKETS: usize = 40;
 
 impl Histogram {
+    fn add(&mut self, more: &Histogram) {
+        self.count += more.count;
+        self.sum += more.sum;
+        let counts = self.counts.iter_mut().zip(more.counts);
+        counts.for_each(|(sum, count)| *sum += count);
+    }
+
     /// The ranges that are not empty, the shortest first. For each range, its upper end (which is
     /// outside the range) and the number of durations in it. A range starts at half of its end. The
     /// range that ends at 1 µs starts at zero.

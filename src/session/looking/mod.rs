@@ -16,7 +16,7 @@ use crate::store::{Compared, Connection, Failure, Seen};
 
 impl Session {
     pub(crate) fn holder(&self, name: Name<'_>, fenced: bool) -> Result<Option<Holder>, Error> {
-        let key = Key::new(&self.core.settings.prefix, name)?;
+        let key = self.key(name)?;
         let counter = if fenced { Some(key.counter()?) } else { None };
         match self.look("looking at", &key, counter.as_deref())?.0 {
             Seen::Nothing => Ok(None),
@@ -55,7 +55,7 @@ impl Session {
 
     /// Deletes a key, whatever it holds.
     pub(crate) fn force_unlock(&self, name: Name<'_>) -> Result<Option<Holder>, Error> {
-        let key = Key::new(&self.core.settings.prefix, name)?;
+        let key = self.key(name)?;
         let deleted = self.force(&key, |connection, deadline| {
             connection.force(key.in_redis(), deadline)
         })?;
@@ -70,7 +70,7 @@ impl Session {
 
     /// Deletes a key if it holds this token.
     pub(crate) fn force_unlock_if(&self, name: Name<'_>, token: &[u8]) -> Result<bool, Error> {
-        let key = Key::new(&self.core.settings.prefix, name)?;
+        let key = self.key(name)?;
         if !is_whole(token) {
             let reason = "a value of 256 bytes or more is not known in full, and of one that is not UTF-8, \
                           `raw` has not all: see `Holder::bytes` and `force_unlock`";

@@ -1,5 +1,6 @@
 //! Waits and holds as a program, its log and its monitoring system see them.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -12,7 +13,7 @@ use relatch_rig::{LONG, Server, eventually, is_alone, within};
 use crate::calls::logs::{collect, lines_of};
 use crate::support::{
     ANSWER, MINUTE, PERIOD, Rig, SOON, behind, builder, connect, delete, occupy, server_for,
-    without,
+    tracked_hold, without,
 };
 
 #[test]
@@ -487,14 +488,15 @@ fn a_manager_that_warns_is_dropped_at_once() {
 }
 
 /// Reads a text with the parser of Prometheus's client for Python. Prints for each metric its type,
-/// its name and whether it has a help text, then its samples.
+/// its name and whether it has a help text, then its samples, with the class in brackets.
 const PARSER: &str = r#"
 import sys
 from prometheus_client.parser import text_string_to_metric_families
 for family in text_string_to_metric_families(sys.stdin.read()):
     print(family.type, family.name, bool(family.documentation))
     for it in family.samples:
-        print(it.name, it.labels.get("le", "-"), float(it.value))
+        of_class = "[" + it.labels["class"] + "]" if "class" in it.labels else ""
+        print(it.name + of_class, it.labels.get("le", "-"), float(it.value))
 "#;
 
 /// What Prometheus's own parser reads from a text.
@@ -597,4 +599,146 @@ fn the_parser_refuses_what_is_no_exposition() {
     let broken = Stats::default().prometheus().replace("le=\"", "le=");
     let refused = std::panic::catch_unwind(|| parsed(&broken));
     refused.expect_err("labels without quotes are refused");
+}
+
+/// A class of locks, in the statistics of a rig.
+fn of_class(rig: &Rig, class: &str) -> Stats {
+    rig.locks.stats().classes[class].clone()
+}
+
+#[test]
+fn each_class_of_locks_is_counted_apart() {
+    let rig = Rig::with(|builder| {
+        builder
+            .lease(MINUTE)
+            .renew_every(PERIOD)
+            .classes(["a:", "b:"])
+    });
+    let guard = rig.locks.lock("a:1").expect("locks");
+    drop(rig.locks.lock("a:1").expect("enters again"));
+    eventually(LONG, "it is renewed", || of_class(&rig, "a:").renewed > 0);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| rig.locks.lock("a:1").map(drop));
+        eventually(LONG, "it waits", || of_class(&rig, "a:").waiting == 1);
+        let others = ["b:", ""].map(|class| of_class(&rig, class));
+        assert!(others.iter().all(|it| it.waiting == 0 && it.held == 0));
+        assert_eq!(of_class(&rig, "a:").held, 1);
+        guard.unlock().expect("unlocks");
+        waits.join().expect("no panic").expect("locks");
+    });
+    occupy(&rig.server, "a:2", MINUTE);
+    let short = rig.locks.named("a:2").wait(ANSWER);
+    short.lock().expect_err("it is busy");
+
+    // Holds that move stay in their class.
+    let detached = rig.locks.lock("a:3").expect("locks").detach();
+    let detached = detached.expect("the only guard");
+    thread::scope(|scope| {
+        scope.spawn(|| drop(detached.attach().expect("attaches")));
+    });
+    let parcel = rig.locks.lock("a:4").expect("locks").hand_over();
+    let parcel = parcel.expect("hands over");
+    assert_eq!(of_class(&rig, "a:").held, 0);
+    let adopted = rig.locks.adopt(&parcel).expect("adopts");
+    assert_eq!((of_class(&rig, "a:").held, rig.locks.stats().held), (1, 1));
+    drop(adopted);
+
+    let lost = tracked_hold(&rig.server, &rig.locks, "b:1");
+    delete(&rig.server, "b:1");
+    eventually(LONG, "it is lost", || of_class(&rig, "b:").lost == 1);
+    drop(lost);
+    let held = rig.locks.lock("b:2").expect("locks").detach();
+    rig.proxy.black_hole(true);
+    eventually(LONG, "renewals fail", || {
+        of_class(&rig, "b:").renewal_errors > 0
+    });
+    rig.locks.named("b:3").holder().expect_err("no answer");
+    drop(held);
+    rig.proxy.black_hole(false);
+    eventually(LONG, "its key is deleted", || {
+        of_class(&rig, "b:").late_releases > 0
+    });
+
+    let stats = rig.locks.stats();
+    assert_eq!((stats.held, stats.waiting), (0, 0));
+    let [a, b, rest] = ["a:", "b:", ""].map(|class| &stats.classes[class]);
+    let busy = |it: &Stats| [it.acquired, it.reentered, it.waited, it.timed_out];
+    assert_eq!(busy(a), [5, 1, 2, 1], "{a}");
+    assert_eq!((busy(b), busy(rest)), ([2, 0, 0, 0], [1, 0, 0, 0]));
+    let faults = |it: &Stats| [it.lost, it.unavailable];
+    assert_eq!((faults(a), faults(b)), ([0, 0], [1, 1]), "{b}");
+    assert_eq!(rest.lost, 0, "{rest}");
+    assert_eq!((a.time_held.count, b.time_held.count), (5, 2));
+    assert_eq!(stats.classes.len(), 3);
+    assert_sums(&stats);
+}
+
+/// Each number in the text for Prometheus is the sum of those of the classes.
+#[track_caller]
+fn assert_sums(stats: &Stats) {
+    let mut totals = stats.clone();
+    totals.classes.clear();
+    let mut text = stats.prometheus();
+    for class in stats.classes.keys() {
+        let label = format!("class=\"{class}\"");
+        text = text.replace(&format!("{{{label}}}"), "");
+        text = text.replace(&format!("{label},"), "");
+    }
+    let [of_classes, totals] = [text, totals.prometheus()].map(|text| added(&text));
+    assert!(of_classes.keys().eq(totals.keys()), "{of_classes:?}");
+    for (series, total) in totals {
+        let sum = of_classes[&series];
+        assert!((sum - total).abs() < 1e-6, "{series}: {sum} and {total}");
+    }
+}
+
+/// The values of a text for Prometheus, added up by the names of their series.
+fn added(text: &str) -> BTreeMap<String, f64> {
+    let mut sums = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (series, value) = line.rsplit_once(' ').expect("a series and a value");
+        let value: f64 = value.parse().expect("a number");
+        *sums.entry(series.to_owned()).or_default() += value;
+    }
+    sums
+}
+
+#[test]
+fn prometheus_reads_the_statistics_of_each_class() {
+    let odd = r#"a"b\c:"#;
+    let builder = LockManager::builder_in_memory().classes([odd, "report:"]);
+    let locks = builder.build().expect("options that can work");
+    let guard = locks.lock(format!("{odd}1").as_str()).expect("locks");
+    let stats = locks.stats();
+    drop(guard);
+    let lines = parsed(&stats.prometheus());
+    for line in [
+        "counter relatch_acquired True",
+        &format!("relatch_acquired_total[{odd}] - 1.0"),
+        "relatch_acquired_total[report:] - 0.0",
+        "relatch_acquired_total[] - 0.0",
+        &format!("relatch_held[{odd}] - 1.0"),
+        "relatch_held[report:] - 0.0",
+        &format!("relatch_time_waited_seconds_bucket[{odd}] +Inf 1.0"),
+        "relatch_time_waited_seconds_bucket[report:] +Inf 0.0",
+        &format!("relatch_time_waited_seconds_count[{odd}] - 1.0"),
+    ] {
+        assert!(
+            lines.iter().any(|it| it == line),
+            "no {line:?} in {lines:#?}"
+        );
+    }
+    let per_class = |lines: &[String]| lines.iter().filter(|it| it.contains(" - ")).count();
+    let one = parsed(&Stats::default().prometheus());
+    assert_eq!(per_class(&lines), 3 * per_class(&one));
+}
+
+#[test]
+fn classes_that_cannot_work_are_refused() {
+    let refused = |prefixes: &[&str]| {
+        let builder = LockManager::builder_in_memory().classes(prefixes.iter().copied());
+        builder.build().expect_err("refused").to_string()
+    };
+    assert!(refused(&["a", ""]).starts_with("option `classes` cannot be \"\": "));
+    assert!(refused(&["a", "a"]).starts_with("option `classes` cannot be \"a\": "));
 }

@@ -14,7 +14,7 @@ use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
     SharedString, Unit,
 };
-use relatch::{Error, LockGuard, LockManager};
+use relatch::{Error, LockGuard, LockManager, LostCause, Stats};
 use relatch_rig::{LONG, eventually, is_alone};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -30,7 +30,16 @@ struct Sums(Arc<Mutex<BTreeMap<String, f64>>>);
 static PANICS: AtomicBool = AtomicBool::new(false);
 
 /// One metric of the recorder.
-struct Sum(Sums, String);
+struct Sum(Sums, Key);
+
+/// How a text for Prometheus calls a metric of the recorder, or a part of it.
+fn series(key: &Key, part: &str) -> String {
+    let name = key.name();
+    let labels = key
+        .labels()
+        .map(|it| format!("{{{}=\"{}\"}}", it.key(), it.value()));
+    format!("{name}{part}{}", labels.collect::<String>())
+}
 
 impl Sums {
     fn add(&self, name: &str, more: f64) {
@@ -62,7 +71,7 @@ impl Sums {
 impl CounterFn for Sum {
     fn increment(&self, value: u64) {
         self.0.add(
-            &self.1,
+            &series(&self.1, ""),
             f64::from(u32::try_from(value).expect("a small number")),
         );
     }
@@ -74,11 +83,11 @@ impl CounterFn for Sum {
 
 impl GaugeFn for Sum {
     fn increment(&self, value: f64) {
-        self.0.add(&self.1, value);
+        self.0.add(&series(&self.1, ""), value);
     }
 
     fn decrement(&self, value: f64) {
-        self.0.add(&self.1, -value);
+        self.0.add(&series(&self.1, ""), -value);
     }
 
     fn set(&self, _: f64) {
@@ -88,8 +97,8 @@ impl GaugeFn for Sum {
 
 impl HistogramFn for Sum {
     fn record(&self, value: f64) {
-        self.0.add(&format!("{}_sum", self.1), value);
-        self.0.add(&format!("{}_count", self.1), 1.0);
+        self.0.add(&series(&self.1, "_sum"), value);
+        self.0.add(&series(&self.1, "_count"), 1.0);
     }
 }
 
@@ -108,15 +117,15 @@ impl Recorder for Sums {
     }
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        Counter::from_arc(Arc::new(Sum(self.clone(), key.name().to_owned())))
+        Counter::from_arc(Arc::new(Sum(self.clone(), key.clone())))
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::from_arc(Arc::new(Sum(self.clone(), key.name().to_owned())))
+        Gauge::from_arc(Arc::new(Sum(self.clone(), key.clone())))
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        Histogram::from_arc(Arc::new(Sum(self.clone(), key.name().to_owned())))
+        Histogram::from_arc(Arc::new(Sum(self.clone(), key.clone())))
     }
 }
 
@@ -194,19 +203,7 @@ fn the_recorder_gets_what_the_statistics_count() {
     // The counters of the statistics, each under its name.
     let stats = rig.locks.stats();
     assert!(stats.lost == 1 && stats.unavailable == 1 && stats.timed_out == 1 && stats.waited > 1);
-    for line in stats
-        .prometheus()
-        .lines()
-        .filter(|line| !line.starts_with('#') && !line.contains("_bucket"))
-    {
-        let (name, value) = line.split_once(' ').expect("a name and a value");
-        let value: f64 = value.parse().expect("a number");
-        assert!(
-            (sums.get(name) - value).abs() < 1e-6,
-            "{line}, but {:?}",
-            sums.all()
-        );
-    }
+    assert_same(&sums, &stats);
     for line in stats
         .prometheus()
         .lines()
@@ -215,6 +212,70 @@ fn the_recorder_gets_what_the_statistics_count() {
         let name = line.split(' ').next().expect("a name");
         assert!(sums.get(&format!("help of {name}")) > 0.0, "{name}");
     }
+}
+
+/// The recorder has the numbers of these statistics, and no others.
+#[track_caller]
+fn assert_same(sums: &Sums, stats: &Stats) {
+    let text = stats.prometheus();
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let mut all = sums.all();
+    for line in lines.filter(|line| !line.contains("_bucket")) {
+        let (series, value) = line.rsplit_once(' ').expect("a series and a value");
+        let value: f64 = value.parse().expect("a number");
+        let told = all.remove(series).unwrap_or_default();
+        assert!((told - value).abs() < 1e-6, "{line}, but {:?}", sums.all());
+    }
+    all.retain(|series, _| !series.starts_with("help of "));
+    assert!(all.is_empty(), "{all:?}");
+}
+
+#[test]
+fn the_recorder_gets_the_statistics_of_each_class() {
+    if !is_alone(
+        module_path!(),
+        "the_recorder_gets_the_statistics_of_each_class",
+    ) {
+        return;
+    }
+    let sums = Sums::default();
+    metrics::set_global_recorder(sums.clone()).expect("the only recorder");
+    let builder = LockManager::builder_in_memory().classes(["a:", "b:"]);
+    let locks = builder.build().expect("options that can work");
+    for class in ["a:", "b:", ""] {
+        for name in ["lost_total", "acquired_total", "waiting", "held"] {
+            let series = format!("relatch_{name}{{class=\"{class}\"}}");
+            assert_eq!(sums.all().get(&series), Some(&0.0), "an alert sees it grow");
+        }
+    }
+    let guard = locks.lock("a:1").expect("locks");
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| locks.lock("a:1").map(drop).expect("locks"));
+        eventually(LONG, "it waits", || {
+            sums.get("relatch_waiting{class=\"a:\"}") > 0.0
+        });
+        assert!((sums.get("relatch_held{class=\"a:\"}") - 1.0).abs() < 1e-6);
+        drop(guard);
+        waits.join().expect("no panic");
+    });
+    let held = locks.lock("b:1").expect("locks");
+    locks.try_lock("b:1").expect("enters again");
+    let detached = held.detach().expect("the only guard");
+    thread::scope(|scope| {
+        scope.spawn(|| drop(detached.attach().expect("attaches")));
+    });
+    let lost = locks.lock("b:2").expect("locks");
+    let memory = locks.memory().expect("it is in memory");
+    memory.lose("b:2", LostCause::Deleted);
+    drop(lost);
+    assert_same(&sums, &locks.stats());
+
+    // Nobody gives these back. The thread's map goes after its closure, so this waits for the end.
+    let forget = |name| std::mem::forget(locks.lock(name).expect("locks"));
+    let forgets = || ["a:2", "c"].map(forget);
+    thread::scope(|scope| scope.spawn(forgets).join().expect("no panic"));
+    let held = ["a:", "b:", ""].map(|it| sums.get(&format!("relatch_held{{class=\"{it}\"}}")));
+    assert!(held.iter().all(|it| it.abs() < 1e-6), "{held:?}");
 }
 
 /// Nobody gives such a hold back. A guard that goes later than the thread's map is counted once.
