@@ -66,15 +66,18 @@ part 60 'cargo fmt --check --manifest-path benches/peers/Cargo.toml'
 part 1200 "cargo test $all --no-run"
 part 600 "cargo test $all --benches --no-run"
 builds=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
-# These have to be answered within some 300 ms. With more of them at a time, or with what computes
-# beside them, each step of client, proxy and server waits for its turn, and they are not. Nor would
-# they be sooner done: they keep both cores busy.
+# The simulator's tests have a time of their own. They take what the integration tests leave of the
+# processors.
+start "nice -n 19 cargo test $all --lib -- simulation --skip compared"
+# These have to be answered within some 300 ms. With more of them at a time, each step of client,
+# proxy and server waits for its turn, and they are not.
 part 900 "cargo test $all --test it -- --test-threads=10"
 # These wait most of the time.
 start "cargo test $all --test history -- --test-threads=4"
 start "cargo test $all --test command -- --test-threads=4"
+start "cargo test $all --lib compared"
 start "RELATCH_BUILT=$builds/debug bash examples/run.sh all"
-part 1200 "nice -n 5 cargo test $all --lib --bins --example testing"
+part 1200 "nice -n 5 cargo test $all --lib --bins --example testing -- --skip simulation"
 part 600 "nice -n 5 cargo test $all --doc"
 part 300 'cargo check --locked --lib'
 part 300 'cargo check --locked --lib --features tls-no-provider'

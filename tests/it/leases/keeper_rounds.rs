@@ -108,7 +108,10 @@ fn a_loss_is_reported_before_all_extensions_are_answered() {
 /// They get no answer. So a keeper that waited for the answer to one would not send the next.
 fn assert_go_out_together(fall_due: impl for<'s, 'e> FnOnce(&'s Scope<'s, 'e>, &'e Rig)) {
     let pool = u32::try_from(MANY).expect("a few") + 1;
-    let rig = Rig::with(|builder| builder.response_timeout(4 * LONG).pool_size(pool));
+    let rig = Rig::with(|builder| {
+        let builder = builder.connect_timeout(LONG).response_timeout(4 * LONG);
+        builder.pool_size(pool)
+    });
     rig.proxy
         .on("EVALSHA * 1 lock:first", Fault::DelayReply(4 * LONG));
     thread::scope(|scope| {

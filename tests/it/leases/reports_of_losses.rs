@@ -172,7 +172,11 @@ fn on_lost_is_called_once_for_each_loss() {
     let reported = Arc::new(Mutex::new(HashMap::<String, Vec<LostCause>>::new()));
     let recorder = Arc::clone(&reported);
     let rig = Rig::with(|builder| {
-        let builder = builder.lease(6 * PERIOD).renew_every(PERIOD);
+        // (Behind a release whose answer is late, nobody knows whether the key was still there.)
+        let builder = builder
+            .lease(6 * PERIOD)
+            .renew_every(PERIOD)
+            .response_timeout(LONG);
         builder.on_lost(move |lost| {
             recorder
                 .lock()

@@ -2,7 +2,7 @@
 //! and losses that are reported at once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use relatch::{Error, LockManager, LostCause, Unlocked};
 use relatch_rig::rights::{invalidation_rights, least_rights};
 use relatch_rig::{
-    Fault, LONG, Proxy, Relay, Server, SetOnDrop, Worker, eventually, server_version, throughout,
-    time, unique_key,
+    Fault, LONG, Server, SetOnDrop, Worker, eventually, server_version, throughout, time,
+    unique_key,
 };
 
 use crate::support::{
@@ -226,59 +226,6 @@ fn a_waiter_polls_when_its_listener_cannot_come_back() {
         let took = waiter.join().expect("no panic") - deleted;
         assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
     });
-}
-
-/// The last look of a short wait often comes just after a change, while the wake-up is on its way.
-/// Or it comes just before, and the change and its wake-up overtake the question.
-#[test]
-fn a_wake_up_that_is_on_its_way_disconnects_no_listener() {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let relay = Relay::start(proxy.port());
-    let (locks, others) = (
-        LockManager::connect(&relay.url()).expect("connects"),
-        connect(&server),
-    );
-    relay.be_far(Duration::from_millis(20));
-    let kept = tracked_hold(&server, &locks, "kept");
-    let millis = Duration::from_millis;
-    for (held_for, limit) in [(millis(30), millis(100)), (millis(300), millis(700))] {
-        let (end, waits) = (Instant::now() + 3 * SOON, AtomicUsize::new(0));
-        thread::scope(|scope| {
-            for name in (0..16).map(|n| format!("busy-{n}")) {
-                let (others, locks, waits) = (&others, &locks, &waits);
-                // Two threads take turns, so that the holder changes.
-                for name in [name.clone(), name.clone()] {
-                    scope.spawn(move || {
-                        while Instant::now() < end {
-                            let guard = others.lock(&name).expect("locks");
-                            thread::sleep(held_for);
-                            drop(guard);
-                        }
-                    });
-                }
-                scope.spawn(move || {
-                    while Instant::now() < end {
-                        waits.fetch_add(1, Ordering::SeqCst);
-                        // Sometimes the time is too short for an answer.
-                        let _ = locks.named(&name).try_lock_for(limit);
-                    }
-                });
-            }
-        });
-        assert!(
-            waits.load(Ordering::SeqCst) > 30,
-            "too few waits to say anything"
-        );
-        assert_eq!(
-            proxy.commands("SUBSCRIBE"),
-            1,
-            "{limit:?}: the listener was disconnected"
-        );
-    }
-    let renewed = renewals(&locks, "kept");
-    assert!(renewed <= 3, "{renewed} renewals, and none of them was due");
-    drop(kept);
 }
 
 #[test]
