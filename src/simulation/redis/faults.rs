@@ -3,9 +3,9 @@
 use std::mem;
 
 use crate::simulation::redis::state::{Database, Entry, Faults, State};
-use crate::simulation::redis::{RUN, Redis, Settings};
+use crate::simulation::redis::{Client, RUN, Redis, Settings};
 
-/// What a judge sees: the keys of database 0.
+/// What a judge sees: the keys of database 0, the clock, and who listens.
 impl Redis {
     /// The entry of a key that has not expired.
     pub(crate) fn get(&self, key: &[u8]) -> Option<&Entry> {
@@ -30,6 +30,15 @@ impl Redis {
     /// The server's clock, in milliseconds since 1970.
     pub(crate) fn clock(&self) -> i64 {
         self.state.unix_millis()
+    }
+
+    /// The clients that have subscribed to a channel.
+    pub(crate) fn listeners(&self) -> Vec<Client> {
+        let clients = self.state.clients.iter();
+        clients
+            .filter(|(_, connection)| !connection.channels.is_empty())
+            .map(|(client, _)| *client)
+            .collect()
     }
 }
 
