@@ -85,7 +85,6 @@ impl Session {
         let manager = OfManager {
             id: self.id,
             waits: &self.core.queues.waits,
-            counters: &self.core.counters,
             store: &self.core.store,
             end: &self.going,
             held: thread_map::held,

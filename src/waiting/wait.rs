@@ -7,7 +7,6 @@ use crate::base::error::body::Made;
 use crate::base::key::Key;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
-use crate::base::stats::counters::Counters;
 use crate::base::stop::StopHandle;
 use crate::store::{Cause, Store};
 use crate::waiting::deadlocks::{DeadlockWatch, HeldBy};
@@ -34,7 +33,6 @@ pub(crate) struct OfManager<'a> {
     /// Tells managers apart.
     pub(crate) id: u64,
     pub(crate) waits: &'a Waits,
-    pub(crate) counters: &'a Counters,
     pub(crate) store: &'a Store,
     /// Ends all waits of the manager.
     pub(crate) end: &'a StopHandle,
@@ -128,7 +126,7 @@ impl<'a> Wait<'a> {
                 if let Some(holder) = holder {
                     self.span.holder(holder);
                 }
-                self.manager.counters.of(self.key).timed_out.add(1);
+                self.manager.waits.counters.of(self.key).timed_out.add(1);
                 // What `try_lock` did hold nobody asks for.
                 if !self.patience.once {
                     let names = (self.manager.held)();
@@ -138,7 +136,7 @@ impl<'a> Wait<'a> {
                         .collect();
                 }
             }
-            error => self.manager.counters.of(self.key).failed(error),
+            error => self.manager.waits.counters.of(self.key).failed(error),
         }
         error
     }
@@ -183,7 +181,6 @@ pub(crate) mod tests {
         key: Key,
         owner: Owner,
         waits: Waits,
-        counters: Counters,
         store: Store,
         pub(crate) end: StopHandle,
     }
@@ -194,7 +191,6 @@ pub(crate) mod tests {
                 key: Key::new("lock:", "key").unwrap(),
                 owner: sample("key", Duration::ZERO, Moment::PAST).owner.clone(),
                 waits: Waits::default(),
-                counters: Counters::default(),
                 store: Store::in_memory(),
                 end: StopHandle::new(),
             }
@@ -228,7 +224,6 @@ pub(crate) mod tests {
             let manager = OfManager {
                 id: 1,
                 waits: &self.waits,
-                counters: &self.counters,
                 store: &self.store,
                 end: &self.end,
                 held,
