@@ -91,7 +91,7 @@ fn deletions(peers: &str) -> String {
     // Each run clears the folder of the histories: two at a time would fail.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir().expect("a folder");
     let mut command = Command::new(env!("CARGO_BIN_EXE_peers"));
     command.args(["trust", "--seconds", "4", "--weathers", "deletions"]);
     command.args(["--peers", peers, "--out"]).arg(folder.path());
