@@ -110,3 +110,22 @@ impl HeldLock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hold::tests::sample;
+
+    #[test]
+    fn a_hold_is_one_line_for_a_log() {
+        let sent = Moment::from_nanos(1_000_000_000);
+        let hold = sample("a", Duration::from_secs(30), sent);
+        let owner = hold.owner.clone();
+        let lock = HeldLock::new(&hold, sent.after(Duration::from_millis(1_500)));
+        let left = lock.remaining;
+        assert_eq!(
+            lock.to_string(),
+            format!("lock \"a\", held by {owner} for 1.5s (1 deep), valid for {left:.1?}")
+        );
+    }
+}

@@ -278,6 +278,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::base::options::Settings;
     use crate::base::owner::identity::Identity;
+    use crate::hold::tests::sample;
     use crate::store::{Store, Target};
 
     /// A keeper that starts no thread, and whose Redis is not there.
@@ -295,6 +296,19 @@ pub(crate) mod tests {
         let keeper = Keeper::new(core, None);
         keeper.work.lock().thread = Some(thread::spawn(|| ()));
         keeper
+    }
+
+    /// Nobody has set the key of this hold, so its first renewal finds none.
+    #[test]
+    fn what_falls_due_is_done_while_time_passes_at_once() {
+        let (store, settings) = (Arc::new(Store::in_memory()), Settings::default());
+        let core = Core::new(Identity::in_memory(), store, settings, None);
+        let keeper = Keeper::new(core, None);
+        keeper.work.lock().thread = Some(thread::spawn(|| ()));
+        let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
+        keeper.enter(&hold).unwrap();
+        keeper.advance(Duration::from_secs(60));
+        assert_eq!(hold.lost(), Some(LostCause::Deleted));
     }
 
     /// The keeper sleeps until the next thing is due. Only work that is due sooner wakes it.

@@ -447,6 +447,14 @@ mod tests {
     }
 
     #[test]
+    fn a_hold_whose_key_has_not_moved_is_not_due_for_that() {
+        let mut leases = entered(&hold());
+        let next = leases.next();
+        assert_eq!(leases.moved(|_| false, after(1)), Moment::NEVER);
+        assert_eq!(leases.next(), next);
+    }
+
+    #[test]
     fn a_renewal_without_an_answer_is_repeated_until_the_hold_ends() {
         let hold = hold();
         let end = hold.valid_until();

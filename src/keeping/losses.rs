@@ -167,6 +167,22 @@ mod tests {
     }
 
     #[test]
+    fn a_loss_is_one_line_for_a_log() {
+        let owner = sample("a", LONG, Moment::now()).owner;
+        let lost = LostLock {
+            key: "a".to_owned(),
+            owner: owner.clone(),
+            cause: LostCause::Deleted,
+            held_for: Duration::from_millis(1_500),
+        };
+        let cause = LostCause::Deleted;
+        assert_eq!(
+            lost.to_string(),
+            format!("lock \"a\", held by {owner} for 1.5s, was lost: {cause}")
+        );
+    }
+
+    #[test]
     fn a_callback_that_returns_is_waited_for() {
         let (notifier, go, calls) = slow();
         for name in ["a", "b"] {

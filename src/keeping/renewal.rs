@@ -613,6 +613,23 @@ mod tests {
         assert_eq!(keeper.core.counters.read().late_releases, 2);
     }
 
+    /// A key that is not there may still come.
+    #[test]
+    fn an_orphan_that_may_reappear_is_a_late_release_once_it_is_deleted() {
+        let (keeper, _) = keeps(0);
+        let remove = |answer: fn(&str) -> Result<Compared, Failure>, may_reappear| {
+            let orphan = OrphanKey {
+                may_reappear,
+                ..orphan("x")
+            };
+            remove_orphans(&keeper, &mut Redis::new(answer), &[orphan]);
+            keeper.core.counters.read().late_releases
+        };
+        assert_eq!(remove(|_| Ok(Compared::Absent), true), 0);
+        assert_eq!(remove(|_| Ok(Compared::NotOurs), false), 1);
+        assert_eq!(remove(done, true), 2);
+    }
+
     #[test]
     fn orphans_without_an_answer_come_again() {
         let (keeper, _) = keeps(0);

@@ -174,6 +174,29 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::hold::tests::{sample, sample_by};
+    use crate::store::{Failure, Refusal};
+    use crate::waiting::patience::tests::until;
+
+    #[test]
+    fn a_trace_has_one_word_for_the_end_of_a_wait() {
+        let of_failure = |failure| {
+            let error = WaitRig::new().store.error(None, "locking", failure);
+            outcome(&error)
+        };
+        assert_eq!(
+            of_failure(Failure::not_sent("nobody is there")),
+            "unavailable"
+        );
+        let refusal = Refusal {
+            code: "NOPERM".to_owned(),
+            message: "NOPERM".to_owned(),
+        };
+        assert_eq!(of_failure(Failure::Refused(refusal)), "refused");
+        let rig = WaitRig::new();
+        let patience = until(Moment::NEVER);
+        let late = rig.wait(&patience).timed_out(None, None);
+        assert_eq!(outcome(&late), "timeout");
+    }
 
     /// What the waits of a test need. No Redis is there, and all answers of the store in memory are
     /// at hand.

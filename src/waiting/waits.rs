@@ -292,3 +292,30 @@ impl Drop for ListedWait<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_one_line_for_a_log() {
+        let thread = Owner::new("host".into(), 7, 2);
+        let holder = Holder::new(format!("host-7-3-{}", "0".repeat(32)).as_bytes(), None);
+        let line = |deadline: Moment, holder: Option<&Holder>| {
+            let began = Moment::from_nanos(0);
+            let now = began.after(Duration::from_millis(1_500));
+            WaitingThread::new("a", &thread, began, deadline, holder.cloned(), now).to_string()
+        };
+        let deadline = Moment::from_nanos(0).after(Duration::from_secs(4));
+        assert_eq!(
+            line(deadline, Some(&holder)),
+            format!(
+                "{thread} has waited for lock \"a\" for 1.5s, held by {holder}, gives up in 2.5s"
+            )
+        );
+        let unknown = format!(
+            "{thread} has waited for lock \"a\" for 1.5s, whose holder is not known, without a limit"
+        );
+        assert_eq!(line(Moment::NEVER, None), unknown);
+    }
+}

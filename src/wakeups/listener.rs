@@ -340,6 +340,15 @@ pub(crate) mod tests {
         }
     }
 
+    /// Without a pause, a thread would try as fast as it can.
+    #[test]
+    fn a_pause_lasts() {
+        let (listener, _passes) = listener();
+        let end = Moment::now().after(Duration::from_millis(5));
+        listener.pause(Duration::from_millis(5));
+        assert!(end <= Moment::now());
+    }
+
     #[test]
     fn an_invalidation_wakes_the_waiter_for_its_key_and_is_passed_on() {
         let (listener, passes) = listener();

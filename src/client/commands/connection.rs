@@ -238,6 +238,7 @@ pub(crate) fn next(replies: &mut impl Iterator<Item = Reply>) -> Reply {
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, TcpListener};
+    use std::sync::atomic::{AtomicU64, Ordering};
     use std::thread;
     use std::time::Duration;
 
@@ -245,7 +246,44 @@ mod tests {
 
     use super::*;
     use crate::base::options::Settings;
+    use crate::client::commands::reply::{ClaimReply, Tracking};
+    use crate::client::commands::wanted::Wanted;
     use crate::client::url::address::Address;
+
+    /// Redis keeps the listener for as long as the link lasts.
+    #[test]
+    fn a_link_asks_for_invalidations_once() {
+        let deadline = Moment::now().after(Duration::from_secs(10));
+        let asked = Arc::new(AtomicU64::new(0));
+        let counts = Arc::clone(&asked);
+        let server = FakeServer::start(move |command| {
+            let is_asked = command.get(1).is_some_and(|it| it == "TRACKING");
+            counts.fetch_add(u64::from(is_asked), Ordering::Relaxed);
+            Say::Bytes(match command.first().map(String::as_str) {
+                None => Vec::new(),
+                Some("HELLO") => b"-ERR unknown command\r\n".to_vec(),
+                Some("EVALSHA") => b"*2\r\n$5\r\nother\r\n:1000\r\n".to_vec(),
+                Some(_) => b"+OK\r\n".to_vec(),
+            })
+        });
+        let address = Address::parse(&format!("redis://{}", server.address())).unwrap();
+        let router = Router::new(address.with_tls(None).unwrap(), &Settings::default()).unwrap();
+        let connection = ServerConnection::lent(&Arc::new(router), "key", deadline);
+        let mut connection = connection.unwrap();
+        let wanted = Wanted {
+            key: "key",
+            token: "token",
+            lease: 1000,
+            counter: None,
+        };
+        for _ in 0..2 {
+            let answer = connection.claim_or_look(wanted, Some(5), deadline);
+            let (reply, tracking) = answer.unwrap();
+            assert!(matches!(reply, ClaimReply::Busy(Some(_))));
+            assert!(matches!(tracking, Tracking::On { .. }));
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+    }
 
     /// Threads whose keys go to each other's nodes would otherwise wait for each other.
     #[test]

@@ -426,6 +426,7 @@ mod tests {
     fn the_answers_of_redis_are_read() {
         let token = || Reply::Bytes(token().into_bytes());
         assert!(expect_pong(Reply::Line("PONG".to_owned())).is_ok());
+        assert!(makes_no_sense(&expect_pong(Reply::Ok)));
         let look = |reply| read_seen(accept_change(reply));
         assert!(matches!(look(Reply::Nil), Ok(Seen::Nothing)));
         assert!(matches!(look(error("WRONGTYPE no")), Ok(Seen::NotAString)));

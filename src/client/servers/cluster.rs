@@ -441,6 +441,42 @@ mod tests {
         maps.into_iter().map(after).collect()
     }
 
+    fn cluster() -> Cluster {
+        let access = Access::new(None, 0, Expected::ClusterNode);
+        let common = Common::new(access, &Settings::default()).unwrap();
+        let seeds = vec![view(7001).sender];
+        Cluster::new(seeds, None, Arc::new(common), Arc::new(OnceLock::new()))
+    }
+
+    /// Otherwise all maps that come later would look out of date.
+    #[test]
+    fn a_node_that_does_not_say_how_new_its_map_is_leaves_what_is_known_of_that() {
+        let cluster = cluster();
+        let newest = |epoch| {
+            cluster.take_in(View {
+                epoch,
+                ..view(7001)
+            });
+            cluster.epoch.load(Ordering::Relaxed)
+        };
+        assert_eq!([newest(7), newest(u64::MAX)], [7, 7]);
+    }
+
+    /// Otherwise all processes would ask the same node.
+    #[test]
+    fn each_master_is_asked_first_at_times() {
+        let cluster = cluster();
+        let all = [7001, 7002, 7003].map(|port| view(port).sender);
+        let ranges = (0..3).map(|n| (n..=n, all[usize::from(n)].clone()));
+        cluster.take_in(View {
+            ranges: ranges.collect(),
+            ..view(7001)
+        });
+        let asked = || cluster.reading.lock().atlas.to_ask(&[]).swap_remove(0);
+        let first: BTreeSet<_> = (0..200).map(|_| asked()).collect();
+        assert_eq!(first, all.into());
+    }
+
     /// Otherwise the keeper would renew a lock that was just taken: once more for each process.
     #[test]
     fn the_first_map_moves_the_keys_of_a_server_that_has_become_a_cluster_and_no_others() {

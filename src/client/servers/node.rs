@@ -314,3 +314,41 @@ impl fmt::Debug for Node {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use relatch_rig::{FakeServer, Reply as Say};
+
+    use super::*;
+
+    /// A proxy may accept `CLIENT TRACKING`, and not pass it on.
+    #[test]
+    fn a_node_that_sends_no_invalidation_refuses() {
+        let subscribed = "*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n";
+        let proxy = FakeServer::start(move |command| {
+            let says = match command.first().map(String::as_str) {
+                None => "",
+                Some("HELLO") => "-ERR unknown command\r\n",
+                Some("SUBSCRIBE") => subscribed,
+                Some("CLIENT") if command[1] == "ID" => ":7\r\n",
+                Some(_) => "+OK\r\n",
+            };
+            Say::Bytes(says.into())
+        });
+        let settings = Settings {
+            response_timeout: Duration::from_millis(10),
+            ..Settings::default()
+        };
+        let common = Common::new(Access::new(None, 0, Expected::Server), &settings).unwrap();
+        let address = proxy.address();
+        let (host, port) = address.split_once(':').unwrap();
+        let place = Place::Tcp {
+            host: host.to_owned(),
+            port: port.parse().unwrap(),
+        };
+        let node = Node::new(Location::At(Endpoint::new(place, None)), Arc::new(common));
+        let mut tracking = node.open_tracking().unwrap();
+        let heard = node.hears(&mut tracking, "a");
+        assert!(matches!(heard, Err(Failure::Refused(_))), "{heard:?}");
+    }
+}

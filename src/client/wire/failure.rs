@@ -197,3 +197,20 @@ pub(crate) fn nonsense(reply: &Reply) -> Failure {
         cause: Refusal::nonsense(reply.kind()).into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With a right that is missing, a listener would try for ever.
+    #[test]
+    fn a_trial_may_succeed_later_unless_a_right_is_missing_or_the_key_is_elsewhere() {
+        let is_refused = |error: &str| {
+            let failure = Failure::Refused(Refusal::new(error)).of_a_trial();
+            matches!(failure, Failure::Refused(_))
+        };
+        assert!(is_refused("NOPERM this user has no permissions"));
+        assert!(is_refused("MOVED 1 127.0.0.1:7000"));
+        assert!(!is_refused("OOM command not allowed"));
+    }
+}

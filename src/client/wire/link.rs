@@ -293,6 +293,28 @@ mod tests {
     use super::*;
     use crate::client::wire::stream::tests::streams;
 
+    /// If the link is dead, the other half is for a fresh one.
+    #[test]
+    fn a_link_that_was_idle_has_half_of_the_time() {
+        let (stream, _redis) = streams().remove(0);
+        let mut link = Link::new(stream, Moment::now());
+        let deadline = Moment::now().after(Duration::from_secs(100));
+        let limit = |link: &Link| link.limit(deadline, Duration::MAX, Duration::ZERO);
+        assert!(limit(&link) >= deadline);
+        link.proof = Proof::Nothing;
+        assert!(limit(&link) < deadline);
+    }
+
+    #[test]
+    fn a_link_knows_the_listener_that_gets_its_invalidations() {
+        for (stream, _redis) in streams() {
+            let mut link = Link::new(stream, Moment::now());
+            assert!(!link.invalidates_to(1));
+            link.set_listener(1);
+            assert!(link.invalidates_to(1) && !link.invalidates_to(2));
+        }
+    }
+
     /// First, only half of a reply comes in time. Then, only one of three replies.
     #[test]
     fn late_replies_are_skipped_when_they_come() {

@@ -397,6 +397,25 @@ mod tests {
         );
         assert!(told_by(&greeting(&"7".repeat(10_000))).len() < 1000);
     }
+
+    /// The sentinels may have named a master that is none any more.
+    #[test]
+    fn only_a_master_that_sentinels_name_must_be_no_replica() {
+        let greeting = list(["server", "redis", "mode", "standalone", "role", "replica"]);
+        let check = |expected| check_greeting(&greeting, expected);
+        assert!(matches!(check(Expected::Master), Err(Failure::NotSent(_))));
+        assert!(check(Expected::Server).is_ok());
+    }
+
+    #[test]
+    fn what_a_login_can_do_without_may_be_refused_but_not_the_client() {
+        let read = |error: &str| optional(Reply::Error(error.to_owned()));
+        assert!(matches!(read("ERR unknown command"), Ok(None)));
+        for error in ["WRONGPASS no such user", "LOADING the dataset"] {
+            assert!(matches!(read(error), Err(Failure::Refused(_))), "{error}");
+        }
+    }
+
     fn way(port: u16) -> Way {
         Way::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }

@@ -360,3 +360,21 @@ impl r2d2::ManageConnection for Slots {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With more time, the link might have opened.
+    #[test]
+    fn a_link_that_had_no_time_to_open_says_nothing_of_the_server() {
+        let worker = Worker::start().unwrap();
+        let pool = Arc::new(Pool::new(1, true, &worker, Arc::default()));
+        let fails = |deadline| {
+            let lent = pool.checkout(deadline, || Err(Failure::not_sent("nobody is there")));
+            lent.map(drop).unwrap_err()
+        };
+        assert!(matches!(fails(Moment::PAST), Failure::OutOfTime(_)));
+        assert!(matches!(fails(Moment::NEVER), Failure::NotSent(_)));
+    }
+}

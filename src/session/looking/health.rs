@@ -244,3 +244,18 @@ fn advice_on(failure: &Failure) -> &'static str {
         "check login, rights and settings: docs/operations.md has the rights that locks need"
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_finding_is_one_line() {
+        let one = Finding::well("one".to_owned());
+        let other = Finding::failed("other".to_owned(), "repair it");
+        let lines = format!("{one}\n{other}");
+        let verdict = Verdict::Failed;
+        let findings = vec![one, other];
+        assert_eq!(Health { verdict, findings }.to_string(), lines);
+    }
+}

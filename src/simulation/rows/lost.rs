@@ -30,6 +30,22 @@ fn a_release_whose_answer_is_lost_is_sent_again_and_is_no_loss() {
     });
 }
 
+/// It is asked again with another token, whether Redis has executed it or not.
+#[test]
+fn an_attempt_whose_answer_is_lost_delays_the_lock_for_a_moment() {
+    in_scenes(200, |world| {
+        let locks = locks(|builder| builder);
+        drop(locks.lock("b").expect("locks"));
+        ends_after(world, some(QUICK / 4), Duration::ZERO);
+        let asked = now();
+        let guard = locks.lock("a").expect("locks");
+        let took = since(asked);
+        assert!(took < SECOND, "it took {took:?}");
+        guard.unlock().expect("unlocks");
+        assert!(!world.exists("a"));
+    });
+}
+
 /// Long before its lease ends.
 #[test]
 fn a_key_that_may_exist_is_deleted_when_redis_is_back() {

@@ -35,6 +35,25 @@ fn a_parcel_is_adopted_once_and_has_no_fence_that_nobody_asked_for() {
     });
 }
 
+/// Redis loads its data at first, and then has no memory left.
+#[test]
+fn an_adoption_that_is_refused_at_last_says_why() {
+    in_scenes(20, |world| {
+        let (one, other) = (locks(|builder| builder), locks(|builder| builder));
+        let parcel = one.lock("a").expect("locks").hand_over();
+        let parcel = parcel.expect("hands over");
+        let mut server = world.servers.nodes[0].borrow_mut();
+        server.act(|redis, now| {
+            redis.faults().loading_until = now + 50_000_000;
+            redis.faults().out_of_memory = true;
+        });
+        drop(server);
+        let adopted = other.adopt(&parcel).map(drop);
+        let text = adopted.expect_err("no memory is left").to_string();
+        assert!(text.contains("OOM"), "{text}");
+    });
+}
+
 /// The adopter has the time that is left of the parcel's lease.
 #[test]
 fn a_parcel_has_a_whole_lease() {

@@ -42,6 +42,20 @@ fn a_set_that_cannot_be_had_leaves_nothing() {
 }
 
 #[test]
+fn locks_that_are_ensured_have_so_much_time_left() {
+    in_scenes(20, |_| {
+        let locks = locks(|builder| builder.renew(false).lease(3 * SECOND));
+        let both = locks.several(["a", "b"]).lock().expect("locks");
+        both.ensure(2 * SECOND).expect("nothing is to be done");
+        assert_eq!(locks.stats().renewed, 0);
+        thread::sleep(2 * SECOND);
+        both.ensure(2 * SECOND).expect("Redis works");
+        let left = both.remaining() + QUICK;
+        assert!(left >= 2 * SECOND, "{left:?} are left");
+    });
+}
+
+#[test]
 fn a_key_that_is_named_twice_is_taken_once() {
     in_scenes(20, |world| {
         let locks = locks(|builder| builder);

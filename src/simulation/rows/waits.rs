@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::Error;
-use crate::base::sync::scheduler::{self, below, change_link, fail, later, now, thread};
+use crate::base::sync::scheduler::{self, below, change_link, fail, later, now, one_in, thread};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, in_scenes_with, locks, since, some};
 use crate::simulation::world::engine::{Copies, Engine};
 
@@ -128,6 +128,33 @@ fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
         thread::sleep(2 * SECOND);
         assert!(!world.exists("a"), "a key is left");
         assert_eq!(locks.stats().lost, 0);
+    });
+}
+
+/// The first hand-off has to teach Redis the scripts.
+#[test]
+fn a_hand_off_takes_one_round_trip() {
+    in_scenes(20, |world| {
+        let (latency, is_fenced) = (10_000_000, one_in(2));
+        change_link(world.servers.address(0), |link| {
+            link.latency = (latency, latency);
+        });
+        let locks = locks(|builder| builder.fenced(is_fenced).local_handoff(60 * SECOND));
+        for is_first in [true, false] {
+            let guard = locks.lock("a").expect("locks");
+            let waiter = locks.clone();
+            let waits = thread::spawn(move || {
+                let _guard = waiter.lock("a").expect("locks");
+                now()
+            });
+            thread::sleep(SECOND);
+            let released = now();
+            guard.unlock().expect("unlocks");
+            let took = Duration::from_nanos(waits.join().expect("no panic") - released);
+            let most = Duration::from_nanos(2 * latency) + QUICK;
+            assert!(is_first || took < most, "it took {took:?}");
+        }
+        assert_eq!(locks.stats().late_releases, 0);
     });
 }
 

@@ -303,12 +303,10 @@ fn ends(player: &Player) {
     for (number, manager) in managers.iter().enumerate() {
         let none_left = || manager.held().iter().all(|held| held.lost.is_some());
         let is_free = comes_true(millis(program.lease * 2 + 2_000), none_left);
-        if !is_free || !manager.waiting().is_empty() {
-            fail(format!(
-                "at the end: {:?}, {:?}",
-                manager.held(),
-                manager.waiting()
-            ));
+        let (held, waiting, stats) = (manager.held(), manager.waiting(), manager.stats());
+        let is_counted = stats.held == held.len() as u64 && stats.waiting == 0;
+        if !is_free || !waiting.is_empty() || !is_counted {
+            fail(format!("at the end: {held:?}, {waiting:?}, {stats:?}"));
         }
         let told = || (0..plan.keys).try_for_each(|key| judge::all_told(*process, number, key));
         comes_true(millis(10_000), || told().is_ok());
