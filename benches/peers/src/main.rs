@@ -41,7 +41,7 @@ use crate::stage::Stage;
 /// Runs, with each lock: one thread alone; reentry, where the lock has it; 2 and 8 threads, and 4
 /// processes, that take turns on one key; the hand-off from one process to another, and what a
 /// waiter sends meanwhile. All of it three times: free, on one core, and beside two busy loops.
-/// That takes about ten minutes, with --quick about two.
+/// That takes about a quarter of an hour, with --quick about three minutes.
 ///
 /// Starts a redis-server of its own on a free port of 127.0.0.1, without persistence. The locks in
 /// Go, Java and Python are built with go, mvn and pip below benches/peers/target, and left out

@@ -147,7 +147,7 @@ fn workers_in_other_languages_speak_the_protocol() {
         ] {
             let row = row(&report, &format!("{scenario}: free"), lock).unwrap();
             assert!(!row.contains("at once"), "{scenario}: {row}");
-            // On a busy machine, threads of rueidislock at times wait for ever.
+            // On a busy machine, a thread of rueidislock at times waits for ever for a free lock.
             let may_hang = lock.starts_with("rueidislock") && scenario.starts_with("One key");
             assert!(may_hang || !row.contains("failed"), "{scenario}: {row}");
         }
