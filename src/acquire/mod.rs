@@ -108,7 +108,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     pub(crate) fn ask(&mut self) -> Result<Option<Taken>, Error> {
         if let Some(taken) = self.attempts.handed_off() {
             let AcquireContext { core, wait, .. } = self.context;
-            core.counters.of(wait.key).handed_off.add(1);
+            core.counters.of(wait.key.name()).handed_off.add(1);
             return Ok(Some(taken));
         }
         let began = Moment::now();
@@ -262,7 +262,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
                 core.listeners.start(&node);
             }
             if self.progress.is_first_busy() && !self.joined.waited {
-                core.counters.of(wait.key).waited.add(1);
+                core.counters.of(wait.key.name()).waited.add(1);
             }
         }
         self.progress.found_busy(holder, tracked, Moment::now())
@@ -312,7 +312,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             .and_then(|mut connection| connection.remove(key, &holder.raw, deadline));
         let reclaimed = matches!(removed, Ok(Compared::Done));
         if reclaimed {
-            core.counters.of(wait.key).reclaimed.add(1);
+            core.counters.of(wait.key.name()).reclaimed.add(1);
             info!(
                 target: "relatch::acquire",
                 "lock {:?} was taken over from {holder}, a process that is gone", wait.key.name()

@@ -97,8 +97,12 @@ mod with_recorder {
             Series::new(metric, class)
         }
 
+        /// Without a class, or for the locks of none, there is no label. The recorder may get the
+        /// series of managers with and without classes, and for Prometheus an empty label is none:
+        /// it would drop one of two.
         fn new(metric: &Metric, class: Option<&str>) -> Series {
             let labels: Vec<_> = class
+                .filter(|class| !class.is_empty())
                 .map(|class| Label::new("class", class.to_owned()))
                 .into_iter()
                 .collect();

@@ -12,7 +12,6 @@ use crate::base::clock::Moment;
 use crate::base::emit::warn;
 use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause, SystemCause};
-use crate::base::key::classes::Class;
 use crate::base::options::WarnAfter;
 use crate::base::owner::process::Workers;
 use crate::base::sync::mpsc::{self, Receiver};
@@ -92,10 +91,11 @@ impl Keeper {
         self.work.lock().leases.is_closed = true;
     }
 
-    /// The classes of the locks that are held, one for each hold.
-    pub(crate) fn classes(&self, now: Moment) -> Vec<Class> {
+    /// The names of the locks that are held, one for each hold.
+    pub(crate) fn names(&self, now: Moment) -> Vec<Arc<str>> {
         let work = self.work.lock();
-        work.leases.holds(now).map(|it| it.key.class()).collect()
+        let names = work.leases.holds(now).map(|it| it.key.name());
+        names.map(Arc::clone).collect()
     }
 
     /// True while the key with this token is still to be deleted.

@@ -78,7 +78,12 @@ fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
                 .min();
             keeper.wake(work, due.unwrap_or(Moment::NEVER));
             for hold in &failed {
-                keeper.core.counters.of(&hold.key).renewal_errors.add(1);
+                keeper
+                    .core
+                    .counters
+                    .of(hold.key.name())
+                    .renewal_errors
+                    .add(1);
             }
             let error = keeper.core.store.error(None, "renewing", failure);
             warn!(target: "relatch::keeper",
@@ -256,11 +261,11 @@ fn take_in<'h>(
         }
     }
     keeper.wake(work, due);
-    for hold in renewed {
-        keeper.core.counters.of(&hold.key).renewed.add(1);
-    }
     for hold in lost {
         keeper.report_loss(hold);
+    }
+    for hold in renewed {
+        keeper.core.counters.of(hold.key.name()).renewed.add(1);
     }
     refused
 }
@@ -281,8 +286,7 @@ fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[O
             Ok(compared) => {
                 keeper.work.lock().leases.orphans.answered(orphan, now);
                 let is_done = *compared == Compared::Done || !orphan.may_reappear;
-                let class = keeper.core.class_of_key(&orphan.redis_key);
-                let counters = keeper.core.counters.of_class(class);
+                let counters = keeper.core.counters_of(&orphan.redis_key);
                 counters.late_releases.add(u64::from(is_done));
             }
             Err(failure) => {

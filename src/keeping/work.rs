@@ -115,7 +115,7 @@ impl Keeper {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;
         };
-        self.core.counters.of(&hold.key).lost.add(1);
+        self.core.counters.of(hold.key.name()).lost.add(1);
         warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key.name());
         if let Some(notifier) = &self.notifier {
             notifier.notify(hold, cause, Moment::now());

@@ -63,7 +63,7 @@ impl Session {
         };
         self.core
             .counters
-            .of(&hold.key)
+            .of(hold.key.name())
             .given_back(now.since(hold.acquired.answered), hold.thread_has_ended());
 
         // 2. Record that the hold has ended, and not by a loss. If this came after step 3, the next
@@ -161,7 +161,7 @@ impl Session {
             let wakeups = &self.core.listeners.wakeups;
             wakeups.wake(key.in_redis().as_bytes());
         }
-        let counters = self.core.counters.of(&key);
+        let counters = self.core.counters.of(key.name());
         let taken = adopted.inspect_err(|error| counters.failed(error))?;
         counters.taken(taken.at.answered.since(began));
         let hold = Hold::new(key, owner, taken.token, taken.fence, options, taken.at);

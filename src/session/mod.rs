@@ -80,7 +80,7 @@ impl Session {
         // 1. The thread's map. If this thread holds the lock, the depth grows by one, and nothing
         //    is sent.
         if let Some(held) = thread_map::reenter(self.id, name.as_str(), options, now)? {
-            self.core.counters.of(&held.hold.key).reentered.add(1);
+            self.core.counters.of(held.hold.key.name()).reentered.add(1);
             return Ok(held);
         }
         self.may_take(name.as_str(), options, stop, now)?;
@@ -118,7 +118,7 @@ impl Session {
         // 4. The thread has the lock. The keeper renews its lease, the queue knows that it is held,
         //    and the thread's map leads to it.
         let waited = taken.at.answered.since(patience.began);
-        self.core.counters.of(&key).taken(waited);
+        self.core.counters.of(key.name()).taken(waited);
         let hold = Hold::new(key, owner, taken.token, taken.fence, options, taken.at);
         self.make_known(hold, turn, patience)
     }

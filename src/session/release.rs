@@ -48,7 +48,7 @@ pub(crate) fn give_back(
     keeper
         .core
         .counters
-        .of(&hold.key)
+        .of(hold.key.name())
         .given_back(began.since(hold.acquired.answered), hold.thread_has_ended());
 
     // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.

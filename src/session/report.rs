@@ -56,8 +56,8 @@ impl Session {
             // A forked child holds nothing, and its copies of the locks may stay locked for ever.
             return self.core.counters.read();
         }
-        let held = self.keeper.classes(now);
-        let waiting = self.core.queues.waits.classes();
+        let held = self.keeper.names(now);
+        let waiting = self.core.queues.waits.names();
         self.core.counters.stats(&held, &waiting)
     }
 }

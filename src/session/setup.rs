@@ -98,14 +98,13 @@ impl Session {
     /// The error of a call that fails, which is counted. (`enter` counts its own.)
     pub(super) fn call_failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
         let error = self.failed(action, key, failure);
-        self.core.counters.of(key).failed(&error);
+        self.core.counters.of(key.name()).failed(&error);
         error
     }
 
     /// The key of the lock with this name.
     pub(super) fn key(&self, name: Name<'_>) -> Result<Key, Error> {
-        let class = self.core.counters.class(name.as_str());
-        Ok(Key::new(&self.core.settings.prefix, name)?.in_class(class))
+        Key::new(&self.core.settings.prefix, name)
     }
 
     pub(super) fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {

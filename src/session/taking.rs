@@ -98,14 +98,14 @@ impl Session {
         let joined = self.core.queues.join(&name, wait, || claim.clone());
         let joined = joined.map_err(|no_turn| self.without_turn(no_turn, wait))?;
         if joined.waited {
-            self.core.counters.of(wait.key).waited.add(1);
+            self.core.counters.of(wait.key.name()).waited.add(1);
         }
         Ok(joined)
     }
 
     /// The error of a caller that got no turn.
     fn without_turn(&self, no_turn: NoTurn, wait: &Wait<'_>) -> Error {
-        let waited = &self.core.counters.of(wait.key).waited;
+        let waited = &self.core.counters.of(wait.key.name()).waited;
         match no_turn {
             NoTurn::Busy(holder) => {
                 waited.add(u64::from(!wait.patience.once));

@@ -22,7 +22,7 @@ impl Session {
         self.own_process(now).ok()?;
         let again = thread_map::reenter(self.id, name.as_str(), &Options::default(), now);
         let held = again.ok()??;
-        self.core.counters.of(&held.hold.key).reentered.add(1);
+        self.core.counters.of(held.hold.key.name()).reentered.add(1);
         Some(held)
     }
 

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::base::key::classes::Class;
 use crate::base::options::Settings;
 use crate::base::owner::identity::Identity;
-use crate::base::stats::counters::Counters;
+use crate::base::stats::counters::{ClassCounters, Counters};
 use crate::store::Store;
 use crate::waiting::queues::WaitQueues;
 use crate::wakeups::listeners::Listeners;
@@ -51,10 +50,10 @@ impl Core {
         self.listeners.wakeups.wake_those(|_| true);
     }
 
-    /// The class of the lock that has this key in Redis.
-    pub(crate) fn class_of_key(&self, redis_key: &str) -> Class {
+    /// The counters for the lock that has this key in Redis.
+    pub(crate) fn counters_of(&self, redis_key: &str) -> &ClassCounters {
         let name = redis_key.strip_prefix(&*self.settings.prefix);
-        self.counters.class(name.unwrap_or_default())
+        self.counters.of(name.unwrap_or_default())
     }
 
     /// Ends the threads of the listeners and of the store.

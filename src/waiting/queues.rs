@@ -290,7 +290,7 @@ impl Turn {
     /// The thread ends with this turn, and gives the lock back to nobody.
     pub(crate) fn forgets(&self, hold: &Hold) {
         hold.mark_thread_ended();
-        self.queues.waits.counters.of(&hold.key).held.change(-1.0);
+        self.queues.waits.counters.of(hold.key.name()).forgotten();
     }
 
     fn note(&self, note: impl FnOnce(&mut WaitQueue)) {

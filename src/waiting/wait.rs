@@ -126,7 +126,12 @@ impl<'a> Wait<'a> {
                 if let Some(holder) = holder {
                     self.span.holder(holder);
                 }
-                self.manager.waits.counters.of(self.key).timed_out.add(1);
+                self.manager
+                    .waits
+                    .counters
+                    .of(self.key.name())
+                    .timed_out
+                    .add(1);
                 // What `try_lock` did hold nobody asks for.
                 if !self.patience.once {
                     let names = (self.manager.held)();
@@ -136,7 +141,12 @@ impl<'a> Wait<'a> {
                         .collect();
                 }
             }
-            error => self.manager.waits.counters.of(self.key).failed(error),
+            error => self
+                .manager
+                .waits
+                .counters
+                .of(self.key.name())
+                .failed(error),
         }
         error
     }

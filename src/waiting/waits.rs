@@ -14,7 +14,6 @@ use crate::base::clock::Moment;
 use crate::base::emit::{self, debug, info};
 use crate::base::error::Error;
 use crate::base::key::Key;
-use crate::base::key::classes::Class;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
 use crate::base::stats::counters::Counters;
@@ -126,7 +125,6 @@ pub(crate) struct Waits {
 struct Listed {
     number: u64,
     name: Arc<str>,
-    class: Class,
     thread: Owner,
     began: Moment,
     deadline: Moment,
@@ -168,9 +166,10 @@ impl Waits {
         threads.into_iter().map(shown).collect()
     }
 
-    /// The classes of the locks for which threads wait, one for each thread.
-    pub(crate) fn classes(&self) -> Vec<Class> {
-        self.threads.lock().iter().map(|it| it.class).collect()
+    /// The names of the locks for which threads wait, one for each thread.
+    pub(crate) fn names(&self) -> Vec<Arc<str>> {
+        let threads = self.threads.lock();
+        threads.iter().map(|it| Arc::clone(&it.name)).collect()
     }
 
     fn leave(&self, number: u64) {
@@ -223,7 +222,6 @@ impl<'a> ListedWait<'a> {
             threads.push(Listed {
                 number,
                 name: Arc::clone(self.key.name()),
-                class: self.key.class(),
                 thread: self.thread.clone(),
                 began: self.patience.began,
                 deadline: self.patience.deadline,
@@ -242,7 +240,7 @@ impl<'a> ListedWait<'a> {
             began, deadline, ..
         } = *self.patience;
         if !self.is_announced.replace(true) {
-            self.waits.counters.of(self.key).waiting.change(1.0);
+            self.waits.counters.of(self.key.name()).waiting.change(1.0);
             debug!(
                 target: "relatch::wait",
                 "{} waits for lock {:?}, {}", self.thread, self.key.name(), held_by(awaited(now).holder.as_ref())
@@ -288,7 +286,7 @@ impl Drop for ListedWait<'_> {
             self.waits.leave(number);
         }
         if self.is_announced.get() {
-            self.waits.counters.of(self.key).waiting.change(-1.0);
+            self.waits.counters.of(self.key.name()).waiting.change(-1.0);
         }
     }
 }

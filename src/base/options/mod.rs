@@ -1,5 +1,6 @@
 //! The options that a program can set, their defaults and their checks.
 
+pub(crate) mod classes;
 mod replicas;
 
 use std::time::Duration;
@@ -7,7 +8,6 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::error::body::Made;
-use crate::base::key::classes;
 
 pub use crate::base::options::replicas::Replicas;
 
@@ -281,7 +281,7 @@ impl Settings {
     fn check_classes(&self) -> Result<(), Error> {
         let prefixes = &self.classes;
         if prefixes.len() > classes::MOST {
-            let reason = "there are more than 100, and each is a time series for each metric";
+            let reason = "there are more than 100, and each is some 100 time series";
             return Err(invalid_option("classes", prefixes.len(), reason));
         }
         for (n, prefix) in prefixes.iter().enumerate() {

@@ -1,12 +1,12 @@
 //! The counters of a manager, for each class of its locks.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::base::emit::{Metric, Series};
 use crate::base::error::Error;
-use crate::base::key::Key;
-use crate::base::key::classes::{Class, Classes};
+use crate::base::options::classes::Classes;
 use crate::base::stats::metrics;
 use crate::base::stats::{BUCKETS, Histogram, Stats, bucket};
 
@@ -102,18 +102,9 @@ impl Counters {
         }
     }
 
-    /// The counters for a lock.
-    pub(crate) fn of(&self, key: &Key) -> &ClassCounters {
-        self.of_class(key.class())
-    }
-
-    pub(crate) fn of_class(&self, class: Class) -> &ClassCounters {
-        &self.of_classes[class.number()]
-    }
-
-    /// The class of the lock with this name.
-    pub(crate) fn class(&self, name: &str) -> Class {
-        self.classes.of(name)
+    /// The counters for the lock with this name.
+    pub(crate) fn of(&self, name: &str) -> &ClassCounters {
+        &self.of_classes[self.classes.of(name)]
     }
 
     /// What was counted, without what goes on now.
@@ -121,15 +112,14 @@ impl Counters {
         self.stats(&[], &[])
     }
 
-    /// What was counted. Locks of the classes `held` are held now, and threads wait for locks of
-    /// the classes `waiting`.
-    pub(crate) fn stats(&self, held: &[Class], waiting: &[Class]) -> Stats {
+    /// What was counted. The locks `held` are held now, and threads wait for the locks `waiting`.
+    pub(crate) fn stats(&self, held: &[Arc<str>], waiting: &[Arc<str>]) -> Stats {
         let mut each: Vec<_> = self.of_classes.iter().map(ClassCounters::read).collect();
-        for class in held {
-            each[class.number()].held += 1;
+        for name in held {
+            each[self.classes.of(name)].held += 1;
         }
-        for class in waiting {
-            each[class.number()].waiting += 1;
+        for name in waiting {
+            each[self.classes.of(name)].waiting += 1;
         }
         let mut all = Stats::default();
         for of_class in &each {
@@ -158,8 +148,9 @@ pub(crate) struct ClassCounters {
     /// Each lock that was taken is in here once, so this also counts them.
     time_waited: Times,
     time_held: Times,
+    /// These are for the program's recorder. `Stats` has them from elsewhere.
     acquired: Series,
-    pub(crate) held: Series,
+    held: Series,
     pub(crate) waiting: Series,
 }
 
@@ -200,6 +191,11 @@ impl ClassCounters {
         if !map_is_gone {
             self.held.change(-1.0);
         }
+    }
+
+    /// A thread ends with this lock, and gives it back to nobody.
+    pub(crate) fn forgotten(&self) {
+        self.held.change(-1.0);
     }
 
     /// A call ends with this error. Counts it if Redis is the reason.

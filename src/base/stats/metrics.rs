@@ -138,12 +138,13 @@ fn begin(text: &mut String, Metric { name, help }: &Metric, kind: &str) -> fmt::
     writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}")
 }
 
-/// The label of a class, with the escapes that the format asks for.
+/// The label of a class, with the escapes that the format asks for. For the locks of none there is no
+/// label, as for the program's recorder.
 fn label(class: &str) -> String {
-    let escaped = class
-        .replace('\\', r"\\")
-        .replace('"', r#"\""#)
-        .replace('\n', r"\n");
+    if class.is_empty() {
+        return String::new();
+    }
+    let escaped = class.replace('\\', r"\\").replace('"', r#"\""#);
     format!("class=\"{escaped}\"")
 }
 

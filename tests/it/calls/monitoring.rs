@@ -716,7 +716,7 @@ fn prometheus_reads_the_statistics_of_each_class() {
         "counter relatch_acquired True",
         &format!("relatch_acquired_total[{odd}] - 1.0"),
         "relatch_acquired_total[report:] - 0.0",
-        "relatch_acquired_total[] - 0.0",
+        "relatch_acquired_total - 0.0",
         &format!("relatch_held[{odd}] - 1.0"),
         "relatch_held[report:] - 0.0",
         &format!("relatch_time_waited_seconds_bucket[{odd}] +Inf 1.0"),
@@ -731,6 +731,12 @@ fn prometheus_reads_the_statistics_of_each_class() {
     let per_class = |lines: &[String]| lines.iter().filter(|it| it.contains(" - ")).count();
     let one = parsed(&Stats::default().prometheus());
     assert_eq!(per_class(&lines), 3 * per_class(&one));
+    let with_help = |lines: &[String]| lines.iter().filter(|it| it.ends_with(" True")).count();
+    assert_eq!(
+        with_help(&lines),
+        with_help(&one),
+        "each metric is there once"
+    );
 }
 
 #[test]

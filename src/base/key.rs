@@ -1,12 +1,9 @@
 //! A lock's key: its name in the program, and the key in Redis.
 
-pub(crate) mod classes;
-
 use std::sync::Arc;
 
 use crate::base::error::Error;
 use crate::base::error::body::Made;
-use crate::base::key::classes::Class;
 
 /// The longest name, in bytes. People read the names of locks, so a longer name is a mistake of the
 /// program.
@@ -43,7 +40,6 @@ impl<'a> From<&'a str> for Name<'a> {
 pub(crate) struct Key {
     name: Arc<str>,
     in_redis: Arc<str>,
-    class: Class,
 }
 
 /// The key of a [`Lock`](crate::Lock). The first use of the lock finds out whether its name is
@@ -56,7 +52,6 @@ impl UncheckedKey {
         UncheckedKey(Key {
             in_redis: [prefix, name].concat().into(),
             name: name.into(),
-            class: Class::default(),
         })
     }
 
@@ -84,14 +79,6 @@ impl Key {
                 made: Made::now(),
             }),
         }
-    }
-
-    pub(crate) fn in_class(self, class: Class) -> Key {
-        Key { class, ..self }
-    }
-
-    pub(crate) fn class(&self) -> Class {
-        self.class
     }
 
     pub(crate) fn name(&self) -> &Arc<str> {

@@ -7,17 +7,6 @@ use std::cmp::Reverse;
 /// series for each of them.
 pub(crate) const MOST: usize = 100;
 
-/// The class of a lock: its number among those of the manager. Zero is that of all locks whose
-/// names begin with no prefix of a class.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Class(u8);
-
-impl Class {
-    pub(crate) fn number(self) -> usize {
-        usize::from(self.0)
-    }
-}
-
 /// The prefixes of the classes, in an order in which few have to be compared with a name.
 #[derive(Debug)]
 pub(crate) struct Classes {
@@ -44,14 +33,17 @@ impl Classes {
         Classes { prefixes, lower }
     }
 
-    /// The class whose prefix the name of a lock begins with, and of several the one with the
-    /// longest.
-    pub(crate) fn of(&self, name: &str) -> Class {
+    /// The number of the class whose prefix the name of a lock begins with, and of several the one
+    /// with the longest. Zero if there is none.
+    pub(crate) fn of(&self, name: &str) -> usize {
+        if self.prefixes.is_empty() {
+            return 0;
+        }
         let first = name.bytes().next().map_or(0, usize::from);
         let from = self.lower[first];
-        (from..self.lower[first + 1])
-            .find(|n| name.starts_with(&self.prefixes[usize::from(*n)]))
-            .map_or(Class(0), |n| Class(n + 1))
+        (usize::from(from)..usize::from(self.lower[first + 1]))
+            .find(|n| name.starts_with(&self.prefixes[*n]))
+            .map_or(0, |n| n + 1)
     }
 
     /// What each class is called, by its number. `None`: there are no classes.
@@ -73,7 +65,7 @@ mod tests {
 
     /// What the class of a lock is called.
     fn called<'c>(classes: &'c Classes, name: &str) -> Option<&'c str> {
-        classes.names()?.nth(classes.of(name).number())
+        classes.names()?.nth(classes.of(name))
     }
 
     #[test]
@@ -100,7 +92,7 @@ mod tests {
     fn without_classes_all_locks_are_of_the_same() {
         let none = Classes::default();
         assert_eq!(called(&none, "invoice:42"), None);
-        assert_eq!(none.of("invoice:42"), Class::default());
+        assert_eq!(none.of("invoice:42"), 0);
     }
 
     #[test]
