@@ -203,10 +203,10 @@ impl Builder {
     /// is no such label.
     ///
     /// A lock is of the class with the longest prefix that its name begins with, or else of the
-    /// class `""`, which has no label. What concerns a lock counts for its class, also what the manager does in the
-    /// background. Each class is one more time series for each metric (and 42 for each histogram),
-    /// however many locks there are. What is counted compares the lock's name with the prefixes that
-    /// have the same first byte: a few nanoseconds for each of them.
+    /// class `""`, which has no label. What concerns a lock counts for its class, also what the
+    /// manager does in the background. Each class is one more time series for each metric (and 42
+    /// for each histogram), however many locks there are. What is counted compares the lock's name
+    /// with the prefixes that have the same first byte: a few nanoseconds for each of them.
     ///
     /// ```
     /// let locks = relatch::LockManager::builder_in_memory()
