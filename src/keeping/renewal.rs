@@ -635,6 +635,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_done_when_the_manager_is_gone_is_dropped() {
+        let (keeper, _) = keeps(0);
+        keeper.work.lock().stop = true;
+        let mut redis = Redis::new(done);
+        renews_and_removes(&keeper, &mut redis, &[], &["x"]);
+        assert!(redis.removed.is_empty());
+    }
+
+    #[test]
     fn orphans_without_an_answer_come_again() {
         let (keeper, _) = keeps(0);
         let mut redis = Redis::silent(1);

@@ -370,11 +370,16 @@ mod tests {
     fn a_link_that_had_no_time_to_open_says_nothing_of_the_server() {
         let worker = Worker::start().unwrap();
         let pool = Arc::new(Pool::new(1, true, &worker, Arc::default()));
-        let fails = |deadline| {
-            let lent = pool.checkout(deadline, || Err(Failure::not_sent("nobody is there")));
-            lent.map(drop).unwrap_err()
+        let fails = |deadline, until| {
+            let open = || {
+                while Moment::now() < until {}
+                Err(Failure::not_sent("nobody is there"))
+            };
+            pool.checkout(deadline, open).map(drop).unwrap_err()
         };
-        assert!(matches!(fails(Moment::PAST), Failure::OutOfTime(_)));
-        assert!(matches!(fails(Moment::NEVER), Failure::NotSent(_)));
+        let soon = Moment::now().after(FAIR_TRY / 2);
+        assert!(matches!(fails(soon, soon), Failure::OutOfTime(_)));
+        let at_once = fails(Moment::NEVER, Moment::PAST);
+        assert!(matches!(at_once, Failure::NotSent(_)));
     }
 }
