@@ -191,3 +191,27 @@ impl Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_that_are_disabled_have_no_end_and_are_not_kept() {
+        let options = Options {
+            keep_at_least: Duration::from_secs(1),
+            ..Options::default()
+        };
+        let suited = |is_disabled| {
+            let session = Session::in_memory(is_disabled, Settings::default(), None);
+            let Options {
+                lease,
+                keep_at_least,
+                ..
+            } = session.suited(&options);
+            (lease, keep_at_least)
+        };
+        assert_eq!(suited(true), (Duration::MAX, Duration::ZERO));
+        assert_eq!(suited(false), (options.lease, options.keep_at_least));
+    }
+}
