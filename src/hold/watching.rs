@@ -62,7 +62,6 @@ impl Hold {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::options::Lease;
     use crate::hold::tests::sample;
 
     #[test]
@@ -78,27 +77,6 @@ mod tests {
 
         let short = sample("b", Duration::from_millis(20), Moment::now());
         assert_eq!(short.wait_lost(Moment::NEVER), Some(LostCause::Expired));
-    }
-
-    /// Each watcher asks for another hold, and the hold that is renewed is at risk later.
-    #[test]
-    fn wait_at_risk_returns_before_the_end_and_not_before_its_time() {
-        let left = Duration::from_secs(1);
-        let lease = |n: u64| left + Duration::from_millis(200 + 2 * n);
-        std::thread::scope(|scope| {
-            for n in 0..200 {
-                scope.spawn(move || {
-                    let hold = sample("a", lease(n), Moment::now());
-                    if n % 2 == 0 {
-                        hold.renewed(Lease::new(2 * lease(n)), Moment::now(), Moment::now())
-                            .unwrap();
-                    }
-                    let told = hold.wait_at_risk(left).expect("not released");
-                    assert!(told <= left && told > left / 2, "{told:?}");
-                    assert!(hold.remaining(Moment::now()) <= told);
-                });
-            }
-        });
     }
 
     #[test]

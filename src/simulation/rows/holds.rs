@@ -167,18 +167,24 @@ fn a_lease_of_six_round_trips_survives_its_first_renewal() {
 fn wait_at_risk_returns_at_its_time() {
     in_scenes(100, |world| {
         let locks = locks(|builder| builder.lease(3 * SECOND).response_timeout(SECOND));
-        let guard = locks.lock("a").expect("locks");
+        let guards = ["a", "b", "c"].map(|name| {
+            thread::sleep(some(SECOND));
+            locks.lock(name).expect("locks")
+        });
         thread::sleep(some(5 * SECOND));
         world.silence(60 * SECOND);
-        let left = some(SECOND);
-        let remaining = guard
-            .watch()
-            .wait_at_risk(left)
-            .expect("the hold is at risk");
-        assert!(
-            remaining <= left && remaining + QUICK > left,
-            "{remaining:?} left, asked for {left:?}"
-        );
+        let watchers = guards.each_ref().map(|guard| {
+            let (watch, left) = (guard.watch(), some(SECOND));
+            thread::spawn(move || (left, watch.wait_at_risk(left)))
+        });
+        for watcher in watchers {
+            let (left, remaining) = watcher.join().expect("no panic");
+            let remaining = remaining.expect("the hold is at risk");
+            assert!(
+                remaining <= left && remaining + QUICK > left,
+                "{remaining:?} left, asked for {left:?}"
+            );
+        }
     });
 }
 
