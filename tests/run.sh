@@ -48,7 +48,6 @@ finish() {
         show_failures <"$folder/$i"
         [ $status -eq 0 ] || failed $status 900 "${commands[i]}"
     done
-    beside=() commands=()
 }
 
 [ $# -eq 0 ] || die 'this takes no arguments; to run some tests only: cargo test --locked <part of their name>'
@@ -73,7 +72,6 @@ start "nice -n 19 cargo test $all --lib -- simulation --skip compared"
 # These have to be answered within some 300 ms. With more of them at a time, each step of client,
 # proxy and server waits for its turn, and they are not.
 part 900 "cargo test $all --test it -- --test-threads=10"
-finish
 # These wait most of the time.
 start "cargo test $all --test history -- --test-threads=4"
 start "cargo test $all --test command -- --test-threads=4"
