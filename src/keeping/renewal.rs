@@ -78,12 +78,8 @@ fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
                 .min();
             keeper.wake(work, due.unwrap_or(Moment::NEVER));
             for hold in &failed {
-                keeper
-                    .core
-                    .counters
-                    .of(hold.key.name())
-                    .renewal_errors
-                    .add(1);
+                let counters = keeper.core.counters.of(hold.key.name());
+                counters.renewal_errors.add(1);
             }
             let error = keeper.core.store.error(None, "renewing", failure);
             warn!(target: "relatch::keeper",

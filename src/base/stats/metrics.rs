@@ -138,8 +138,8 @@ fn begin(text: &mut String, Metric { name, help }: &Metric, kind: &str) -> fmt::
     writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}")
 }
 
-/// The label of a class, with the escapes that the format asks for. For the locks of none there is no
-/// label, as for the program's recorder.
+/// The label of a class, with the escapes that the format asks for. For the locks of none there is
+/// no label, as for the program's recorder.
 fn label(class: &str) -> String {
     if class.is_empty() {
         return String::new();

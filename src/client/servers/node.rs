@@ -336,7 +336,7 @@ mod tests {
             Say::Bytes(says.into())
         });
         let settings = Settings {
-            response_timeout: Duration::from_millis(10),
+            response_timeout: Duration::from_millis(500),
             ..Settings::default()
         };
         let common = Common::new(Access::new(None, 0, Expected::Server), &settings).unwrap();
