@@ -206,10 +206,21 @@ impl Life {
         self.look(event, at, &mut actions);
         match event {
             Event::Started(_) => {
-                let early = self.early.take().into_iter().flatten();
-                actions.extend(early.map(|number| Action::Forward(number, Scope::Job)));
+                // Nobody of the job was there when the terminal sent its own.
+                for number in self.early.take().into_iter().flatten() {
+                    self.forward(number, Scope::Job, &mut actions);
+                }
             }
-            Event::Signal(number) => self.forward(number, &mut actions),
+            Event::Signal(number) => {
+                let to = match number {
+                    SIGINT | SIGQUIT => self.plan.besides_terminal(),
+                    _ => Scope::Job,
+                };
+                match &mut self.early {
+                    Some(early) => early.push(number),
+                    None => self.forward(number, to, &mut actions),
+                }
+            }
             // A job that is about to end is not held up.
             Event::Stop if matches!(self.stage, Stage::Runs) => {
                 self.is_stopped = true;
@@ -226,15 +237,7 @@ impl Life {
         actions
     }
 
-    fn forward(&mut self, number: i32, actions: &mut Vec<Action>) {
-        if let Some(early) = &mut self.early {
-            early.push(number);
-            return;
-        }
-        let to = match number {
-            SIGINT | SIGQUIT => self.plan.besides_terminal(),
-            _ => Scope::Job,
-        };
+    fn forward(&self, number: i32, to: Scope, actions: &mut Vec<Action>) {
         actions.push(Action::Forward(number, to));
         // A job that has stopped itself, or that a terminal stopped, would not end.
         if ENDS.contains(&number) && !self.is_stopped {
@@ -484,8 +487,11 @@ mod tests {
             assert_eq!(life.on(Event::Signal(number), at(0, 29)), []);
         }
         let started = Event::Started(rustix::process::getpid());
-        let both = [TERM, SIGINT].map(|number| Action::Forward(number, Scope::Job));
-        assert_eq!(life.on(started, at(0, 29)), both);
+        let both = [TERM, SIGINT].map(|number| {
+            // It may have stopped itself before it is known that it runs.
+            [Action::Forward(number, Scope::Job), Action::Resume]
+        });
+        assert_eq!(life.on(started, at(0, 29)), both.concat());
         let to_others = [Action::Forward(SIGINT, Scope::OtherGroups), Action::Resume];
         assert_eq!(life.on(Event::Signal(SIGINT), at(1, 29)), to_others);
     }

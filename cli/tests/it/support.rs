@@ -1,6 +1,7 @@
 //! What the tests share.
 
 use std::fs;
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -97,6 +98,17 @@ pub(crate) struct Running(Child);
 
 pub(crate) fn spawn(command: &mut Command) -> Running {
     Running(command.spawn().unwrap())
+}
+
+impl Running {
+    /// Waits as [`Child::wait`] does, but not for ever: who is stuck is named.
+    #[track_caller]
+    pub(crate) fn wait(&mut self) -> io::Result<ExitStatus> {
+        eventually(LONG, "the process ends", || {
+            !matches!(self.0.try_wait(), Ok(None))
+        });
+        self.0.wait()
+    }
 }
 
 impl Deref for Running {
