@@ -1,13 +1,15 @@
 //! How long a hold lasts, and what its thread is told.
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::base::sync::scheduler::{below, change_link, fail, now, one_in, reset_all, thread};
-use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
-use crate::{Error, LostCause};
+use crate::simulation::rows::{QUICK, SECOND, in_scenes, in_scenes_with, locks, since, some};
+use crate::simulation::world::engine::{Copies, Engine};
+use crate::{Error, LostCause, Replicas};
 
 #[test]
 fn row_06_a_key_that_is_deleted_at_any_age_of_its_hold_is_told_in_time() {
@@ -320,5 +322,47 @@ fn a_loss_that_a_call_has_told_is_reported_though_the_release_finds_the_key() {
         assert_eq!(locks.stats().lost, 1);
         drop(locks);
         assert_eq!(*told.lock(), 1);
+    });
+}
+
+/// Redis looks ten times a second which `WAIT` is over. So an answer may come as late as that
+/// after the timeout, on a connection that was used or was not.
+#[test]
+fn replicas_may_take_as_long_as_the_server_itself() {
+    in_scenes_with(Engine::Replicas(Copies::ONE), 40, |world| {
+        let told = |error: &Error| {
+            format!(
+                "{error}: {}",
+                error.source().map(ToString::to_string).unwrap_or_default()
+            )
+        };
+        let latency = below(20_000_000);
+        change_link(world.servers.address(0), |link| {
+            link.latency = (latency, latency);
+        });
+        let locks = locks(|builder| {
+            builder
+                .replicas(Replicas::at_least(1), 300 * QUICK)
+                .response_timeout(400 * QUICK)
+        });
+        let guard = locks.lock("held").expect("locks");
+        guard.set_lease(60 * SECOND).expect("extends");
+        thread::sleep(2 * SECOND + some(SECOND)); // Until after a renewal.
+        let mut server = world.servers.nodes[0].borrow_mut();
+        server.redis.settings().timeout_delay = below(100_000_000);
+        server.streams.iter_mut().for_each(|it| it.is_cut = true);
+        drop(server);
+        let extended = guard.set_lease(60 * SECOND).expect_err("cut off");
+        let taken = locks.lock("a").expect_err("cut off");
+        let (extended, taken) = (told(&extended), told(&taken));
+        let why = "0 of 1 replicas acknowledged the";
+        assert!(
+            extended.contains(&format!("{why} renewal within")),
+            "{extended}"
+        );
+        assert!(
+            taken.contains(&format!("{why} lock within 300 ms")),
+            "{taken}"
+        );
     });
 }

@@ -244,29 +244,6 @@ fn a_lock_is_taken_when_its_replica_comes_back_within_the_wait() {
     }
 }
 
-/// An answer to `WAIT` comes after its timeout, and so later than other answers. The keeper, which
-/// grants only half of its time to a connection that was idle, must wait that long, too.
-#[test]
-fn replicas_may_take_as_long_as_the_server_itself() {
-    let group = Group::start(1);
-    let locks = group.locks_with(|builder| builder.replicas(Replicas::at_least(1), ANSWER));
-    let guard = locks.lock("held").expect("locks");
-    guard.set_lease(MINUTE).expect("extends");
-    group.cut();
-    let extended = guard.set_lease(MINUTE).expect_err("cut off");
-    group.proxy.always("WAIT", Fault::DelayReply(ANSWER / 4));
-    let taken = locks.lock("a").expect_err("cut off");
-    let (taken, extended) = (chain(&taken), chain(&extended));
-    assert!(
-        taken.contains("0 of 1 replicas acknowledged the lock within 300 ms"),
-        "{taken}"
-    );
-    assert!(
-        extended.contains("0 of 1 replicas acknowledged the renewal within"),
-        "{extended}"
-    );
-}
-
 #[test]
 fn a_limit_too_short_for_replicas_is_a_timeout() {
     let group = Group::start(1);
