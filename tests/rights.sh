@@ -23,18 +23,18 @@ printed=$(mktemp)
 trap 'rm -f "$printed"' EXIT
 
 # Built before the limit begins, because building has no limit.
-cargo test --locked --package relatch-rig --test it --no-run
+cargo test --locked --package relatch-rig --test rig --no-run
 cargo test --locked --package relatch --features tls --test it --no-run
 
 # as_the_user <package> <threads> [arguments]: runs the package's tests, and returns what `limited`
 # does.
 as_the_user() {
-    local package=$1 threads=$2 features=()
+    local package=$1 threads=$2 which=(--test rig)
     shift 2
-    [ "$package" != relatch ] || features=(--features tls)
+    [ "$package" != relatch ] || which=(--features tls --test it)
     RUST_BACKTRACE=0 RELATCH_TEST_LEAST_RIGHTS=$password \
         limited "$limit" \
-        cargo test --locked --package "$package" "${features[@]}" --test it -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
+        cargo test --locked --package "$package" "${which[@]}" -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
 }
 
 # The names of the failed tests, from the last list that was printed. (Children print such lists,

@@ -74,7 +74,7 @@ start "nice -n 19 cargo test $all --lib -- simulation --skip compared"
 part 900 "cargo test $all --test it -- --test-threads=10"
 # These wait most of the time.
 start "cargo test $all --test history -- --test-threads=4"
-start "cargo test $all --test command -- --test-threads=4"
+start "cargo test $all --test command --test rig -- --test-threads=4"
 start "cargo test $all --lib compared"
 start "RELATCH_BUILT=$builds/debug bash examples/run.sh all"
 part 1200 "nice -n 5 cargo test $all --lib --bins --example testing -- --skip simulation"
