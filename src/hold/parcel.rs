@@ -170,7 +170,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn any_key_survives_the_way_as_one_line(key in ".{1,40}|[\\s%:\\x00-\\x1f]{1,20}") {

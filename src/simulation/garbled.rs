@@ -2,11 +2,22 @@
 //!
 //! Random bytes end at the first check of a reader; these come further. The variable
 //! `PROPTEST_CASES` says how many inputs each property gets: 256 if it is not set. An input that
-//! has found a fault is kept as a test of its own.
+//! has found a fault is kept in a file, and tried first by every later run.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
+use proptest::test_runner::FileFailurePersistence;
+
+/// How many inputs a property gets, and where those are kept that it did not stand.
+pub(crate) fn cases() -> ProptestConfig {
+    ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
+            "tests/regressions.txt",
+        ))),
+        ..ProptestConfig::default()
+    }
+}
 
 const ODD: [&str; 26] = [
     "\r\n",

@@ -58,6 +58,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::simulation::garbled;
 
     fn classes(prefixes: &[&str]) -> Classes {
         Classes::new(&prefixes.iter().map(ToString::to_string).collect::<Vec<_>>())
@@ -105,7 +106,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn any_lock_is_of_the_class_that_a_plain_search_finds(

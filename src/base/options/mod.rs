@@ -377,6 +377,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::simulation::garbled;
 
     fn refused(change: impl FnOnce(&mut Settings)) -> &'static str {
         let mut settings = Settings::default();
@@ -759,7 +760,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn any_settings_are_accepted_or_the_error_names_the_option(settings in any_settings()) {

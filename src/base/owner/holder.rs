@@ -120,7 +120,7 @@ mod tests {
     use crate::simulation::garbled;
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         /// Also that of another program.
         #[test]

@@ -141,7 +141,7 @@ mod tests {
     use crate::simulation::garbled;
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn a_time_is_read_as_it_was_written(seconds in 0..=u64::MAX / 2, micros in 0..1_000_000_u64) {

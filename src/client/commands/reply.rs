@@ -209,6 +209,7 @@ mod tests {
 
     use super::*;
     use crate::client::wire::failure::{accept, accept_change, expect_ok, expect_pong};
+    use crate::simulation::garbled;
 
     fn error(said: &str) -> Reply {
         Reply::Error(said.to_owned())
@@ -253,7 +254,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn any_reply_is_read_or_makes_no_sense(value in any_value(), left in any_value()) {

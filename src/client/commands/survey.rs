@@ -119,6 +119,7 @@ mod tests {
 
     use super::*;
     use crate::client::wire::resp::tests::garbled_reply;
+    use crate::simulation::garbled;
 
     fn step(cursor: u64, keys: &[Vec<u8>]) -> Reply {
         let keys = keys.iter().cloned().map(Reply::Bytes).collect();
@@ -129,7 +130,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn a_step_is_read_as_it_was_written(cursor: u64, keys in vec(vec(any::<u8>(), 0..20), 0..5)) {

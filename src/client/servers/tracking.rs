@@ -104,13 +104,14 @@ mod tests {
 
     use super::*;
     use crate::client::wire::resp::tests::garbled_reply;
+    use crate::simulation::garbled;
 
     fn written(keys: &[Vec<u8>]) -> Reply {
         Reply::Array(keys.iter().cloned().map(Reply::Bytes).collect())
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn an_invalidation_is_read_as_it_was_written(keys in vec(vec(any::<u8>(), 0..20), 0..5)) {

@@ -110,13 +110,14 @@ mod tests {
     use super::*;
     use crate::client::servers::slots::tests::any_slots;
     use crate::client::wire::resp::tests::garbled_reply;
+    use crate::simulation::garbled;
 
     fn info(state: &str, epoch: u64) -> Reply {
         Reply::Bytes(format!("cluster_state:{state}\r\ncluster_slots_ok:16384\r\ncluster_current_epoch:{epoch}\r\n").into_bytes())
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn what_a_node_says_is_read_as_it_was_written(slots in any_slots(), is_well: bool, epoch: u64) {

@@ -352,7 +352,7 @@ mod tests {
     use crate::simulation::garbled;
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn any_greeting_is_told_in_one_line_or_refused(

@@ -194,7 +194,7 @@ mod tests {
     use crate::simulation::garbled;
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         /// Whatever a server answers, it does not show the password, and forges no line of a log.
         #[test]

@@ -160,9 +160,10 @@ mod tests {
     use super::*;
     use crate::client::wire::resp::tests::{garbled_reply, list};
     use crate::client::wire::stream::tests::streams;
+    use crate::simulation::garbled;
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn anything_is_a_message_or_a_sign_of_life_or_ends_the_connection(

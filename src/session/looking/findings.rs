@@ -261,7 +261,7 @@ mod tests {
         cluster_state:ok\r\ncluster_slots_ok:16384\r\n";
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn whatever_a_server_says_a_finding_is_one_line(text in garbled::text(Just(INFO))) {

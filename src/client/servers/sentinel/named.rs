@@ -81,6 +81,7 @@ mod tests {
     use super::*;
     use crate::client::servers::slots::tests::{any_host, is_sound};
     use crate::client::wire::resp::tests::{garbled_reply, list};
+    use crate::simulation::garbled;
 
     /// What a sentinel says of a server that it watches, or of another sentinel.
     fn any_server() -> impl Strategy<Value = (String, u16, u64, u32)> {
@@ -108,7 +109,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(garbled::cases())]
 
         #[test]
         fn what_a_sentinel_answers_is_read_as_it_was_written(servers in vec(any_server(), 1..4)) {
