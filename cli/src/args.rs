@@ -86,7 +86,7 @@ pub(crate) enum Cmd {
        relatch run [OPTIONS] KEY -c LINE")]
 pub(crate) struct Run {
     /// Does not wait for a busy lock
-    #[arg(short, long, visible_alias = "nb")]
+    #[arg(short, long, visible_alias = "nb", overrides_with = "wait")]
     pub(crate) nonblock: bool,
     /// How long to wait for a busy lock; 0 is --nonblock [default: for ever]. A Redis that does not
     /// answer at the start is not waited for (exit code 69)
@@ -108,7 +108,8 @@ pub(crate) struct Run {
     /// Ends a job that runs for longer (exit code 124)
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) max_hold: Option<Duration>,
-    /// How long the lock stays taken at least, also if the job is done sooner, or fails
+    /// How long the lock stays taken at least, also if the job is done sooner, or fails. (Not if
+    /// there is no such command.) After a crash, it stays taken for as long
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) at_least: Option<Duration>,
     /// Gives the job a fencing token, in `RELATCH_FENCE`
@@ -117,7 +118,8 @@ pub(crate) struct Run {
     /// What the job gets when the lock is about to be lost, or is lost
     #[arg(short, long, value_name = "SIGNAL", default_value = "TERM", value_parser = signal)]
     pub(crate) signal: i32,
-    /// How long after that signal the job is killed, at most a third of the lease [default: 5s]
+    /// How long after that signal the job is killed, at most a third of the lease [default: 5s].
+    /// If the key is deleted or another has it: 1s at most
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) kill_after: Option<Duration>,
     /// What becomes of a job whose lock is lost

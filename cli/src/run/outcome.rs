@@ -43,35 +43,25 @@ pub(crate) fn not_taken(
     failed: Failed,
     report: &mut Report,
 ) -> (Outcome, u8) {
-    let quiet = common.quiet || options.busy_ok;
-    let busy = match (options.conflict_exit_code, options.busy_ok) {
-        (Some(code), _) => code,
-        (None, true) => code::OK,
-        (None, false) => code::BUSY,
-    };
     let failure = match failed {
-        Failed::Busy(message) => {
-            if !quiet {
-                tell(&message);
-            }
-            report.cause = Some(message);
-            return (Outcome::Busy, busy);
-        }
+        Failed::Busy(message) => return busy(common, options, message, "", report),
         Failed::Other(failure) => failure,
         Failed::Lock(error) => {
             let message = error.to_string();
             let code = exit::code_of(&error);
             match *error {
                 Error::Timeout { key, holder, .. } if code == code::BUSY => {
-                    let message = if options.nonblock {
-                        at_once(&key, holder.as_deref())
+                    let (message, advice) = if options.nonblock {
+                        let advice =
+                            ". --wait in place of -n waits, and -x takes busy for no failure";
+                        (at_once(&key, holder.as_deref()), advice)
                     } else {
-                        format!(
-                            "{message}: a longer --wait is more patient, and -x takes busy for no failure"
-                        )
+                        let advice =
+                            ": a longer --wait is more patient, and -x takes busy for no failure";
+                        (message, advice)
                     };
                     report.holder = holder.map(|holder| *holder);
-                    return not_taken(common, options, events, Failed::Busy(message), report);
+                    return busy(common, options, message, advice, report);
                 }
                 Error::Stopped { .. } => {
                     let number = ends_wait(events).unwrap_or(signal_hook::consts::SIGTERM);
@@ -91,12 +81,30 @@ pub(crate) fn not_taken(
     (outcome, failure.code)
 }
 
+/// The outcome if another has the lock.
+fn busy(
+    common: &Common,
+    options: &Run,
+    message: String,
+    advice: &str,
+    report: &mut Report,
+) -> (Outcome, u8) {
+    if !common.quiet && !options.busy_ok {
+        tell(&format!("{message}{advice}"));
+    }
+    report.cause = Some(message);
+    let code = match (options.conflict_exit_code, options.busy_ok) {
+        (Some(code), _) => code,
+        (None, true) => code::OK,
+        (None, false) => code::BUSY,
+    };
+    (Outcome::Busy, code)
+}
+
 /// What is said of a lock that was not waited for.
 fn at_once(key: &str, holder: Option<&Holder>) -> String {
     let has_it = holder.map_or_else(String::new, |holder| format!(": {holder} has it"));
-    format!(
-        "lock {key:?} is busy{has_it}. --wait in place of -n waits, and -x takes busy for no failure"
-    )
+    format!("lock {key:?} is busy{has_it}")
 }
 
 /// The signal that has ended the wait, if there was one. Nothing has been started by then.

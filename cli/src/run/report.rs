@@ -2,9 +2,9 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use relatch::Holder;
+use relatch::{Holder, Owner};
 use serde_json::{Value, json};
 
 use crate::json;
@@ -63,6 +63,8 @@ impl Report {
     }
 
     fn object(&self, outcome: Outcome, exit: u8) -> Value {
+        let owner = Owner::current();
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         json!({
             "v": 1,
             "keys": self.keys,
@@ -74,6 +76,9 @@ impl Report {
             "fence": self.fence,
             "holder": self.holder.as_ref().map(json::holder),
             "cause": self.cause,
+            "host": &*owner.host,
+            "pid": owner.pid,
+            "at_ms": since_1970.map_or(0, millis),
         })
     }
 

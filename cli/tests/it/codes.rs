@@ -437,5 +437,5 @@ fn a_lock_is_kept_for_as_long_as_it_was_asked_for() {
         "another machine does not run it"
     );
     let shown = stdout(&place.output(&["holder", "k"]));
-    assert!(shown.contains("kept by"), "{shown}");
+    assert!(shown.contains(", which is done ("), "{shown}");
 }

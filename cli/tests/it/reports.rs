@@ -5,9 +5,9 @@ use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use relatch_rig::{Sig, signal};
+use relatch_rig::{LONG, Sig, signal};
 use serde_json::Value;
 
 use crate::deaths::guard_of;
@@ -73,12 +73,16 @@ fn a_report_says_what_happened() {
     let (outcome, exit, busy) = run(&["-n", "k", "true"]);
     assert_eq!((&*outcome, exit), ("busy", 75));
     assert_eq!(busy["holder"]["kind"], "held");
-    assert!(busy["cause"].as_str().unwrap().contains("-x"), "{busy}");
+    let host = &busy["holder"]["host"];
+    assert_eq!(&busy["host"], host, "both run here");
+    let cause = busy["cause"].as_str().unwrap();
+    assert!(cause.ends_with("has it"), "no advice for people: {cause}");
+    let at = UNIX_EPOCH + Duration::from_millis(busy["at_ms"].as_u64().unwrap());
+    assert!(at.elapsed().unwrap() < LONG);
     signal(holder.id(), Sig::Kill);
     assert_eq!(holder.wait().unwrap().signal(), Some(9));
 }
 
-/// The file is that of a descriptor which the shell has opened.
 /// Who reads reports learns of it, too.
 #[test]
 fn a_report_says_that_the_guard_was_killed() {
@@ -93,6 +97,7 @@ fn a_report_says_that_the_guard_was_killed() {
     );
 }
 
+/// The file is that of a descriptor which the shell has opened.
 #[test]
 fn a_report_may_go_to_a_descriptor() {
     let place = Place::new();

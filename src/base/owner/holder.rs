@@ -92,14 +92,14 @@ impl Holder {
 }
 
 impl fmt::Display for Holder {
-    /// Writes `worker-7-4242-4243 (12.3s left)`, or `nobody, kept by worker-7-4242-4243 (12.3s
-    /// left)`. A value of another program is quoted, and cut if it is long.
+    /// Writes `worker-7-4242-4243 (12.3s left)`, or `worker-7-4242-4243, which is done (12.3s
+    /// left)` if `keep_at_least` keeps the lock. A value of another program is quoted, and cut if it is long.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 60;
         let kept_by = self.raw.strip_prefix(KEPT).and_then(Owner::parse);
         match (self.owner(), kept_by) {
             (Some(owner), _) => write!(f, "{owner}")?,
-            (None, Some(owner)) => write!(f, "nobody, kept by {owner}")?,
+            (None, Some(owner)) => write!(f, "{owner}, which is done")?,
             (None, None) => match self.raw.char_indices().nth(SHOWN) {
                 Some((end, _)) => write!(f, "{:?}...", &self.raw[..end])?,
                 None => write!(f, "{:?}", self.raw)?,
@@ -157,7 +157,7 @@ mod tests {
         );
         assert_eq!(
             (kept.owner(), kept.to_string().as_str()),
-            (None, "nobody, kept by host-1-2 (1.5s left)")
+            (None, "host-1-2, which is done (1.5s left)")
         );
         assert_eq!(
             Holder::new(b"kept:food", None).to_string(),

@@ -55,7 +55,7 @@ fn a_lock_that_is_released_early_stays_taken() {
     assert!(
         holder
             .to_string()
-            .starts_with(&format!("nobody, kept by {owner} (")),
+            .starts_with(&format!("{owner}, which is done (")),
         "{holder}"
     );
 }

@@ -42,10 +42,7 @@ fn the_forms_of_0_1_are_read() {
     set(&rig, "lock:orders:42", KEPT);
     assert_eq!(holder().owner(), None);
     let shown = holder().to_string();
-    assert!(
-        shown.starts_with("nobody, kept by app-1-42-43 ("),
-        "{shown}"
-    );
+    assert!(shown.starts_with("app-1-42-43, which is done ("), "{shown}");
     assert_eq!(found(&rig), Found::Kept);
 
     for (text, fence) in [(PARCEL, None), (FENCED_PARCEL, Some(7))] {
