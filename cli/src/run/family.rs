@@ -188,7 +188,9 @@ impl Family {
             .unwrap_or_else(|| descendants(&all, self.root, &self.spared));
         let own_group = own_group();
         found.retain(|process| {
-            let is_of_job = process.session == session;
+            // (The first process may have left with `setsid`, and is the job all the same.)
+            let is_leader = Some(process.pid) == self.leader && !self.leader_has_ended;
+            let is_of_job = process.session == session || is_leader;
             let is_meant = match scope {
                 Scope::Job => is_of_job,
                 Scope::OtherGroups => is_of_job && process.group != own_group,

@@ -45,6 +45,8 @@ pub(crate) struct Plan {
     /// The job is in the group of this process, and there is a terminal, which sends its signals to
     /// both.
     pub(crate) at_terminal: bool,
+    /// Somebody would let this process go on if it stopped itself.
+    pub(crate) can_stop: bool,
 }
 
 impl Plan {
@@ -161,8 +163,8 @@ enum Stage {
 pub(crate) struct Life {
     plan: Plan,
     stage: Stage,
-    /// Signals for a job that has not started yet. `None` once it has.
-    early: Option<Vec<i32>>,
+    /// What is to be passed on to a job that has not started yet. `None` once it has.
+    early: Option<Vec<Event>>,
     is_stopped: bool,
     is_lost: bool,
     scope: Scope,
@@ -207,41 +209,46 @@ impl Life {
         match event {
             Event::Started(_) => {
                 // Nobody of the job was there when the terminal sent its own.
-                for number in self.early.take().into_iter().flatten() {
-                    self.forward(number, Scope::Job, &mut actions);
+                for early in self.early.take().into_iter().flatten() {
+                    self.pass_on(early, Scope::Job, &mut actions);
                 }
             }
-            Event::Signal(number) => {
-                let to = match number {
-                    SIGINT | SIGQUIT => self.plan.besides_terminal(),
-                    _ => Scope::Job,
-                };
-                match &mut self.early {
-                    Some(early) => early.push(number),
-                    None => self.forward(number, to, &mut actions),
-                }
-            }
-            // A job that is about to end is not held up.
-            Event::Stop if matches!(self.stage, Stage::Runs) => {
-                self.is_stopped = true;
-                actions.push(Action::StopAll(self.plan.besides_terminal()));
-            }
-            Event::Continue => {
-                self.is_stopped = false;
-                if !matches!(self.stage, Stage::Killed { .. }) {
-                    actions.push(Action::Resume);
-                }
-            }
+            Event::Signal(_) | Event::Stop | Event::Continue => match &mut self.early {
+                None => self.pass_on(event, self.plan.besides_terminal(), &mut actions),
+                Some(early) if event == Event::Continue => early.retain(|it| *it != Event::Stop),
+                Some(early) => early.push(event),
+            },
             _ => {}
         }
         actions
     }
 
-    fn forward(&self, number: i32, to: Scope, actions: &mut Vec<Action>) {
-        actions.push(Action::Forward(number, to));
-        // A job that has stopped itself, or that a terminal stopped, would not end.
-        if ENDS.contains(&number) && !self.is_stopped {
-            actions.push(Action::Resume);
+    /// Passes on what somebody has sent to this process. What the terminal has sent reaches those
+    /// who do not have it.
+    fn pass_on(&mut self, event: Event, besides_terminal: Scope, actions: &mut Vec<Action>) {
+        match event {
+            Event::Signal(number) => {
+                let to = match number {
+                    SIGINT | SIGQUIT => besides_terminal,
+                    _ => Scope::Job,
+                };
+                actions.push(Action::Forward(number, to));
+                // A job that has stopped itself, or that a terminal stopped, would not end.
+                if ENDS.contains(&number) {
+                    actions.push(Action::Resume);
+                }
+            }
+            Event::Stop if matches!(self.stage, Stage::Runs) && self.plan.can_stop => {
+                self.is_stopped = true;
+                actions.push(Action::StopAll(besides_terminal));
+            }
+            // A job that is about to end is not held up, nor one that nobody would continue: a
+            // terminal has stopped it already.
+            _ if matches!(self.stage, Stage::Killed { .. }) => {}
+            _ => {
+                self.is_stopped = false;
+                actions.push(Action::Resume);
+            }
         }
     }
 
@@ -328,6 +335,17 @@ impl Life {
         next.max(now + Duration::from_millis(1))
     }
 
+    /// The signal that was to end the job, and has ended the guard before that could start it.
+    pub(crate) fn ended_early(&self) -> Option<i32> {
+        if self.reason.is_some() || self.not_started.is_some() {
+            return None;
+        }
+        self.early.iter().flatten().find_map(|event| match event {
+            Event::Signal(number) if ENDS.contains(number) => Some(*number),
+            _ => None,
+        })
+    }
+
     /// True once the lock can be given back.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over)
@@ -358,6 +376,8 @@ impl Life {
 
 #[cfg(test)]
 mod tests {
+    use signal_hook::consts::SIGUSR1;
+
     use super::*;
 
     const TERM: i32 = 15;
@@ -369,6 +389,7 @@ mod tests {
             max_hold: None,
             only_warn: false,
             at_terminal: false,
+            can_stop: true,
         }
     }
 
@@ -494,6 +515,58 @@ mod tests {
         assert_eq!(life.on(started, at(0, 29)), both.concat());
         let to_others = [Action::Forward(SIGINT, Scope::OtherGroups), Action::Resume];
         assert_eq!(life.on(Event::Signal(SIGINT), at(1, 29)), to_others);
+    }
+
+    /// As long as it is not known to run, nothing could be stopped. Then this process would stop
+    /// itself, and the job would begin.
+    #[test]
+    fn a_stop_waits_until_the_job_has_started() {
+        let started = Event::Started(rustix::process::getpid());
+        let mut life = Life::new(plan());
+        assert_eq!(life.on(Event::Stop, at(0, 29)), []);
+        let stops = [Action::StopAll(Scope::Job)];
+        assert_eq!(life.on(started, at(0, 29)), stops);
+        let mut life = Life::new(plan());
+        for event in [Event::Stop, Event::Continue] {
+            assert_eq!(life.on(event, at(0, 29)), []);
+        }
+        assert_eq!(life.on(started, at(0, 29)), [], "it is to go on");
+    }
+
+    /// The terminal has stopped the job's group by itself, and nobody else would continue it.
+    #[test]
+    fn a_job_goes_on_if_the_run_cannot_stop_or_the_job_is_about_to_end() {
+        let mut life = life(Plan {
+            at_terminal: true,
+            can_stop: false,
+            ..plan()
+        });
+        assert_eq!(life.on(Event::Stop, at(1, 29)), [Action::Resume]);
+        let max_hold = Some(Duration::from_secs(60));
+        let mut asked = self::life(Plan { max_hold, ..plan() });
+        assert_eq!(asked.on(Event::Time, at(60, 20)), [Action::Ask]);
+        assert_eq!(asked.on(Event::Stop, at(61, 20)), [Action::Resume]);
+    }
+
+    /// A signal to all of a service reaches the guard, too, before that can take it.
+    #[test]
+    fn a_signal_that_ends_the_guard_before_the_job_is_there_is_the_end() {
+        let end = |events: &[Event]| {
+            let mut life = Life::new(plan());
+            for event in events {
+                life.on(*event, at(0, 29));
+            }
+            life.on(Event::Empty, at(0, 29));
+            life.ended_early()
+        };
+        let started = Event::Started(rustix::process::getpid());
+        let late = Event::NotStarted(NotStarted::Late);
+        assert_eq!(end(&[Event::Signal(TERM), Event::GuardEnded]), Some(TERM));
+        assert_eq!(end(&[Event::Signal(SIGUSR1), Event::GuardEnded]), None);
+        assert_eq!(end(&[Event::GuardEnded]), None);
+        assert_eq!(end(&[Event::Signal(TERM), late]), None);
+        assert_eq!(end(&[Event::Signal(TERM), started]), None);
+        assert_eq!(end(&[Event::Signal(TERM), Event::Lost]), None);
     }
 
     #[test]

@@ -58,7 +58,7 @@ use crate::run::guard::Orders;
 use crate::run::held::Held;
 use crate::run::job::Job;
 use crate::run::life::{Action, Event, Life};
-use crate::run::line::now;
+use crate::run::line::{Until, now};
 use crate::run::nested::Outer;
 use crate::run::outcome::{Failed, ends_wait, interrupted, not_taken, over};
 use crate::run::report::{Outcome, Report};
@@ -106,11 +106,11 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
         Err(failed) => return not_taken(common, options, &events, failed, report),
     };
     if let Some(number) = ends_wait(&events) {
-        drop(held);
+        let _ = held.unlock_now(); // Not even for --at-least: no job ran.
         return interrupted(number, report);
     }
     if let Err(error) = signals::listen_for_stops(&handle) {
-        drop(held);
+        let _ = held.unlock_now(); // Not even for --at-least: no job ran.
         return without_signals(&error);
     }
     // A panic would give the lock back on its way out, and the job would live on.
@@ -131,7 +131,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     let job = match Job::start(&wanted.command, &environment, &orders, &sender) {
         Ok(job) => job,
         Err(error) => {
-            drop(held);
+            let _ = held.unlock_now(); // Not even for --at-least: no job ran.
             let failure = Failure::new(
                 code::SOFTWARE,
                 format!("the guard process cannot be started: {error}"),
@@ -139,7 +139,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
             return not_taken(common, options, &events, failure.into(), report);
         }
     };
-    let life = live(job, &held, &events, wanted, options);
+    let life = live(job, &held, &events, wanted, options, orders.until);
     over(&life, held, common, wanted, report)
 }
 
@@ -211,18 +211,19 @@ fn environment(
     all
 }
 
-/// Looks after the job until nobody of it is left.
+/// Looks after the job until nobody of it is left. The guard was told that the lock is good until
+/// `told`.
 fn live(
     mut job: Job,
     held: &Held,
     events: &Receiver<Event>,
     wanted: &Wanted,
     options: &Run,
+    mut told: Until,
 ) -> Life {
     let plan = &wanted.plan;
     let mut life = Life::new(plan.clone());
     let mut event = Event::Time;
-    let mut told = held.good_until(plan).0;
     // Once the guard has ended, this process looks for the job. Usually nobody is left, and the
     // next events say just that.
     let mut look_at = None;
@@ -239,8 +240,8 @@ fn live(
             return life;
         }
         let until = held.good_until(plan);
-        if until.0 > told + plan.lease / 20 {
-            told = until.0;
+        if until.0 > told.0 + plan.lease / 20 {
+            told = until;
             job.good_until(until);
         }
         let at = held.at();

@@ -124,7 +124,8 @@ pub(crate) fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
 /// Gives the locks back. An error if one was lost.
 fn give_back(life: &Life, held: Held) -> Result<(), Error> {
     // A job that never ran keeps nothing: another machine may have the command.
-    let unlocked = if life.not_started().is_some() {
+    let never_ran = life.not_started().is_some() || life.ended_early().is_some();
+    let unlocked = if never_ran {
         held.unlock_now()
     } else {
         held.unlock()
@@ -175,6 +176,9 @@ pub(crate) fn over(
         ));
         report.cause = Some(cause);
         return (Outcome::Lost, code::LOST);
+    }
+    if let Some(number) = life.ended_early() {
+        return interrupted(number, report);
     }
     if common.verbose {
         let held = crate::span::show(report.held);

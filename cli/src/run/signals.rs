@@ -26,9 +26,9 @@ pub(crate) const FOR_THE_JOB: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGU
 /// a word on how they have ended.
 pub(crate) fn listen(stop: &StopHandle, events: &Sender<Event>) -> io::Result<Handle> {
     let mut numbers = FOR_THE_JOB.to_vec();
-    numbers.push(SIGCONT);
     // `nohup` ignores a signal for the job, too.
     numbers.retain(|number| !is_ignored(*number));
+    numbers.push(SIGCONT); // It continues this process, and has to continue the job, all the same.
     signal_hook::flag::register(SIGCHLD, Arc::new(AtomicBool::new(false)))?;
     let mut signals = Signals::new(numbers)?;
     let handle = signals.handle();

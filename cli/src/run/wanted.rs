@@ -5,8 +5,11 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
+use rustix::process::{Pid, getpid};
+
 use crate::args::{Common, OnLost, Run};
 use crate::exit::{Failure, code};
+use crate::run::family::{own_group, own_session};
 use crate::run::life::Plan;
 
 /// Unless `--lease` says otherwise.
@@ -55,6 +58,7 @@ impl Wanted {
                 only_warn: options.on_lost == OnLost::Warn,
                 at_terminal: foreground
                     && (stdin || io::stdout().is_terminal() || io::stderr().is_terminal()),
+                can_stop: can_stop(),
             },
             foreground,
             wait: if options.nonblock {
@@ -66,6 +70,13 @@ impl Wanted {
             fenced: options.fence,
         })
     }
+}
+
+/// Whether a shell with job control is above, which lets this process go on after Ctrl-Z. The first
+/// process of a container cannot even stop itself, and nobody would continue one below `ssh -t` or
+/// `xterm -e`: the kernel leaves an ordinary program there alone.
+fn can_stop() -> bool {
+    getpid() != Pid::INIT && own_session() != Some(own_group())
 }
 
 /// The command, or the line for the shell.

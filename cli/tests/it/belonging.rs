@@ -101,6 +101,26 @@ fn a_daemon_does_not_keep_the_lock_and_outlives_the_job() {
     kill(&text(&place, "daemon"));
 }
 
+/// Without a group of its own, it can do so without a child.
+#[test]
+fn the_first_process_is_the_job_also_in_a_session_of_its_own() {
+    let place = Place::new();
+    let job = ["setsid", "bash", "-c", "echo $$ > leader; exec sleep 60"];
+    let mut options = vec!["run", "--foreground", "--max-hold", "1s"];
+    options.extend(["--kill-after", "500ms", "k"]);
+    options.extend(job);
+    assert_eq!(place.code(&options), 124);
+    let leader = text(&place, "leader");
+    assert!(!is_there(&leader), "it lives, and the lock is free");
+    fs::remove_file(place.file("leader")).unwrap();
+    let mut run = vec!["run", "--foreground", "k"];
+    run.extend(job);
+    let mut run = spawn(&mut place.relatch(&run));
+    eventually(LONG, "the job runs", || !text(&place, "leader").is_empty());
+    signal(run.id(), Sig::Term);
+    assert_eq!(run.wait().unwrap().signal(), Some(15));
+}
+
 /// Each of them writes what it gets: the first process, one in its group, and one that has a group
 /// of its own.
 const RECIPIENTS: &str = "

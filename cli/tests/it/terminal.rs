@@ -148,17 +148,40 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     stops_and_goes_on("timeout 60 ");
 }
 
+/// As below `ssh -t` or in a container. Nobody would let the run go on.
+#[test]
+fn ctrl_z_stops_nothing_where_no_shell_has_job_control() {
+    let place = Place::new();
+    let line = format!("exec $R run k {TICKS}");
+    let mut terminal = Terminal::new(&place, &line);
+    goes_on(&place);
+    terminal.types("\x1a");
+    terminal.shows("^Z");
+    thread::sleep(Duration::from_millis(50)); // Too short a time can only make this green.
+    goes_on(&place);
+    terminal.types("\x03");
+    terminal.end();
+    assert_eq!(place.code(&["run", "-w", "20s", "k", "true"]), 0);
+}
+
+/// A job that has no child, which could end in the way of a signal.
+const TICKS: &str = "bash -c 'exec 3<> <(:); while :; do echo >> ticks; read -t 0.01 -u 3; done'";
+
+fn length(place: &Place) -> u64 {
+    fs::metadata(place.file("ticks")).map_or(0, |file| file.len())
+}
+
+fn goes_on(place: &Place) {
+    let before = length(place);
+    eventually(LONG, "the job goes on", || length(place) > before);
+}
+
 fn stops_and_goes_on(wrapped: &str) {
     let place = Place::new();
     let mut terminal = Terminal::new(&place, "bash --norc --noediting -i");
-    let length = || fs::metadata(place.file("ticks")).map_or(0, |file| file.len());
-    let goes_on = || {
-        let before = length();
-        eventually(LONG, "the job goes on", || length() > before);
-    };
-    // It has no child, which could end in the way of the signal.
-    let job = "bash -c 'exec 3<> <(:); while :; do echo >> ticks; read -t 0.01 -u 3; done'";
-    terminal.types(&format!("$R run k {wrapped}{job}\n"));
+    let length = || length(&place);
+    let goes_on = || goes_on(&place);
+    terminal.types(&format!("$R run k {wrapped}{TICKS}\n"));
     goes_on();
     terminal.types("\x1a");
     terminal.shows("Stopped");
