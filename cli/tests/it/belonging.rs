@@ -197,7 +197,7 @@ fn no_signal_is_lost_at_the_start() {
 }
 
 /// A line of bash, in whose place `relatch` comes.
-fn instead_of_bash(place: &Place, line: &str) -> Command {
+pub(crate) fn instead_of_bash(place: &Place, line: &str) -> Command {
     let relatch = place.relatch(&[]);
     let named = relatch.get_envs();
     let mut bash = Command::new("bash");

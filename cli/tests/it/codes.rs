@@ -10,6 +10,7 @@ use std::thread;
 
 use relatch_rig::{Sig, signal};
 
+use crate::belonging::instead_of_bash;
 use crate::support::{Place, in_shell, stderr, stdout};
 
 #[test]
@@ -219,6 +220,25 @@ fn a_job_that_never_ran_keeps_nothing() {
     );
     assert_eq!(place.code(&[&kept[..], &["false"]].concat()), 1);
     assert_eq!(place.code(&["run", "-n", "k", "true"]), 75);
+}
+
+/// Nor does a machine that has no descriptor left at any moment of the start.
+#[test]
+fn a_machine_that_cannot_start_the_job_keeps_nothing() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let mut reasons = String::new();
+    for files in 4..40 {
+        let run = format!("exec {relatch} run -n --at-least 60s k -- bash -c 'echo > ran'");
+        let mut bash = instead_of_bash(&place, &format!("ulimit -n {files}; {run}"));
+        reasons += &stderr(&bash.stderr(Stdio::piped()).output().unwrap());
+        let ran = fs::remove_file(place.file("ran")).is_ok();
+        let keys = place.server.query::<usize>(&["EXISTS", "lock:k"]);
+        assert!(ran || keys == 0, "{files}: {reasons}");
+        place.server.query::<()>(&["FLUSHALL"]);
+    }
+    let no_guard = "the guard process cannot be started";
+    assert!(reasons.contains(no_guard), "{reasons}");
 }
 
 /// The job is so short that only the release finds out.

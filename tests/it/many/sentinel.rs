@@ -914,8 +914,8 @@ fn a_fork_leaves_the_connections_to_sentinels_alone() {
             .flat_map(|place| sentinels.sentinel(place).clients_with("sub=3"))
             .collect()
     };
+    eventually(LONG, "it is subscribed", || subscribers().len() == 1);
     let before = subscribers();
-    assert_eq!(before.len(), 1);
     child.send("fork");
     let ended = child.expect_line("the copy", LONG);
     assert!(ended.contains("Some(0)"), "{ended}: {}", child.printed());

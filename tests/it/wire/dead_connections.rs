@@ -108,7 +108,7 @@ fn a_release_over_a_connection_that_a_firewall_dropped_is_confirmed() {
 
 #[test]
 fn extend_and_ensure_work_after_a_firewall_dropped_the_connection() {
-    let rig = Rig::with(|builder| builder.response_timeout(SOON).lease(MINUTE));
+    let rig = Rig::with(|builder| builder.response_timeout(4 * SOON).lease(MINUTE));
     let guard = rig.locks.lock("a").expect("locks");
     guard.set_lease(MINUTE).expect("extends");
     rig.proxy.strand_all();
