@@ -46,7 +46,7 @@ fn wait(locks: &LockManager) -> Result<(), relatch::Error> {
             .with_lock(write)
         {
             Ok(pages) => println!("{pages} pages are written"),
-            Err(busy) if busy.is_timeout() => println!("{busy}"),
+            Err(busy @ relatch::Error::Timeout { source: None, .. }) => println!("{busy}"),
             Err(error) => return Err(error),
         }
     }

@@ -8,7 +8,7 @@ use std::error::Error;
 use relatch::{Builder, LockManager};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // The server at REDIS_URL. If there is none, the text says what to do.
+    // The server at RELATCH_URL or REDIS_URL. If there is none, the text says what to do.
     let locks = Builder::from_env()
         .build()
         .map_err(|error| error.to_string())?;
