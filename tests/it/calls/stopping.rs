@@ -381,7 +381,8 @@ fn a_shutdown_can_give_back_what_others_hold_and_they_learn_it() {
 /// stay for a moment in which the program may exit.
 #[test]
 fn a_shutdown_during_a_hand_off_leaves_no_key() {
-    let rig = Rig::with(|builder| builder.local_handoff(MINUTE));
+    // (A deletion without an answer would be the keeper's, for which a shutdown does not wait.)
+    let rig = Rig::with(|builder| builder.local_handoff(MINUTE).response_timeout(LONG));
     thread::scope(|scope| {
         let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
         let next = behind(scope, || rig.locks.lock("a").map(drop));
