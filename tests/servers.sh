@@ -110,7 +110,7 @@ run() {
     start=$SECONDS
     # shellcheck disable=SC2046 # One word or none.
     RELATCH_TEST_SERVER=$program limited "$limit" \
-        cargo test --locked --workspace $(features_of "$name") --no-fail-fast --test it -- \
+        cargo test --locked --workspace $(features_of "$name") --no-fail-fast --test it --test rig -- \
         "--test-threads=$threads" $(left_out "$name") 2>&1 | tee "$log" | show_failures || {
         failed=1
         result=FAILED
@@ -123,7 +123,7 @@ run() {
 # Built before the limit begins, because building has no limit.
 for server in "$@"; do
     # shellcheck disable=SC2046 # One word or none.
-    cargo test --locked --workspace $(features_of "$server") --test it --no-run
+    cargo test --locked --workspace $(features_of "$server") --test it --test rig --no-run
 done
 for server in "$@"; do
     run "$server"

@@ -108,8 +108,8 @@ pub(crate) struct Run {
     /// Ends a job that runs for longer (exit code 124)
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) max_hold: Option<Duration>,
-    /// How long the lock stays taken at least, also if the job is done sooner, or fails. (Not if
-    /// there is no such command.) After a crash, it stays taken for as long
+    /// How long the lock stays taken at least, also if the job is done sooner, or fails, but not if
+    /// it cannot be started. After a crash, it stays taken for as long, unless --lease is shorter
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) at_least: Option<Duration>,
     /// Gives the job a fencing token, in `RELATCH_FENCE`

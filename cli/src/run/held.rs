@@ -150,8 +150,9 @@ impl Held {
     /// Gives all locks back, and keeps none of them.
     pub(crate) fn unlock_now(self) -> Result<(), Error> {
         drop(self.all);
-        let mut each = self.each.into_iter();
-        each.try_for_each(|guard| guard.unlock_now().map(drop))
+        let each = self.each.into_iter();
+        each.map(|guard| guard.unlock_now().map(drop))
+            .fold(Ok(()), Result::and)
     }
 
     /// Gives all locks back.

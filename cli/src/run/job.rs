@@ -21,6 +21,7 @@ use crate::run::family::{Family, Scope};
 use crate::run::guard::{Orders, adopt_orphans, ended};
 use crate::run::life::{Ended, Event, NotStarted};
 use crate::run::line::{FromGuard, Until, hear, say};
+use crate::run::signals;
 
 pub(crate) struct Job {
     socket: UnixStream,
@@ -77,9 +78,18 @@ impl Job {
             Event::LeaderEnded(_) => self.family.leader_has_ended(),
             Event::Childless => self.is_childless = true,
             Event::Reaped(pid, ended) => {
-                self.is_done |= self.family.guard() == Some(pid) && ended == Ended::Code(0);
+                let is_guard = self.family.guard() == Some(pid);
+                self.is_done |= is_guard && ended == Ended::Code(0);
                 if self.family.has_reaped(pid) {
                     return Event::LeaderEnded(ended);
+                }
+                // It takes these from before it starts the job. (A signal to all of a service may
+                // come sooner.)
+                if let Ended::Signal(number) = ended
+                    && is_guard
+                    && signals::FOR_THE_JOB.contains(&number)
+                {
+                    return Event::NotStarted(NotStarted::Interrupted(number));
                 }
             }
             _ => {}

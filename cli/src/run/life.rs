@@ -109,6 +109,8 @@ pub(crate) enum NotStarted {
     Failed(i32),
     /// The lock was not good any more.
     Late,
+    /// A signal has ended it before it could take signals.
+    Interrupted(i32),
 }
 
 /// When it has happened.
@@ -133,6 +135,8 @@ pub(crate) enum Action {
     StopAll(Scope),
     /// Lets the job go on.
     Resume,
+    /// Lets all go on that the terminal has stopped. (A shell around this run may be among them.)
+    ResumeGroup,
 }
 
 /// Why a job does not run to its own end.
@@ -245,6 +249,7 @@ impl Life {
             // A job that is about to end is not held up, nor one that nobody would continue: a
             // terminal has stopped it already.
             _ if matches!(self.stage, Stage::Killed { .. }) => {}
+            Event::Stop if self.plan.at_terminal => actions.push(Action::ResumeGroup),
             _ => {
                 self.is_stopped = false;
                 actions.push(Action::Resume);
@@ -335,17 +340,6 @@ impl Life {
         next.max(now + Duration::from_millis(1))
     }
 
-    /// The signal that was to end the job, and has ended the guard before that could start it.
-    pub(crate) fn ended_early(&self) -> Option<i32> {
-        if self.reason.is_some() || self.not_started.is_some() {
-            return None;
-        }
-        self.early.iter().flatten().find_map(|event| match event {
-            Event::Signal(number) if ENDS.contains(number) => Some(*number),
-            _ => None,
-        })
-    }
-
     /// True once the lock can be given back.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over)
@@ -376,8 +370,6 @@ impl Life {
 
 #[cfg(test)]
 mod tests {
-    use signal_hook::consts::SIGUSR1;
-
     use super::*;
 
     const TERM: i32 = 15;
@@ -541,32 +533,11 @@ mod tests {
             can_stop: false,
             ..plan()
         });
-        assert_eq!(life.on(Event::Stop, at(1, 29)), [Action::Resume]);
+        assert_eq!(life.on(Event::Stop, at(1, 29)), [Action::ResumeGroup]);
         let max_hold = Some(Duration::from_secs(60));
         let mut asked = self::life(Plan { max_hold, ..plan() });
         assert_eq!(asked.on(Event::Time, at(60, 20)), [Action::Ask]);
         assert_eq!(asked.on(Event::Stop, at(61, 20)), [Action::Resume]);
-    }
-
-    /// A signal to all of a service reaches the guard, too, before that can take it.
-    #[test]
-    fn a_signal_that_ends_the_guard_before_the_job_is_there_is_the_end() {
-        let end = |events: &[Event]| {
-            let mut life = Life::new(plan());
-            for event in events {
-                life.on(*event, at(0, 29));
-            }
-            life.on(Event::Empty, at(0, 29));
-            life.ended_early()
-        };
-        let started = Event::Started(rustix::process::getpid());
-        let late = Event::NotStarted(NotStarted::Late);
-        assert_eq!(end(&[Event::Signal(TERM), Event::GuardEnded]), Some(TERM));
-        assert_eq!(end(&[Event::Signal(SIGUSR1), Event::GuardEnded]), None);
-        assert_eq!(end(&[Event::GuardEnded]), None);
-        assert_eq!(end(&[Event::Signal(TERM), late]), None);
-        assert_eq!(end(&[Event::Signal(TERM), started]), None);
-        assert_eq!(end(&[Event::Signal(TERM), Event::Lost]), None);
     }
 
     #[test]

@@ -48,6 +48,7 @@ use std::process;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use relatch::StopHandle;
+use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 use signal_hook::consts::{SIGCONT, SIGSTOP};
 
 use crate::args::{Common, OnLost, Run};
@@ -269,11 +270,12 @@ fn act(action: Action, job: &Job, scope: Scope, options: &Run) {
         Action::StopAll(whom) => {
             job.signal(SIGSTOP, whom);
             // Only this process: what stopped it has stopped the others that it meant.
-            let _ = rustix::process::kill_process(
-                rustix::process::getpid(),
-                rustix::process::Signal::STOP,
-            );
+            let _ = kill_process(getpid(), Signal::STOP);
         }
         Action::Resume => job.signal(SIGCONT, Scope::Job),
+        Action::ResumeGroup => {
+            let _ = kill_current_process_group(Signal::CONT);
+            job.signal(SIGCONT, Scope::Job);
+        }
     }
 }

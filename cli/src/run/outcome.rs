@@ -124,8 +124,7 @@ pub(crate) fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
 /// Gives the locks back. An error if one was lost.
 fn give_back(life: &Life, held: Held) -> Result<(), Error> {
     // A job that never ran keeps nothing: another machine may have the command.
-    let never_ran = life.not_started().is_some() || life.ended_early().is_some();
-    let unlocked = if never_ran {
+    let unlocked = if life.not_started().is_some() {
         held.unlock_now()
     } else {
         held.unlock()
@@ -157,8 +156,12 @@ pub(crate) fn over(
         Err(Error::Lost { cause, .. }) => Some(cause.to_string()),
         _ => None,
     });
-    if let Some(NotStarted::Failed(number)) = life.not_started() {
-        return not_started(&wanted.command[0], number, report);
+    match life.not_started() {
+        Some(NotStarted::Failed(number)) => {
+            return not_started(&wanted.command[0], number, report);
+        }
+        Some(NotStarted::Interrupted(number)) => return interrupted(number, report),
+        Some(NotStarted::Late) | None => {}
     }
     let why = match (life.reason(), life.not_started()) {
         (Some(Reason::AtRisk), _) => {
@@ -176,9 +179,6 @@ pub(crate) fn over(
         ));
         report.cause = Some(cause);
         return (Outcome::Lost, code::LOST);
-    }
-    if let Some(number) = life.ended_early() {
-        return interrupted(number, report);
     }
     if common.verbose {
         let held = crate::span::show(report.held);

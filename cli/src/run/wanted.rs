@@ -76,7 +76,9 @@ impl Wanted {
 /// process of a container cannot even stop itself, and nobody would continue one below `ssh -t` or
 /// `xterm -e`: the kernel leaves an ordinary program there alone.
 fn can_stop() -> bool {
-    getpid() != Pid::INIT && own_session() != Some(own_group())
+    // (Zero: both began outside of this container.)
+    let leads = own_session().is_some_and(|session| session != 0 && session == own_group());
+    getpid() != Pid::INIT && !leads
 }
 
 /// The command, or the line for the shell.

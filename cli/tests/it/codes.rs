@@ -222,7 +222,7 @@ fn a_job_that_never_ran_keeps_nothing() {
     assert_eq!(place.code(&["run", "-n", "k", "true"]), 75);
 }
 
-/// Nor does a machine that has no descriptor left at any moment of the start.
+/// Nor does a machine that has no descriptor left for the guard.
 #[test]
 fn a_machine_that_cannot_start_the_job_keeps_nothing() {
     let place = Place::new();

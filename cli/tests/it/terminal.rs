@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufReader, Read, Write};
 use std::process::{ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -63,8 +63,16 @@ impl Terminal {
 
     /// All that was shown, once the line is done.
     fn end(self) -> String {
-        let rest: Vec<_> = self.screen.iter().collect();
-        self.shown + &String::from_utf8_lossy(&rest)
+        let mut rest = Vec::new();
+        let ended = loop {
+            match self.screen.recv_timeout(LONG) {
+                Ok(byte) => rest.push(byte),
+                Err(ended) => break ended,
+            }
+        };
+        let shown = self.shown + &String::from_utf8_lossy(&rest);
+        assert_eq!(ended, RecvTimeoutError::Disconnected, "{shown:?}");
+        shown
     }
 }
 
@@ -148,24 +156,30 @@ fn ctrl_z_stops_the_job_and_fg_continues_it() {
     stops_and_goes_on("timeout 60 ");
 }
 
-/// As below `ssh -t` or in a container. Nobody would let the run go on.
+/// As below `ssh -t` or in a container. Nobody would let the run go on, nor a shell around it.
 #[test]
 fn ctrl_z_stops_nothing_where_no_shell_has_job_control() {
-    let place = Place::new();
-    let line = format!("exec $R run k {TICKS}");
-    let mut terminal = Terminal::new(&place, &line);
-    goes_on(&place);
-    terminal.types("\x1a");
-    terminal.shows("^Z");
-    thread::sleep(Duration::from_millis(50)); // Too short a time can only make this green.
-    goes_on(&place);
-    terminal.types("\x03");
-    terminal.end();
-    assert_eq!(place.code(&["run", "-w", "20s", "k", "true"]), 0);
+    for (line, last) in [
+        (format!("exec $R run k {TICKS}"), ""),
+        (format!("$R run k {TICKS}; echo do''ne"), "done"),
+    ] {
+        let place = Place::new();
+        let mut terminal = Terminal::new(&place, &line);
+        goes_on(&place);
+        terminal.types("\x1a");
+        terminal.shows("^Z");
+        thread::sleep(Duration::from_millis(50)); // Too short a time can only make this green.
+        goes_on(&place);
+        fs::write(place.file("end"), "").unwrap();
+        let shown = terminal.end();
+        assert!(shown.trim_end().ends_with(last), "{shown}");
+        assert_eq!(place.code(&["run", "-n", "k", "true"]), 0);
+    }
 }
 
 /// A job that has no child, which could end in the way of a signal.
-const TICKS: &str = "bash -c 'exec 3<> <(:); while :; do echo >> ticks; read -t 0.01 -u 3; done'";
+const TICKS: &str =
+    "bash -c 'exec 3<> <(:); until [ -e end ]; do echo >> ticks; read -t 0.01 -u 3; done'";
 
 fn length(place: &Place) -> u64 {
     fs::metadata(place.file("ticks")).map_or(0, |file| file.len())
