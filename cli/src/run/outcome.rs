@@ -188,18 +188,22 @@ pub(crate) fn over(
         tell("the job was ended: it ran for longer than --max-hold");
         return (Outcome::MaxHold, code::MAX_HOLD);
     }
+    (Outcome::Ended, code_of_job(life, report))
+}
+
+/// The exit code of a job that has ended by itself, or with its guard.
+fn code_of_job(life: &Life, report: &mut Report) -> u8 {
     if life.reason().is_some() || life.ended().is_none() {
         let cause = "somebody has killed its guard process";
         tell(&format!("the job was ended: {cause}"));
         report.cause = Some(cause.to_owned());
     }
-    let code = match life.ended() {
+    match life.ended() {
         Some(Ended::Code(code)) => u8::try_from(code).unwrap_or(code::SOFTWARE),
         Some(Ended::Signal(number)) => exit::of_signal(number),
         // The guard was killed before it could say so, and the job after it.
         None => exit::of_signal(SIGKILL),
-    };
-    (Outcome::Ended, code)
+    }
 }
 
 /// The outcome if the system could not start the job.
