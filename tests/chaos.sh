@@ -127,9 +127,10 @@ start 'lossy failovers, fences, parcels, opposite orders' \
     $fast --test it -- --include-ignored --nocapture --test-threads=3 \
     lossy_failovers_lose_no a_million_fences_grow one_wins_ten_thousand_times callers_with_opposite
 start 'histories' env RELATCH_ACQUISITIONS=3000 $fast --test history -- --nocapture
-part 'with the least rights' bash tests/rights.sh
-part 'the command: 300 deaths of each kind' \
+# It waits for leases most of the time.
+start 'the command: 300 deaths of each kind' \
     env RELATCH_DEATHS=300 cargo test --quiet --locked --package relatch-cli --test command -- --nocapture deaths
+part 'with the least rights' bash tests/rights.sh
 # Left out: what is not the same by a sentinel. A replica is refused as soon as it says what it is,
 # and the name of a host is the sentinel's.
 part 'by a sentinel' env RELATCH_TEST_BY_SENTINEL=1 \
