@@ -59,7 +59,8 @@ impl Group {
     }
 
     fn locks_with(&self, change: impl FnOnce(Builder) -> Builder) -> LockManager {
-        let locks = change(builder(&self.proxy.url()))
+        // (Whether a connection opens in time is of no interest here.)
+        let locks = change(builder(&self.proxy.url()).connect_timeout(LONG))
             .build()
             .expect("connects");
         // Makes Redis load the script of a release.
