@@ -23,8 +23,18 @@ pub(super) fn one(url: &str) -> Result<Address, Error> {
     // The text is not shown, because its password may stand anywhere.
     let mut parsed = redis::parse_redis_url(&escaped).ok_or_else(|| bad(None, form_of(url)))?;
     // If a slash, question mark or hash in a password is not escaped, the parser takes the rest of
-    // the password for the path, the query or the fragment.
-    let spilled = [Some(parsed.path()), parsed.query(), parsed.fragment()];
+    // the password for the path, the query or the fragment. Out of the path it takes `..`, and what
+    // comes before that: so what was written is looked at, too.
+    let behind_slashes = url.split_once("//").map_or("", |(_, rest)| rest);
+    let written = behind_slashes
+        .find(['/', '?', '#'])
+        .map(|at| &behind_slashes[at..]);
+    let spilled = [
+        Some(parsed.path()),
+        parsed.query(),
+        parsed.fragment(),
+        written,
+    ];
     if !has_path
         && (parsed.fragment().is_some()
             || spilled.into_iter().flatten().any(|part| part.contains('@')))

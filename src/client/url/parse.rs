@@ -102,6 +102,7 @@ mod tests {
             ("localhost", ": it is redis://"),
             ("redis://user:pass/word@host/", "%2F"),
             ("redis://:1/2@host/", "%2F"),
+            ("redis://:1/2@host/..", "%2F"),
             ("redis+sentinel://user:pass/word@host/m", "%2F"),
             ("redis://host:port/", "not of the form redis://"),
         ] {
