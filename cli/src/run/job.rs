@@ -27,6 +27,8 @@ pub(crate) struct Job {
     socket: UnixStream,
     family: Family,
     is_childless: bool,
+    /// All that the guard had to say has come.
+    has_heard_all: bool,
     /// The guard has ended by itself. It does so when nobody of the job is left.
     is_done: bool,
 }
@@ -59,6 +61,7 @@ impl Job {
             socket,
             family,
             is_childless: false,
+            has_heard_all: false,
             is_done: false,
         };
         if pass_stdin(&job.socket).is_err() {
@@ -77,6 +80,7 @@ impl Job {
             Event::Started(leader) => self.family.set_leader(leader),
             Event::LeaderEnded(_) => self.family.leader_has_ended(),
             Event::Childless => self.is_childless = true,
+            Event::GuardEnded => self.has_heard_all = true,
             Event::Reaped(pid, ended) => {
                 let is_guard = self.family.guard() == Some(pid);
                 self.is_done |= is_guard && ended == Ended::Code(0);
@@ -112,6 +116,12 @@ impl Job {
         if let Some(guard) = self.family.guard() {
             let _ = kill_process(guard, Signal::KILL);
         }
+    }
+
+    /// True once the guard has ended, and it is known how. (That and its last words come from two
+    /// threads. Without either, it would not be known whether the job ever ran.)
+    pub(crate) fn is_alone(&self) -> bool {
+        self.has_heard_all && self.family.guard().is_none()
     }
 
     /// True if nobody in the scope is left: that is certain, and costs no look.

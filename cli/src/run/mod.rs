@@ -231,7 +231,7 @@ fn live(
     let mut pause = Pause::SHORTEST;
     loop {
         event = job.on(event);
-        if event == Event::GuardEnded {
+        if look_at.is_none() && job.is_alone() {
             look_at = Some(now() + pause.next());
         }
         for action in life.on(event, held.at()) {
