@@ -68,7 +68,7 @@ part 600 "cargo test $all --benches --no-run"
 builds=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 # The simulator's tests have a time of their own, so the integration tests come first. (With what
 # is left by all others alone, they would not be done beside two busy loops.)
-start "nice -n 5 cargo test $all --lib -- simulation --skip compared"
+start "nice -n 10 cargo test $all --lib -- simulation --skip compared"
 # These have to be answered within some 300 ms. With more of them at a time, each step of client,
 # proxy and server waits for its turn, and they are not.
 part 900 "cargo test $all --test it -- --test-threads=10"
