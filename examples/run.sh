@@ -36,7 +36,8 @@ describe() {
     printf '  %-12s %s\n' "${name%.*}" "$(sed -n '1s/^\/\/! //p; 2s/^# //p' "$1")"
 }
 
-# build <cargo's arguments>: sets `built` to the folder of what is built: RELATCH_BUILT, if it is set.
+# build <cargo's arguments>: sets `built` to the folder of what is built: RELATCH_BUILT, if it is
+# set.
 build() {
     [ -z "${RELATCH_BUILT:-}" ] || { built=$RELATCH_BUILT && return; }
     need_cargo

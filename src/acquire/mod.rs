@@ -373,7 +373,8 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         match end {
             End::Busy { holder, failure } => {
                 if failure.is_some() {
-                    self.joined.turn.failed(None); // The time was too short to say anything about Redis.
+                    // The time was too short to say anything about Redis.
+                    self.joined.turn.failed(None);
                 }
                 wait.timed_out(holder, failure.map(Failure::into_cause))
             }

@@ -177,7 +177,8 @@ impl Leases {
         {
             if !entry.hold.is_valid(now) {
                 due.over.push(Arc::clone(&entry.hold));
-                entry.due = Moment::NEVER; // Reported once. `held` lists it until its guards are gone.
+                // Reported once. `held` lists it until its guards are gone.
+                entry.due = Moment::NEVER;
             } else if let Some(every) = period(&entry.hold, now) {
                 let early = if entry.asked {
                     Duration::ZERO

@@ -204,7 +204,8 @@ fn replace_master(
             let last = (old + 1 + choice % (sentinels.count() - 1)) % sentinels.count();
             sentinels.cut_off(last);
             cut_off();
-            thread::sleep(cut_off_for); // Locks are taken meanwhile, or refused. This waits for no event.
+            // Locks are taken meanwhile, or refused. This waits for no event.
+            thread::sleep(cut_off_for);
             leave_one(sentinels, old, last);
         }
         Way::Killed => {

@@ -147,6 +147,12 @@ impl Held {
         self.manager.cause.get().cloned()
     }
 
+    /// Gives back what no job has used, so that another machine may have it at once. (What fails
+    /// here ends with its lease.)
+    pub(crate) fn unlock_unused(self) {
+        let _ = self.unlock_now();
+    }
+
     /// Gives all locks back, and keeps none of them.
     pub(crate) fn unlock_now(self) -> Result<(), Error> {
         drop(self.all);

@@ -107,11 +107,11 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
         Err(failed) => return not_taken(common, options, &events, failed, report),
     };
     if let Some(number) = ends_wait(&events) {
-        let _ = held.unlock_now(); // Not even for --at-least: no job ran.
+        held.unlock_unused();
         return interrupted(number, report);
     }
     if let Err(error) = signals::listen_for_stops(&handle) {
-        let _ = held.unlock_now(); // Not even for --at-least: no job ran.
+        held.unlock_unused();
         return without_signals(&error);
     }
     // A panic would give the lock back on its way out, and the job would live on.
@@ -132,7 +132,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     let job = match Job::start(&wanted.command, &environment, &orders, &sender) {
         Ok(job) => job,
         Err(error) => {
-            let _ = held.unlock_now(); // Not even for --at-least: no job ran.
+            held.unlock_unused();
             let failure = Failure::new(
                 code::SOFTWARE,
                 format!("the guard process cannot be started: {error}"),

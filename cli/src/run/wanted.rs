@@ -72,9 +72,9 @@ impl Wanted {
     }
 }
 
-/// Whether a shell with job control is above, which lets this process go on after Ctrl-Z. The first
-/// process of a container cannot even stop itself, and nobody would continue one below `ssh -t` or
-/// `xterm -e`: the kernel leaves an ordinary program there alone.
+/// Whether something in the session may let this process go on after Ctrl-Z, such as a shell with job
+/// control. The first process of a container cannot even stop itself, and nobody would continue one
+/// in the group of the session's leader, as below `ssh -t` or `xterm -e`.
 fn can_stop() -> bool {
     // (Zero: both began outside of this container.)
     let leads = own_session().is_some_and(|session| session != 0 && session == own_group());

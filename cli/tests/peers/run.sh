@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Has other libraries take locks that `relatch` then finds busy, names and deletes, and vice versa. Needs the registries of Python, Node, Go and Java; leaves out a language that is missing.
+# Has other libraries take locks that `relatch` then finds busy, names and deletes, and vice versa.
+# Needs the registries of Python, Node, Go and Java; leaves out a language that is missing.
 #
 #   bash cli/tests/peers/run.sh FOLDER    # what is installed stays in FOLDER for the next time
 set -euo pipefail

@@ -337,7 +337,8 @@ mod tests {
         assert!(matches!(read(error("OOM no")), Err(Failure::Refused(_))));
         // Busy, but without a holder: the script never answers that.
         let nobody = Reply::Array(vec![Reply::Nil, Reply::Int(-2)]);
-        let others = [Reply::Ok, Reply::Int(1), bytes("another token".to_owned())]; // To another command.
+        // To another command.
+        let others = [Reply::Ok, Reply::Int(1), bytes("another token".to_owned())];
         let no_answers = [
             nobody,
             Reply::Nil,

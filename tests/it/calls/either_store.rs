@@ -335,7 +335,8 @@ fn a_thread_that_ends_leaves_a_lock_for_a_lease(place: &Place) {
 
 fn a_deleted_key_is_a_lost_hold(place: &Place) {
     let guard = place.locks.lock("a").expect("locks");
-    guard.confirm(Duration::from_secs(1)).expect("it is there"); // From now on, Redis tracks the key.
+    // From now on, Redis tracks the key.
+    guard.confirm(Duration::from_secs(1)).expect("it is there");
     place.lose("a");
     eventually(LONG, "the loss is found", || !guard.is_valid());
     assert!(place.is_free("a"));

@@ -339,7 +339,8 @@ fn one_of_three_processes_that_start_one_after_the_other_runs_a_short_job() {
         let key = format!("nightly:{round}");
         let workers: Vec<_> = (0..3)
             .map(|number| {
-                thread::sleep(Duration::from_millis(60 * u64::from(number > 0))); // From start to start.
+                // From start to start.
+                thread::sleep(Duration::from_millis(60 * u64::from(number > 0)));
                 Worker::spawn("one shot", &[("url", &server.url()), ("key", &key)])
             })
             .collect();

@@ -55,7 +55,8 @@ fn take_locks(
             taken.fetch_add(1, Ordering::SeqCst);
             guards.push(guard);
         }
-        thread::sleep(Duration::from_millis(2)); // A thousand locks would show no more than a hundred.
+        // A thousand locks would show no more than a hundred.
+        thread::sleep(Duration::from_millis(2));
     }
     done.recv().expect("the master is replaced");
     let is_lost = |guard: &&relatch::LockGuard| {

@@ -107,7 +107,8 @@ fn forker() {
     };
     let guards = (role::arg("holding") == "yes").then(hold);
     if let Some((guard, _)) = &guards {
-        guard.set_lease(Duration::from_secs(20)).expect("extends"); // Opens the keeper's connection.
+        // Opens the keeper's connection.
+        guard.set_lease(Duration::from_secs(20)).expect("extends");
     }
     let set = (guards.is_some()).then(|| locks.several(["x", "y"]).lock().expect("locks"));
     let detached =

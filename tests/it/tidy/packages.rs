@@ -95,7 +95,8 @@ fn no_dependency_asks_for_a_newer_rust_of_a_program_that_depends_on_this() {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1"])
         .current_dir(dir.path())
-        .env("CARGO_RESOLVER_INCOMPATIBLE_RUST_VERSIONS", "allow") // As for a program that does not say which Rust it needs.
+        // As for a program that does not say which Rust it needs.
+        .env("CARGO_RESOLVER_INCOMPATIBLE_RUST_VERSIONS", "allow")
         .output()
         .expect("cargo runs");
     let told = String::from_utf8_lossy(&output.stderr);
