@@ -72,9 +72,9 @@ impl Wanted {
     }
 }
 
-/// Whether something in the session may let this process go on after Ctrl-Z, such as a shell with job
-/// control. The first process of a container cannot even stop itself, and nobody would continue one
-/// in the group of the session's leader, as below `ssh -t` or `xterm -e`.
+/// Whether something in the session may let this process go on after Ctrl-Z, such as a shell with
+/// job control. The first process of a container cannot even stop itself, and nobody would continue
+/// one in the group of the session's leader, as below `ssh -t` or `xterm -e`.
 fn can_stop() -> bool {
     // (Zero: both began outside of this container.)
     let leads = own_session().is_some_and(|session| session != 0 && session == own_group());
