@@ -149,6 +149,12 @@ impl Store {
             .is_some_and(|router| router.cluster().is_some())
     }
 
+    /// In a cluster, waits until the map was read once more. True if it was, before the deadline.
+    pub(crate) fn rereads_map(&self, deadline: Moment) -> bool {
+        let cluster = self.router().and_then(|router| router.cluster());
+        cluster.is_some_and(|cluster| cluster.rereads_map(deadline))
+    }
+
     /// True if this node has the key, as far as is known.
     pub(crate) fn may_be_at(&self, node: &Node, redis_key: &[u8]) -> bool {
         let cluster = self.router().and_then(|router| router.cluster());

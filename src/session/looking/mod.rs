@@ -45,7 +45,7 @@ impl Session {
         };
         let answer = ask().or_else(|failure| {
             if failure.can_pass() {
-                ask()
+                self.at_the_node_of_the_key(deadline, ask)
             } else {
                 Err(failure)
             }
@@ -102,9 +102,26 @@ impl Session {
     ) -> Result<T, Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let connection = self.core.store.connect(key.in_redis(), deadline);
+        let connect = || self.core.store.connect(key.in_redis(), deadline);
+        let connection = self.at_the_node_of_the_key(deadline, connect);
         let answer = connection.and_then(|mut connection| send(&mut connection, deadline));
         answer.map_err(|failure| self.call_failed("force-unlocking", key, failure))
+    }
+
+    /// Tries again with each new map of a cluster. A node that has another address since the last
+    /// map, or is gone, refuses connections at the old one. Without this, the first to speak to
+    /// that node would be told that Redis is unavailable though the cluster is well. A waiter needs
+    /// none of it: it tries again anyway.
+    fn at_the_node_of_the_key<T>(
+        &self,
+        deadline: Moment,
+        attempt: impl Fn() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut answer = attempt();
+        while matches!(answer, Err(Failure::NotSent(_))) && self.core.store.rereads_map(deadline) {
+            answer = attempt();
+        }
+        answer
     }
 
     /// An operator has deleted a key. `deleted`: its value, if there was one, and whose it was.

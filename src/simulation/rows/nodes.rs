@@ -11,6 +11,7 @@ use crate::simulation::scene::{name, path};
 use crate::simulation::world::cluster::move_slot;
 use crate::simulation::world::engine::{Copies, Engine};
 use crate::simulation::world::failover::{Failover, How};
+use crate::simulation::world::troubles::Ailment;
 use crate::{Builder, Error, LockGuard, LockManager, Unlocked};
 
 const CLUSTER: Engine = Engine::Cluster(Copies::NONE);
@@ -331,5 +332,28 @@ fn the_silent_node_of_one_lock_keeps_no_other_of_a_set() {
             matches!(&unlocked, Err(Error::Unconfirmed { key, .. }) if *key == name(0));
         assert!(is_of_first, "{unlocked:?}");
         assert!(!world.has(name(other)));
+    });
+}
+
+/// Nothing has shown that the map is out of date: what is asked is the first thing that this
+/// process asks of the node.
+#[test]
+fn a_node_at_another_address_is_found_by_what_is_asked_once() {
+    in_scenes_with(CLUSTER, 40, |world| {
+        let locks = locks(CLUSTER, |builder| builder);
+        let first = world.servers.shard_of_key(0);
+        let other = (1..10)
+            .find(|key| world.servers.shard_of_key(*key) != first)
+            .expect("there are three nodes");
+        drop(locks.lock(name(other)).expect("locks"));
+        let moves = || {
+            Ailment::Readdressed.happens(&world.servers, first, 0, 0);
+            // By then, all nodes know of it.
+            thread::sleep(4 * SECOND + some(SECOND));
+        };
+        moves();
+        assert!(matches!(locks.named(name(0)).holder(), Ok(None)));
+        moves();
+        assert!(matches!(locks.named(name(0)).force_unlock(), Ok(None)));
     });
 }
