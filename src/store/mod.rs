@@ -149,10 +149,25 @@ impl Store {
             .is_some_and(|router| router.cluster().is_some())
     }
 
-    /// In a cluster, waits until the map was read once more. True if it was, before the deadline.
-    pub(crate) fn rereads_map(&self, deadline: Moment) -> bool {
-        let cluster = self.router().and_then(|router| router.cluster());
-        cluster.is_some_and(|cluster| cluster.rereads_map(deadline))
+    /// Makes the attempt of a caller that asks once. In a cluster, a node that is not where the
+    /// last map has it cannot be reached, and the first to speak to it would be told that Redis is
+    /// unavailable though the cluster is well. So an attempt that has sent nothing is made again
+    /// with each new map that comes within the time for a connection. (Who waits for a lock tries
+    /// again anyway.)
+    pub(crate) fn again_with_each_map<T>(
+        &self,
+        deadline: Moment,
+        attempt: impl Fn() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let began = Moment::now();
+        let mut answer = attempt();
+        while matches!(answer, Err(Failure::NotSent(_)))
+            && let Some(cluster) = self.router().and_then(|router| router.cluster())
+            && cluster.rereads_map(began, deadline)
+        {
+            answer = attempt();
+        }
+        answer
     }
 
     /// True if this node has the key, as far as is known.

@@ -43,9 +43,10 @@ impl Session {
                 .look(key.in_redis(), counter, deadline)
                 .map(|seen| (seen, sent))
         };
+        let ask = || self.core.store.again_with_each_map(deadline, ask);
         let answer = ask().or_else(|failure| {
-            if failure.can_pass() {
-                self.at_the_node_of_the_key(deadline, ask)
+            if failure.can_pass() && Moment::now() < deadline {
+                ask()
             } else {
                 Err(failure)
             }
@@ -92,36 +93,21 @@ impl Session {
         Ok(deleted)
     }
 
-    /// Sends the command of an operator. There is one try only: a second one could delete the key
-    /// of the next holder, or find that the first one did. The try goes over a fresh connection,
-    /// since a pooled one may be dead.
+    /// Sends the command of an operator. Redis gets it once only: a second one could delete the key
+    /// of the next holder, or find that the first one did. It goes over a fresh connection, since a
+    /// pooled one may be dead.
     fn force<T>(
         &self,
         key: &Key,
-        send: impl FnOnce(&mut Connection<'_>, Moment) -> Result<T, Failure>,
+        send: impl Fn(&mut Connection<'_>, Moment) -> Result<T, Failure>,
     ) -> Result<T, Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let connect = || self.core.store.connect(key.in_redis(), deadline);
-        let connection = self.at_the_node_of_the_key(deadline, connect);
-        let answer = connection.and_then(|mut connection| send(&mut connection, deadline));
+        let answer = self.core.store.again_with_each_map(deadline, || {
+            let mut connection = self.core.store.connect(key.in_redis(), deadline)?;
+            send(&mut connection, deadline)
+        });
         answer.map_err(|failure| self.call_failed("force-unlocking", key, failure))
-    }
-
-    /// Tries again with each new map of a cluster. A node that has another address since the last
-    /// map, or is gone, refuses connections at the old one. Without this, the first to speak to
-    /// that node would be told that Redis is unavailable though the cluster is well. A waiter needs
-    /// none of it: it tries again anyway.
-    fn at_the_node_of_the_key<T>(
-        &self,
-        deadline: Moment,
-        attempt: impl Fn() -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let mut answer = attempt();
-        while matches!(answer, Err(Failure::NotSent(_))) && self.core.store.rereads_map(deadline) {
-            answer = attempt();
-        }
-        answer
     }
 
     /// An operator has deleted a key. `deleted`: its value, if there was one, and whose it was.

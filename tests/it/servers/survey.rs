@@ -1,6 +1,7 @@
 //! What operators and probes ask: which locks there are, and whether all is well.
 
 use std::collections::BTreeSet;
+use std::thread;
 use std::time::Duration;
 
 use relatch::{Error, Found, LockManager, SurveyedLock, Verdict};
@@ -123,4 +124,24 @@ fn in_a_cluster_each_master_is_asked() {
         let covered = "16384 of 16384 slots";
         assert_eq!(health.to_string().matches(covered).count(), 3, "{health}");
     }
+}
+
+/// The old master is a replica now. It lists its keys as before, and sends away who asks for one.
+#[test]
+fn a_survey_and_a_check_of_a_cluster_read_its_map_anew() {
+    let cluster = Cluster::start();
+    let url = format!("redis+cluster://{}", cluster.address(0));
+    let [operator, holder] = [(); 2].map(|()| builder(&url).build().expect("a manager"));
+    let _guard = holder.lock("a").expect("a lock");
+    // Until then, its map counts as fresh.
+    thread::sleep(Duration::from_millis(1_100));
+    let [replica, ..] = *cluster.replicas_of(cluster.node_of("a")) else {
+        panic!("each master has a replica");
+    };
+    cluster.fail_over(replica);
+    let found = survey(&operator);
+    assert!(matches!(&*found, [it] if it.key == "a"), "{found:?}");
+    cluster.server(cluster.replicas_of(replica)[0]).kill();
+    let health = operator.check(LONG);
+    assert!(health.verdict < Verdict::Failed, "{health}");
 }

@@ -4,9 +4,8 @@
 //! date: `MOVED`, a node that refuses connections or is silent, `READONLY`, `CLUSTERDOWN`. Only the
 //! thread in `reader` asks for it.
 //!
-//! No other thread waits for a new map, unless there is none yet, or an operator asks something
-//! once and the node refuses connections: a thread whose map is out of date follows the redirects
-//! of the nodes, or tries again.
+//! A thread whose map is out of date follows the redirects of the nodes, or tries again. Who asks
+//! once waits for a new map if the node cannot be reached, and so does who asks all nodes.
 
 mod reader;
 
@@ -28,6 +27,9 @@ use crate::client::wire::endpoint::Place;
 use crate::client::wire::failure::Failure;
 use crate::client::wire::refusal::Refusal;
 use crate::client::wire::tls;
+
+/// The pause after the map was read. Meanwhile, threads follow redirects.
+const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) struct Cluster {
     /// The nodes that the program named.
@@ -52,6 +54,8 @@ struct Reading {
     atlas: Atlas,
     /// The map may be out of date.
     wanted: bool,
+    /// When the last map came.
+    read_at: Moment,
     /// How often reading the map has ended.
     rounds: u64,
     /// Why the last reading failed.
@@ -69,6 +73,7 @@ impl Cluster {
         let reading = Reading {
             atlas,
             wanted: false,
+            read_at: Moment::PAST,
             rounds: 0,
             failure: None,
         };
@@ -208,8 +213,24 @@ impl Cluster {
         }
     }
 
-    /// Waits until the map was read once more. True if it was, before the deadline.
-    pub(crate) fn rereads_map(&self, deadline: Moment) -> bool {
+    /// The map, which is not older than a second, unless no node has sent a newer one.
+    pub(super) fn fresh_map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
+        let map = self.map(deadline)?;
+        let read_at = self.reading.lock().read_at;
+        if read_at.after(LEAST_INTERVAL) > Moment::now() {
+            return Ok(map);
+        }
+        self.rereads_map(Moment::now(), deadline);
+        self.map(deadline)
+    }
+
+    /// Waits until the map was read once more. True if it was, before the deadline of a call that
+    /// began then, and within the time for a connection.
+    pub(crate) fn rereads_map(self: &Arc<Cluster>, began: Moment, deadline: Moment) -> bool {
+        let deadline = deadline.min(began.after(self.common.connect_timeout));
+        if self.start().is_err() {
+            return false;
+        }
         let mut reading = self.reading.lock();
         let asked = reading.rounds;
         while reading.rounds == asked && self.waits_for_map(&mut reading, deadline) {}

@@ -12,16 +12,13 @@ use std::time::Duration;
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, info, warn};
-use crate::client::servers::cluster::Cluster;
+use crate::client::servers::cluster::{Cluster, LEAST_INTERVAL};
 use crate::client::servers::map::Map;
 use crate::client::servers::slots::{SLOTS, slot};
 use crate::client::servers::view::{QUESTIONS, View};
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::Failure;
 use crate::client::wire::socket::Ender;
-
-/// The pause after the map was read. Meanwhile, threads follow redirects.
-const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often the map is read although nothing shows that it is out of date. A node that was demoted
 /// may keep its connections open and stay silent: then no waiter would learn of its successor.
@@ -139,6 +136,7 @@ impl Cluster {
             self.epoch.store(view.epoch, Ordering::Relaxed);
         }
         let mut reading = self.reading.lock();
+        reading.read_at = Moment::now();
         reading.rounds += 1;
         let was_failing = reading.failure.take().is_some();
         let before = reading.atlas.map().cloned();
