@@ -596,8 +596,8 @@ fn a_replica_of_the_last_map_leads_to_the_new_masters() {
     });
     let url = format!("redis+cluster://{}{}", login(), seed.address());
     let locks = patient(&url).build_lazily().expect("sends nothing");
-    let error = locks.try_lock("a").expect_err("the master is gone");
-    assert_unavailable(&Err(error));
+    // It reads the seed's map, and may find the new masters already.
+    drop(locks.try_lock("a"));
     drop(seed);
     eventually(LONG, "the replica has been asked", || {
         locks.try_lock("a").is_ok()

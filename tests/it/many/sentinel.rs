@@ -471,6 +471,8 @@ fn a_sentinel_that_names_a_replica_a_dead_server_or_a_sentinel_is_not_asked_alon
             Some(guard.token())
         );
     }
+    // It knows other users than the servers: that it has refused the login is no missing right.
+    sentinels.sentinel(1).query::<()>(&["ACL", "LOG", "RESET"]);
 }
 
 /// Without `HELLO`, only the refusal of a write shows that the server is a replica.

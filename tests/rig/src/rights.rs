@@ -113,8 +113,10 @@ pub(crate) fn note_printed(line: &str) {
 /// Prints what a server refused to the user, as far as `ACL LOG` has it: command, key or channel.
 pub(crate) fn note_refused(ask: impl FnOnce() -> Vec<(String, String)>) {
     if password().is_some() {
+        let thread = std::thread::current();
+        let test = thread.name().unwrap_or_default();
         for (_, what) in ask().into_iter().filter(|(user, _)| user == USER) {
-            print(&format!("{REFUSED} {what}"));
+            print(&format!("{REFUSED} {what}, in {test}"));
         }
     }
 }
