@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use crate::LockManager;
-use crate::base::sync::scheduler::{later, now, one_in, reset_all, thread};
+use crate::base::sync::scheduler::{change_link, later, now, one_in, reset_all, thread};
 use crate::simulation::redis::{Redis, Settings};
 use crate::simulation::rows::nodes::{locks, silence};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
@@ -154,5 +154,20 @@ fn a_hold_goes_with_its_master_however_many_connections_there_are() {
             world.servers.nodes[1].borrow_mut().act(Redis::advance);
             assert!(guard.is_valid() && world.node_has(1, "a"));
         }
+    });
+}
+
+/// The sentinel that is asked first has not heard of a switch. The old master is gone.
+#[test]
+fn a_question_is_not_refused_by_the_old_master_if_another_sentinel_knows_the_new_one() {
+    in_scenes_with(SENTINELS, 40, |world| {
+        world.promote();
+        let old = world.servers.address(0);
+        change_link(old, |link| link.refuses_until = u64::MAX);
+        reset_all(old);
+        (1..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+        let locks = locks(SENTINELS, |builder| builder);
+        let found = locks.named("a").force_unlock();
+        assert!(matches!(found, Ok(None)), "{found:?}");
     });
 }

@@ -95,10 +95,11 @@ impl Master {
     /// role.
     ///
     /// If that fails because of a switch, the sentinels are asked again. If it fails for another
-    /// reason, the sentinel that named the server is asked last the next time: perhaps only this
+    /// reason, the sentinel that named the server is asked last from now on: perhaps only this
     /// sentinel has not heard of a switch. A server that refuses the login may be no master at all:
-    /// a sentinel does so, since it has other users. So a refusal that cannot pass stands only if
-    /// another answer names this server, too, or if no sentinel answers any more.
+    /// a sentinel does so, since it has other users. So if no connection can be made, or a refusal
+    /// cannot pass, that stands only if another answer names this server, too, or if no sentinel
+    /// answers any more.
     pub(crate) fn connect(
         &self,
         deadline: Moment,
@@ -131,8 +132,10 @@ impl Master {
                 }
                 Err(failure) => {
                     self.sentinels.doubt(&sentinel);
-                    if failure.can_pass() || !matches!(failure, Failure::Refused(_)) {
-                        return Err(failure);
+                    match &failure {
+                        Failure::NotSent(_) => {}
+                        Failure::Refused(_) if !failure.can_pass() => {}
+                        _ => return Err(failure),
                     }
                     refusals.push((endpoint, failure));
                 }
