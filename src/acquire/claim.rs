@@ -143,11 +143,11 @@ impl AskRedis for PendingClaim<'_> {
         if ask == Ask::Look {
             return self.look();
         }
-        let AcquireContext { wait, .. } = self.context;
+        let AcquireContext { core, wait, .. } = self.context;
         let key = wait.key.in_redis();
         let deadline = wait.patience.deadline;
         self.draw_token()?;
-        let mut connection = self.connect()?;
+        let mut connection = core.store.checkout(key, deadline)?;
         // It may have taken long until a connection was free. A shutdown does not wait for that,
         // and this thread must not have the lock after it.
         if wait.is_stopped() {
@@ -208,17 +208,7 @@ impl AskRedis for PendingClaim<'_> {
     }
 }
 
-impl<'a> PendingClaim<'a> {
-    fn connect(&self) -> Result<Connection<'a>, Failure> {
-        let AcquireContext { core, wait, .. } = self.context;
-        let deadline = wait.patience.deadline;
-        let connect = || core.store.checkout(wait.key.in_redis(), deadline);
-        if wait.patience.once {
-            return core.store.again_with_each_map(deadline, connect);
-        }
-        connect()
-    }
-
+impl PendingClaim<'_> {
     /// Draws a token for the next attempt, unless there is one that is not used up.
     fn draw_token(&mut self) -> Result<(), Failure> {
         if self.token.is_none() {
@@ -250,10 +240,10 @@ impl<'a> PendingClaim<'a> {
     /// Asks who has the lock, without asking for the lock. Redis has said before that it is busy,
     /// and only the name is wanted. So the answer is "busy" also if the key is gone by now.
     fn look(&mut self) -> Result<Answer, Failure> {
-        let AcquireContext { wait, .. } = self.context;
+        let AcquireContext { core, wait, .. } = self.context;
         let key = wait.key.in_redis();
         let deadline = wait.patience.deadline;
-        let mut connection = self.connect()?;
+        let mut connection = core.store.checkout(key, deadline)?;
         Ok(match connection.look(key, None, deadline)? {
             Seen::Nothing => Answer::Busy {
                 holder: None,

@@ -152,20 +152,19 @@ impl Store {
     /// Makes the attempt of a caller that asks once. In a cluster, a node that is not where the
     /// last map has it cannot be reached, and the first to speak to it would be told that Redis is
     /// unavailable though the cluster is well. So an attempt that has sent nothing is made again
-    /// with each new map that comes within the time for a connection. (Who waits for a lock tries
-    /// again anyway.)
-    pub(crate) fn again_with_each_map<T>(
+    /// with a new map, if one comes before the deadline. (Who waits for a lock tries again anyway.
+    /// `try_lock` does not wait: meanwhile, other threads would be told that the lock is busy.)
+    pub(crate) fn again_with_new_map<T>(
         &self,
         deadline: Moment,
         attempt: impl Fn() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let began = Moment::now();
-        let mut answer = attempt();
-        while matches!(answer, Err(Failure::NotSent(_)))
+        let answer = attempt();
+        if matches!(answer, Err(Failure::NotSent(_)))
             && let Some(cluster) = self.router().and_then(|router| router.cluster())
-            && cluster.rereads_map(began, deadline)
+            && cluster.map_since(Moment::now(), deadline).is_ok()
         {
-            answer = attempt();
+            return attempt();
         }
         answer
     }

@@ -263,9 +263,9 @@ fn what_others_leave_behind_is_left_alone() {
 #[test]
 fn a_guard_that_cannot_look_keeps_the_lock() {
     let place = Place::new();
-    let script =
-        "set -m; sh -c 'until test -e go || test ! -e ready; do sleep 0.01; done; echo 1 >> f' &
-        echo >> ready; until test -e end; do sleep 0.01; done";
+    let script = "set -m; echo >> ready
+        sh -c 'until test -e go || test ! -e ready; do sleep 0.01; done; echo 1 >> f' &
+        until test -e end; do sleep 0.01; done";
     for free in [0, 1] {
         for file in ["ready", "end", "go", "f"] {
             let _ = fs::remove_file(place.file(file));

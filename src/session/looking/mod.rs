@@ -43,8 +43,8 @@ impl Session {
                 .look(key.in_redis(), counter, deadline)
                 .map(|seen| (seen, sent))
         };
-        let ask = || self.core.store.again_with_each_map(deadline, ask);
-        let answer = ask().or_else(|failure| {
+        let answer = self.core.store.again_with_new_map(deadline, ask);
+        let answer = answer.or_else(|failure| {
             if failure.can_pass() && Moment::now() < deadline {
                 ask()
             } else {
@@ -103,7 +103,7 @@ impl Session {
     ) -> Result<T, Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let answer = self.core.store.again_with_each_map(deadline, || {
+        let answer = self.core.store.again_with_new_map(deadline, || {
             let mut connection = self.core.store.connect(key.in_redis(), deadline)?;
             send(&mut connection, deadline)
         });

@@ -301,15 +301,13 @@ fn ends(player: &Player) {
         ..
     } = player;
     for (number, manager) in managers.iter().enumerate() {
-        // A thread of which only the end is left may give a lost lock up at any moment.
-        let is_at_rest = || {
-            let (held, stats) = (manager.held(), manager.stats());
-            held.iter().all(|held| held.lost.is_some())
-                && stats.held == held.len() as u64
-                && (stats.waiting, manager.waiting().len()) == (0, 0)
-        };
-        if !comes_true(millis(program.lease * 2 + 2_000), is_at_rest) {
-            let (held, waiting, stats) = (manager.held(), manager.waiting(), manager.stats());
+        let none_left = || manager.held().iter().all(|held| held.lost.is_some());
+        let is_free = comes_true(millis(program.lease * 2 + 2_000), none_left);
+        // A thread of which only the end is left may give up meanwhile what it has lost.
+        let (held, stats, then) = (manager.held(), manager.stats(), manager.held());
+        let is_counted = stats.held == held.len() as u64 || held.len() != then.len();
+        let waiting = manager.waiting();
+        if !is_free || !is_counted || stats.waiting != 0 || !waiting.is_empty() {
             fail(format!("at the end: {held:?}, {waiting:?}, {stats:?}"));
         }
         let told = || (0..plan.keys).try_for_each(|key| judge::all_told(*process, number, key));

@@ -110,7 +110,7 @@ fn a_lease_that_ends_while_connecting_is_refused_is_no_loss() {
         rig.proxy.refuse(true);
         rig.proxy.cut_all();
         // This call notices that the connection is closed, so the release is never sent over it.
-        rig.locks.named("other").holder().expect_err("refused");
+        rig.locks.try_lock("other").expect_err("refused");
     };
     run_out_on_the_way(stall, &|rig| rig.proxy.refuse(false), &[false, true]);
 }

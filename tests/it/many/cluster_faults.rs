@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Builder, LockManager, LostCause, Replicas, Unlocked};
+use relatch::{Builder, Error, LockManager, LostCause, Replicas, Unlocked};
 use relatch_rig::rights::login;
 use relatch_rig::{
     Cluster, ClusterSetup, FakeServer, Fault, LONG, Reply, Server, SetOnDrop, eventually,
@@ -597,8 +597,10 @@ fn a_replica_of_the_last_map_leads_to_the_new_masters() {
     let url = format!("redis+cluster://{}{}", login(), seed.address());
     let locks = patient(&url).build_lazily().expect("sends nothing");
     // It reads the seed's map, and may find the new masters already.
-    drop(locks.try_lock("a"));
-    drop(seed);
+    let first = locks.try_lock("a");
+    let is_known = matches!(first, Ok(Some(_)) | Err(Error::Unavailable { .. }));
+    assert!(is_known, "{first:?}");
+    drop((first, seed));
     eventually(LONG, "the replica has been asked", || {
         locks.try_lock("a").is_ok()
     });
@@ -704,4 +706,24 @@ fn many_silent_nodes_do_not_prolong_a_wait() {
         locks.lock("a").map(Some)
     });
     assert_unavailable(&refused);
+}
+
+/// A second command could delete the key of the next holder.
+#[test]
+fn a_force_unlock_without_an_answer_is_not_sent_again_with_a_new_map() {
+    let cluster = small(ClusterSetup {
+        proxied: true,
+        ..partly()
+    });
+    let locks = patient(&cluster.url()).build().expect("connects");
+    let name = cluster.key_on(0);
+    let _guard = locks.lock(&name).expect("locks");
+    let force = format!("EVAL * 1 {}", key(&name));
+    cluster.proxy(0).always(&force, Fault::CutBeforeReply);
+    let forced = locks.named(&name).force_unlock();
+    assert!(
+        matches!(forced, Err(Error::Unavailable { .. })),
+        "{forced:?}"
+    );
+    assert_eq!(cluster.proxy(0).commands(&force), 1);
 }

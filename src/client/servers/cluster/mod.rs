@@ -4,8 +4,9 @@
 //! date: `MOVED`, a node that refuses connections or is silent, `READONLY`, `CLUSTERDOWN`. Only the
 //! thread in `reader` asks for it.
 //!
-//! A thread whose map is out of date follows the redirects of the nodes, or tries again. Who asks
-//! once waits for a new map if the node cannot be reached, and so does who asks all nodes.
+//! A thread whose map is out of date follows the redirects of the nodes, or tries again. It waits
+//! for a map only if there is none yet. A question that is asked once waits for a new map if the
+//! node cannot be reached, and a question to all nodes if the map is not fresh.
 
 mod reader;
 
@@ -54,12 +55,19 @@ struct Reading {
     atlas: Atlas,
     /// The map may be out of date.
     wanted: bool,
-    /// When the last map came.
-    read_at: Moment,
+    /// When the reading of the last map began.
+    began: Moment,
     /// How often reading the map has ended.
     rounds: u64,
     /// Why the last reading failed.
     failure: Option<Failure>,
+}
+
+impl Reading {
+    /// The map, if it was asked for at this moment or later.
+    fn map_since(&self, moment: Moment) -> Option<Arc<Map>> {
+        self.atlas.map().filter(|_| self.began >= moment).cloned()
+    }
 }
 
 impl Cluster {
@@ -73,7 +81,7 @@ impl Cluster {
         let reading = Reading {
             atlas,
             wanted: false,
-            read_at: Moment::PAST,
+            began: Moment::PAST,
             rounds: 0,
             failure: None,
         };
@@ -187,19 +195,33 @@ impl Cluster {
         }
     }
 
-    /// The map. Starts the thread that reads it, and waits for the first one: as long as for a
-    /// connection, however many nodes are asked for it.
+    /// The map. Waits for the first one as long as for a connection, however many nodes are asked
+    /// for it.
     pub(super) fn map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
-        if let Some(map) = self.reading.lock().atlas.map() {
-            return Ok(Arc::clone(map));
+        let limit = Moment::now().after(self.common.connect_timeout);
+        self.map_since(Moment::PAST, deadline.min(limit))
+    }
+
+    /// The map as it is, or was up to a second ago: for who asks all nodes.
+    pub(super) fn fresh_map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
+        self.map_since(Moment::now().before(LEAST_INTERVAL), deadline)
+    }
+
+    /// A map that was asked for at this moment or later. Starts the thread that reads it, and waits.
+    pub(crate) fn map_since(
+        self: &Arc<Cluster>,
+        since: Moment,
+        deadline: Moment,
+    ) -> Result<Arc<Map>, Failure> {
+        if let Some(map) = self.reading.lock().map_since(since) {
+            return Ok(map);
         }
-        let deadline = deadline.min(Moment::now().after(self.common.connect_timeout));
         self.start()?;
         let mut reading = self.reading.lock();
         let asked = reading.rounds;
         loop {
-            if let Some(map) = reading.atlas.map() {
-                return Ok(Arc::clone(map));
+            if let Some(map) = reading.map_since(since) {
+                return Ok(map);
             }
             // The failure of a reading that ended before this call is no answer to it: the reason
             // may be gone.
@@ -211,30 +233,6 @@ impl Cluster {
                 return Err(reading.failure.as_ref().map_or_else(silence, Failure::copy));
             }
         }
-    }
-
-    /// The map, which is not older than a second, unless no node has sent a newer one.
-    pub(super) fn fresh_map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
-        let map = self.map(deadline)?;
-        let read_at = self.reading.lock().read_at;
-        if read_at.after(LEAST_INTERVAL) > Moment::now() {
-            return Ok(map);
-        }
-        self.rereads_map(Moment::now(), deadline);
-        self.map(deadline)
-    }
-
-    /// Waits until the map was read once more. True if it was, before the deadline of a call that
-    /// began then, and within the time for a connection.
-    pub(crate) fn rereads_map(self: &Arc<Cluster>, began: Moment, deadline: Moment) -> bool {
-        let deadline = deadline.min(began.after(self.common.connect_timeout));
-        if self.start().is_err() {
-            return false;
-        }
-        let mut reading = self.reading.lock();
-        let asked = reading.rounds;
-        while reading.rounds == asked && self.waits_for_map(&mut reading, deadline) {}
-        reading.rounds > asked && reading.failure.is_none()
     }
 
     /// Has the map read, and waits until something has changed. False if the deadline has passed.

@@ -33,6 +33,7 @@ impl Cluster {
         let mut repeats = false;
         loop {
             let wanted = mem::take(&mut self.reading.lock().wanted);
+            let began = Moment::now();
             let mut read = self.read(false);
             if read.as_ref().is_err_and(Failure::can_pass) {
                 // Perhaps the nodes are far away, or the machine is busy.
@@ -43,7 +44,7 @@ impl Cluster {
             }
             match read {
                 Ok(view) => {
-                    let is_new = self.take_in(view);
+                    let is_new = self.take_in(view, began);
                     // `wanted`: something has shown that the map is out of date. If the same map
                     // has come again, its sender may not have heard of the change yet. So the map
                     // is read once more; only once, since there may be no change. Without this, a
@@ -131,12 +132,12 @@ impl Cluster {
 
     /// Takes in what a node says, and tells which keys have another node now (`on_move`). True if
     /// there are such keys, or no map was known before.
-    fn take_in(&self, view: View) -> bool {
+    fn take_in(&self, view: View, began: Moment) -> bool {
         if view.epoch < u64::MAX {
             self.epoch.store(view.epoch, Ordering::Relaxed);
         }
         let mut reading = self.reading.lock();
-        reading.read_at = Moment::now();
+        reading.began = began;
         reading.rounds += 1;
         let was_failing = reading.failure.take().is_some();
         let before = reading.atlas.map().cloned();
@@ -216,7 +217,7 @@ mod tests {
         );
         let cluster = cluster(Arc::new(common.unwrap()), Arc::new(on_move));
         let after = |map| {
-            cluster.take_in(map);
+            cluster.take_in(map, Moment::now());
             moves.load(Ordering::Relaxed)
         };
         maps.into_iter().map(after).collect()
@@ -234,13 +235,26 @@ mod tests {
     fn a_node_that_does_not_say_how_new_its_map_is_leaves_what_is_known_of_that() {
         let cluster = cluster();
         let newest = |epoch| {
-            cluster.take_in(View {
+            let view = View {
                 epoch,
                 ..view(7001)
-            });
+            };
+            cluster.take_in(view, Moment::now());
             cluster.epoch.load(Ordering::Relaxed)
         };
         assert_eq!([newest(7), newest(u64::MAX)], [7, 7]);
+    }
+
+    #[test]
+    fn a_map_is_fresh_for_a_second_and_is_not_read_again() {
+        let cluster = Arc::new(cluster());
+        cluster.take_in(view(7001), Moment::now());
+        assert!(cluster.fresh_map(Moment::NEVER).is_ok());
+        assert!(
+            cluster
+                .map_since(Moment::now().after(LEAST_INTERVAL), Moment::now())
+                .is_err()
+        );
     }
 
     /// Otherwise all processes would ask the same node.
@@ -249,10 +263,11 @@ mod tests {
         let cluster = cluster();
         let all = [7001, 7002, 7003].map(|port| view(port).sender);
         let ranges = (0..3).map(|n| (n..=n, all[usize::from(n)].clone()));
-        cluster.take_in(View {
+        let view = View {
             ranges: ranges.collect(),
             ..view(7001)
-        });
+        };
+        cluster.take_in(view, Moment::now());
         let asked = || cluster.reading.lock().atlas.to_ask(&[]).swap_remove(0);
         let first: BTreeSet<_> = (0..200).map(|_| asked()).collect();
         assert_eq!(first, all.into());

@@ -133,7 +133,7 @@ impl Master {
                 Err(failure) => {
                     self.sentinels.doubt(&sentinel);
                     match &failure {
-                        Failure::NotSent(_) => {}
+                        Failure::NotSent(_) if refusals.len() < self.sentinels.all().len() => {}
                         Failure::Refused(_) if !failure.can_pass() => {}
                         _ => return Err(failure),
                     }
