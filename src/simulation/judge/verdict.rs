@@ -21,6 +21,9 @@ thread_local! {
 /// How late a call may be that keeps its deadline: what its thread does behind the last timer.
 pub(super) const LATE: Duration = Duration::from_millis(2);
 
+/// How old the map of a cluster is at most.
+const OLD_MAP: Duration = Duration::from_secs(11);
+
 /// A call of the crate.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
@@ -151,8 +154,14 @@ impl Call {
 
     /// An error that is due to what is between the process and the server, or to its pause.
     pub(crate) fn has_trouble(&self) -> bool {
-        let limits = judge::program(self.who.process).response * 3 * 1_000_000;
-        let since = self.began.saturating_sub(limits);
+        let limits = judge::program(self.who.process).response * 3;
+        self.had_trouble(Duration::from_millis(limits))
+    }
+
+    /// The same, up to `span` before.
+    fn had_trouble(&self, span: Duration) -> bool {
+        let span = u64::try_from(span.as_nanos()).expect("a short time");
+        let since = self.began.saturating_sub(span);
         ledger::trouble(since, now()) || judge::was_paused(self.who.process, since)
     }
 
@@ -189,6 +198,8 @@ impl Call {
         match error {
             Error::Timeout { .. } => self.was_busy(),
             Error::Unavailable { .. } | Error::Refused { .. } if self.has_trouble() => {}
+            // A single try does not wait for a new map of a cluster.
+            Error::Unavailable { .. } if self.what == "try_lock" && self.had_trouble(OLD_MAP) => {}
             // An answer that a proxy repeats may be that for another key.
             Error::WouldDeadlock { .. }
                 if self
