@@ -19,7 +19,6 @@ impl Call {
         let is_of_this_call = |number: &&usize| self.keys.contains(&judge::hold(**number).key);
         let known = mine.iter().filter(is_of_this_call).count();
         let is_unknown = number.is_none() && known < self.keys.len();
-        let left = |number: &usize| judge::left(*number) + Duration::from_nanos(now() - self.began);
         match result {
             // What asks the server each time gets `Ok` only from one that has the token.
             Ok(()) if matches!(self.what, "verify" | "confirm" | "confirm several") => {
@@ -32,9 +31,6 @@ impl Call {
                 }
             }
             Ok(()) => {}
-            // Nobody can be asked any more.
-            Err(Error::Unavailable { .. }) if mine.iter().any(|number| left(number) < LATE * 5) => {
-            }
             Err(Error::Lost { .. }) if is_unknown => {}
             Err(error) => self.allows(error, &mine, false),
         }
@@ -54,7 +50,11 @@ impl Call {
     /// One of these holds may give this error. `is_release`: it has ended.
     pub(super) fn allows(&self, error: &Error, numbers: &[usize], is_release: bool) {
         let is_lost = numbers.iter().any(|number| judge::may_be_lost(*number));
+        let left = |number: &usize| judge::left(*number) + Duration::from_nanos(now() - self.began);
         match error {
+            // Nobody can be asked any more.
+            Error::Unavailable { .. }
+                if !is_release && numbers.iter().any(|number| left(number) < LATE * 5) => {}
             Error::Lost { .. } if is_lost => {}
             Error::OuterLost { .. } if is_release => self.has_lost(error),
             Error::Unconfirmed { .. } if is_release && (is_lost || self.has_trouble()) => {}
