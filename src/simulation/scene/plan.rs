@@ -267,16 +267,18 @@ impl Plan {
     pub(crate) fn may_lose_fences(&self) -> bool {
         let is_set_back =
             |it: &(u64, Fault)| matches!(it.1, Fault::ClockStep { millis } if millis < 0);
-        let restart = |it: &(u64, Fault)| {
+        // A replica that takes the place of its master may lack the last writes.
+        let loses = |it: &(u64, Fault)| {
             matches!(
                 it.1,
-                Fault::Ailment {
-                    ailment: Ailment::Restart { keeps: false },
-                    ..
-                }
+                Fault::Failover { .. }
+                    | Fault::Ailment {
+                        ailment: Ailment::Restart { keeps: false },
+                        ..
+                    }
             )
         };
-        self.faults.iter().any(is_set_back) && self.faults.iter().any(restart)
+        self.faults.iter().any(is_set_back) && self.faults.iter().any(loses)
     }
 
     /// What goes wrong with the network or the servers, from when until when, in nanoseconds from
