@@ -5,6 +5,7 @@ mod calls;
 mod connecting;
 mod holds;
 mod lost;
+mod maps;
 mod nodes;
 mod parcels;
 mod sets;

@@ -4,17 +4,16 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{below, change_link, now, one_in, thread, threads_left};
+use crate::base::sync::scheduler::{below, change_link, now, thread, threads_left};
 use crate::simulation::redis::{View, slot};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
 use crate::simulation::scene::{name, path};
 use crate::simulation::world::cluster::move_slot;
 use crate::simulation::world::engine::{Copies, Engine};
 use crate::simulation::world::failover::{Failover, How};
-use crate::simulation::world::troubles::Ailment;
 use crate::{Builder, Error, LockGuard, LockManager, Unlocked};
 
-const CLUSTER: Engine = Engine::Cluster(Copies::NONE);
+pub(super) const CLUSTER: Engine = Engine::Cluster(Copies::NONE);
 
 /// Each master has a replica.
 const REPLICATED: Engine = Engine::Cluster(Copies::ONE);
@@ -61,7 +60,7 @@ impl World {
     }
 
     /// The node of the first key, to which nothing was sent. This manager has the map.
-    fn reads_the_map(&self, locks: &LockManager) -> usize {
+    pub(super) fn reads_the_map(&self, locks: &LockManager) -> usize {
         let first = self.servers.shard_of_key(0);
         let other = (1..10)
             .find(|key| self.servers.shard_of_key(*key) != first)
@@ -342,61 +341,5 @@ fn the_silent_node_of_one_lock_keeps_no_other_of_a_set() {
             matches!(&unlocked, Err(Error::Unconfirmed { key, .. }) if *key == name(0));
         assert!(is_of_first, "{unlocked:?}");
         assert!(!world.has(name(other)));
-    });
-}
-
-/// Nothing has shown that the map is out of date: what is asked is the first thing that this
-/// process asks of the node.
-#[test]
-fn a_node_at_another_address_is_found_by_a_question_that_is_asked_once() {
-    in_scenes_with(CLUSTER, 40, |world| {
-        let quiet = |builder: Builder| builder.renew(false).client_tracking(false);
-        let locks = locks(CLUSTER, |builder| quiet(builder).lease(60 * SECOND));
-        let first = world.reads_the_map(&locks);
-        let lock = locks.named(name(0));
-        let moves = |may_be_silent: bool| {
-            thread::sleep(3 * SECOND); // The map is read again after the call before.
-            let old = world.servers.address(first);
-            if may_be_silent && one_in(2) {
-                // Nobody is left there who could refuse.
-                silence(old, 1_000 * SECOND);
-            }
-            Ailment::Readdressed.happens(&world.servers, first, 0, 0);
-            // By then, all nodes know of it.
-            thread::sleep(4 * SECOND + some(SECOND));
-        };
-        moves(true);
-        assert!(matches!(lock.holder(), Ok(None)));
-        let guard = lock.lock().expect("locks");
-        moves(false);
-        guard.verify().expect("the cluster is well");
-        moves(true);
-        assert!(matches!(lock.force_unlock(), Ok(Some(_))));
-    });
-}
-
-/// No other node has its slots.
-#[test]
-fn a_question_that_is_asked_once_at_a_node_that_is_gone_waits_for_one_map() {
-    in_scenes_with(CLUSTER, 40, |world| {
-        let timeout = 5 * SECOND;
-        let locks = locks(CLUSTER, |builder| {
-            let builder = builder.connect_timeout(timeout).response_timeout(timeout);
-            builder.client_tracking(false)
-        });
-        let first = world.reads_the_map(&locks);
-        let gone = world.servers.address(first);
-        change_link(gone, |link| link.refuses_until = u64::MAX);
-        let lock = locks.named(name(0));
-        let took_at_most = |limit: Duration, ask: &dyn Fn() -> bool| {
-            thread::sleep(some(2 * SECOND));
-            let asked = now();
-            assert!(ask());
-            assert!(since(asked) < limit, "took {:?}", since(asked));
-        };
-        took_at_most(SECOND + 10 * QUICK, &|| lock.holder().is_err());
-        took_at_most(SECOND + 10 * QUICK, &|| lock.force_unlock().is_err());
-        // Meanwhile, other threads would be told that the lock is busy.
-        took_at_most(10 * QUICK, &|| lock.try_lock().is_err());
     });
 }

@@ -198,6 +198,9 @@ impl Cluster {
     /// The map. Waits for the first one as long as for a connection, however many nodes are asked
     /// for it.
     pub(super) fn map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
+        if let Some(map) = self.reading.lock().atlas.map() {
+            return Ok(Arc::clone(map)); // Each command comes by here.
+        }
         let limit = Moment::now().after(self.common.connect_timeout);
         self.map_since(Moment::PAST, deadline.min(limit))
     }
@@ -213,9 +216,6 @@ impl Cluster {
         since: Moment,
         deadline: Moment,
     ) -> Result<Arc<Map>, Failure> {
-        if let Some(map) = self.reading.lock().map_since(since) {
-            return Ok(map);
-        }
         self.start()?;
         let mut reading = self.reading.lock();
         let asked = reading.rounds;
@@ -238,15 +238,16 @@ impl Cluster {
     /// Has the map read, and waits until something has changed. False if the deadline has passed.
     fn waits_for_map(&self, reading: &mut MutexGuard<'_, Reading>, deadline: Moment) -> bool {
         let now = Moment::now();
+        if deadline <= now {
+            return false;
+        }
         // Only the caller that sets `wanted` notifies. This wakes the other callers, too: if each
         // did so in turn, they would wake each other all the time.
-        if deadline > now && !mem::replace(&mut reading.wanted, true) {
+        if !mem::replace(&mut reading.wanted, true) {
             self.changed.notify_all();
         }
-        if deadline > now {
-            self.changed.wait_for(reading, deadline.one_wait_from(now));
-        }
-        deadline > now
+        self.changed.wait_for(reading, deadline.one_wait_from(now));
+        true
     }
 
     fn start(self: &Arc<Cluster>) -> Result<(), Failure> {

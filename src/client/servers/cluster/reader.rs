@@ -246,15 +246,13 @@ mod tests {
     }
 
     #[test]
-    fn a_map_is_fresh_for_a_second_and_is_not_read_again() {
-        let cluster = Arc::new(cluster());
-        cluster.take_in(view(7001), Moment::now());
-        assert!(cluster.fresh_map(Moment::NEVER).is_ok());
-        assert!(
-            cluster
-                .map_since(Moment::now().after(LEAST_INTERVAL), Moment::now())
-                .is_err()
-        );
+    fn a_map_is_as_old_as_the_question_for_it() {
+        let (cluster, asked) = (cluster(), Moment::now());
+        cluster.take_in(view(7001), asked);
+        let reading = cluster.reading.lock();
+        let is_known = |since: Moment| reading.map_since(since).is_some();
+        assert!(is_known(Moment::PAST) && is_known(asked));
+        assert!(!is_known(asked.after(Duration::from_nanos(1))));
     }
 
     /// Otherwise all processes would ask the same node.
