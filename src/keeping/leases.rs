@@ -65,9 +65,10 @@ impl Leases {
         }
         if self.by_number.len() == self.by_number.capacity() {
             // Before the table grows, it drops the holds that have run out and whose threads ended
-            // with a forgotten guard.
-            self.by_number
-                .retain(|_, entry| !entry.hold.can_be_forgotten(now));
+            // with a forgotten guard. One that is still due stays: the keeper has not reported it.
+            self.by_number.retain(|_, entry| {
+                entry.due < Moment::NEVER || !entry.hold.can_be_forgotten(now)
+            });
         }
         // The hold was perhaps taken at the server that had the key before, and is not entered
         // until now.
@@ -521,10 +522,22 @@ mod tests {
         let mut leases = Leases::default();
         for n in 0..1000 {
             let left = Arc::new(sample("a", Duration::from_millis(300), after(n * 1000)));
+            leases.enter(Arc::clone(&left), after(n * 1000)).unwrap();
             left.mark_thread_ended();
-            leases.enter(left, after(n * 1000)).unwrap();
+            leases.take_due(after(n * 1000 + 500));
         }
         assert!(leases.by_number.len() < 10, "{}", leases.by_number.len());
+    }
+
+    #[test]
+    fn a_hold_that_has_run_out_is_not_dropped_before_it_is_reported() {
+        let mut leases = Leases::default();
+        for n in 0..100 {
+            let left = Arc::new(sample("a", Duration::from_millis(300), after(n * 1000)));
+            leases.enter(Arc::clone(&left), after(n * 1000)).unwrap();
+            left.mark_thread_ended();
+        }
+        assert_eq!(leases.take_due(after(100_000)).over.len(), 100);
     }
 
     #[test]
