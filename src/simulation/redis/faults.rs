@@ -93,7 +93,11 @@ impl Redis {
         // The first look at the keys finds out when the next one expires.
         let soonest = if keeps_data { i64::MIN } else { i64::MAX };
         let kept = State {
-            settings,
+            // (A password that was set at run time is in no file.)
+            settings: Settings {
+                password: None,
+                ..settings
+            },
             now,
             clock_step,
             cluster,

@@ -189,6 +189,8 @@ impl Failover {
         );
         drop(shards);
         if master == old {
+            // Also if it was told to be a replica before it died: that is in no file.
+            self.node(old).borrow_mut().act(Redis::promote);
             for replica in &replicas {
                 follow(self.node(old), self.node(*replica));
             }
