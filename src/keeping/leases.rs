@@ -66,9 +66,8 @@ impl Leases {
         if self.by_number.len() == self.by_number.capacity() {
             // Before the table grows, it drops the holds that have run out and whose threads ended
             // with a forgotten guard. One that is still due stays: the keeper has not reported it.
-            self.by_number.retain(|_, entry| {
-                entry.due < Moment::NEVER || !entry.hold.can_be_forgotten(now)
-            });
+            self.by_number
+                .retain(|_, entry| entry.due < Moment::NEVER || !entry.hold.can_be_forgotten(now));
         }
         // The hold was perhaps taken at the server that had the key before, and is not entered
         // until now.
@@ -229,7 +228,8 @@ impl Leases {
     /// A renewal that was sent at `sent` succeeded. The next renewal is due a period after `sent`,
     /// or soon if the key was invalidated meanwhile. Returns when it is due.
     pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment) -> Moment {
-        let due = self.regularly_due(hold, sent);
+        // Also if it is not renewed any more: the keeper reports the end of what it has renewed.
+        let due = self.regularly_due(hold, sent).min(hold.valid_until());
         let Some(entry) = self.by_number.get_mut(&hold.number) else {
             return Moment::NEVER;
         };
@@ -538,6 +538,17 @@ mod tests {
             left.mark_thread_ended();
         }
         assert_eq!(leases.take_due(after(100_000)).over.len(), 100);
+    }
+
+    #[test]
+    fn a_hold_whose_thread_ends_during_its_last_renewal_is_due_at_its_end() {
+        let (hold, sent) = (hold(), after(100));
+        let mut leases = entered(&hold);
+        assert_eq!(leases.take_due(sent).renew.len(), 1);
+        hold.mark_thread_ended();
+        hold.renewed(hold.lease(), sent, after(101)).unwrap();
+        leases.renewed(&hold, sent);
+        assert_eq!(leases.take_due(after(1000)).over.len(), 1);
     }
 
     #[test]

@@ -56,22 +56,28 @@ impl Session {
         //    keeper would find the adopter's token, and report a loss.
         let now = Moment::now();
         let valid_until = self.keeper.close(hold, now);
-        let Some(valid_until) = valid_until else {
+
+        // 2. Record that the hold has ended, and not by a loss. (Unless a watcher was first: it may
+        //    have found the lease over a moment before step 1.) If this came after step 3, the next
+        //    thread could adopt the parcel while this hold does not count as over yet.
+        if valid_until.is_some() {
+            hold.mark_released();
+        }
+        let Some(valid_until) = valid_until.filter(|_| hold.lost().is_none()) else {
             let lost = hold.lose(LostCause::Expired);
             self.keeper.report_loss(hold);
             return Err(lost);
         };
+
+        // 3. End the turn. The next thread of this process asks Redis, and finds the lock busy.
+        drop(held.take_out());
+
+        // 4. Count it. If this came before step 3, a recorder of the program that takes a lock would
+        //    find a lost hold around it.
         self.core
             .counters
             .of(hold.key.name())
             .given_back(now.since(hold.acquired.answered), hold.thread_has_ended());
-
-        // 2. Record that the hold has ended, and not by a loss. If this came after step 3, the next
-        //    thread could adopt the parcel while this hold does not count as over yet.
-        hold.mark_released();
-
-        // 3. End the turn. The next thread of this process asks Redis, and finds the lock busy.
-        drop(held.take_out());
         Ok(LockParcel::new(
             hold.key.name(),
             &hold.token,

@@ -29,6 +29,9 @@ struct Sums(Arc<Mutex<BTreeMap<String, f64>>>);
 /// The recorder panics at each metric.
 static PANICS: AtomicBool = AtomicBool::new(false);
 
+/// The recorder takes a lock the next time that a hold has ended.
+static TAKES: AtomicBool = AtomicBool::new(false);
+
 /// One metric of the recorder.
 struct Sum(Sums, Key);
 
@@ -46,6 +49,10 @@ impl Sums {
         // Hangs if the manager calls the recorder while it has one of its mutexes locked.
         if let Ok(locks) = relatch::installed() {
             drop((locks.stats(), locks.waiting(), locks.held()));
+        }
+        if name == "relatch_time_held_seconds_count" && TAKES.swap(false, Ordering::SeqCst) {
+            let locks = relatch::installed().expect("a manager");
+            locks.lock("the recorder's").expect("locks");
         }
         *self
             .0
@@ -316,6 +323,26 @@ fn a_lock_whose_thread_has_ended_is_not_held_for_ever() {
     in_a_thread(|locks| BEHIND.set(Some(locks.lock("d").expect("locks"))));
     drop(outer);
     assert!(sums.get("relatch_held").abs() < 1e-6, "{:?}", sums.all());
+}
+
+#[test]
+fn a_recorder_that_takes_a_lock_does_not_find_the_one_that_was_handed_over() {
+    if !is_alone(
+        module_path!(),
+        "a_recorder_that_takes_a_lock_does_not_find_the_one_that_was_handed_over",
+    ) {
+        return;
+    }
+    metrics::set_global_recorder(Sums::default()).expect("the only recorder");
+    let locks = LockManager::in_memory();
+    relatch::install(locks.clone()).expect("the first");
+    let guard = locks.lock("a").expect("locks");
+    let watch = guard.watch();
+    TAKES.store(true, Ordering::SeqCst);
+    let _parcel = guard.hand_over().expect("hands over");
+    assert!(!TAKES.load(Ordering::SeqCst), "the recorder took a lock");
+    assert_eq!(watch.wait_lost(Duration::ZERO), None);
+    assert_eq!(locks.stats().acquired, 2);
 }
 
 #[test]
