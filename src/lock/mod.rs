@@ -168,8 +168,8 @@ impl Lock {
     /// **Keep the guard in a variable with a name**, as for [`try_lock`](Lock::try_lock): a block
     /// behind `.is_some()` runs without the lock.
     ///
-    /// The limit covers every wait: for other threads of this process, for a connection, and for
-    /// Redis. A limit of zero is [`try_lock`](Lock::try_lock).
+    /// The limit covers every wait: for other threads, for a connection, and for Redis. (100 ms more
+    /// if a lock around this one was lost meanwhile.) Zero is [`try_lock`](Lock::try_lock).
     ///
     /// ```
     /// # use std::time::Duration;

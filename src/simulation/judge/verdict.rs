@@ -264,8 +264,10 @@ impl Call {
             STOPS.with_borrow(|stops| stops.iter().filter(|it| is_it(it)).map(|it| it.2).min());
         let Some(stopped) = stopped else { return false };
         let program = judge::program(process);
-        // An answer that is due is waited for.
-        let limit = Duration::from_millis(program.response * 3) + LATE * 5;
+        // An answer that is due is waited for. So is a connection: with a smaller pool than
+        // threads, until those in front are done with theirs.
+        let rounds = program.threads.len().div_ceil(program.pool as usize).max(1) as u64;
+        let limit = Duration::from_millis(program.response * 3 * rounds) + LATE * 5;
         let took = Duration::from_nanos(now() - stopped.max(self.began));
         if took > limit && !ledger::stalls() && !judge::was_paused(process, self.began) {
             self.blame(format!("it went on for {took:?} after a stop"));

@@ -170,7 +170,10 @@ impl Player {
             How::Try => lock.try_lock(),
             How::For(limit) => lock.try_lock_for(millis(limit)),
         };
-        call.ends(self.limit(how));
+        // What was taken under a lost lock is given back, and that may take longer.
+        let undoes = matches!(taken, Err(Error::OuterLost { .. }));
+        let more = millis(if undoes { 100 } else { 0 });
+        call.ends(self.limit(how).map(|limit| limit + more));
         if let Some(guard) = call.got(taken) {
             self.works(&call, terms, guard, under, end);
         }
