@@ -59,10 +59,11 @@ impl StopHandle {
     /// [`Error::Stopped`](crate::Error::Stopped). What is held stays held. There is no way back.
     ///
     /// Wakes the waiters and returns, without waiting for them. A waiter that sleeps returns within
-    /// milliseconds. One that has just asked Redis returns after the answer (so at the latest after
-    /// the connect timeout and the response timeout together); if that answer gives it the lock, it
-    /// has the lock. A waiter for which the pool has no connection left returns when it gets one,
-    /// and sends nothing.
+    /// milliseconds. One that has just asked Redis returns after the answer: after the connect
+    /// timeout and the response timeout together at the latest, and as much again if Redis has to
+    /// be asked once more (a script that it does not know, a redirect). If that answer gives it the
+    /// lock, it has the lock. A waiter for which the pool has no connection left returns when it
+    /// gets one, and sends nothing.
     ///
     /// Do not call this in a signal handler, since it locks a mutex. Let the handler set a flag,
     /// and call it in a thread that looks at that, as

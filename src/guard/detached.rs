@@ -61,7 +61,8 @@ impl DetachedHold {
         }
     }
 
-    /// Gives the hold to this thread. Sends nothing and does not block.
+    /// Gives the hold to this thread. Sends nothing and does not block, unless an error drops the
+    /// hold.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();

@@ -8,7 +8,8 @@ use crate::hold::LockParcel;
 
 impl LockGuard {
     /// Takes the hold out of this thread, so that another thread of the process can go on with it.
-    /// The lock stays taken, and its lease is renewed all along. Sends nothing and does not block.
+    /// The lock stays taken, and its lease is renewed all along. Sends nothing and does not block,
+    /// unless an error drops the guard.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -51,10 +52,11 @@ impl LockGuard {
     /// Hands the lock over to another process, or to another manager: the one that has the parcel
     /// can [`adopt`](crate::Lock::adopt) the lock.
     ///
-    /// Renews the lease, and waits for the answer, at most for the response timeout. From then on
-    /// this process neither trusts nor renews the hold, and does not release it. Nobody else can
-    /// take the lock while the lease lasts. If nobody adopts it by then, it is free. To take it
-    /// back, adopt the parcel here. A hand-over is no loss, so nothing is reported to
+    /// Renews the lease, and waits for the answer, at most for the response timeout (and as long
+    /// again for the release, if an error drops the guard). From then on this process neither
+    /// trusts nor renews the hold, and does not release it. Nobody else can take the lock while the
+    /// lease lasts. If nobody adopts it by then, it is free. To take it back, adopt the parcel
+    /// here. A hand-over is no loss, so nothing is reported to
     /// [`on_lost`](crate::Builder::on_lost).
     ///
     /// If this process ends before the lock is adopted, a waiter with

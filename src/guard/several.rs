@@ -143,7 +143,8 @@ impl MultiLockGuard {
     /// lost.
     ///
     /// Blocks for one answer for each lock. All missing answers together cost the response timeout
-    /// at most.
+    /// at most. (In a cluster, an idle connection that is dead costs up to a quarter of it more,
+    /// for each node, until another one has the answer.)
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();

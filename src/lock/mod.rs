@@ -114,9 +114,9 @@ impl Lock {
     /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
     ///   unchanged. Or `force_unlock` of this manager deleted the key while this call was still
     ///   taking the lock.
-    /// - [`Error::OuterLost`]: this thread holds another lock, and has lost that one.
-    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis could not be asked, or
-    ///   refused.
+    /// - [`Error::OuterLost`]: this thread holds another lock, and has lost that one. If that was
+    ///   during this call, giving back may take the response timeout.
+    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis is silent, or refused.
     /// - [`Error::NotALock`]: the Redis key holds a value that is not a string, or has held the
     ///   same string for 250 ms and never expires. If that string is a token of this crate, the
     ///   next renewal of its holder sets an expiry again. So `lock` waits for half of this lock's
@@ -142,10 +142,10 @@ impl Lock {
     ///
     /// Sends one `SET` and, if the lock is busy, a script that says which process has it (`GET`
     /// and `PTTL`). Sends nothing if another thread of this process has the lock or waits for it.
-    /// Blocks only for the answers: at most the connect timeout and the response timeout together.
-    /// If the key never expires, the thread looks at it again after a quarter of a second, since a
-    /// renewal of the holder may set an expiry meanwhile. (If the two timeouts together are shorter
-    /// than that, such a key is just busy.)
+    /// Blocks only for the answers: at most the connect timeout and the response timeout together
+    /// (100 ms more if what was taken is given back because of an error). If the key never expires,
+    /// the thread looks at it again after a quarter of a second, since a renewal of the holder may
+    /// set an expiry meanwhile. (If the two timeouts are shorter, such a key is just busy.)
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -169,7 +169,7 @@ impl Lock {
     /// behind `.is_some()` runs without the lock.
     ///
     /// The limit covers every wait: for other threads, for a connection, and for Redis. (100 ms more
-    /// if a lock around this one was lost meanwhile.) Zero is [`try_lock`](Lock::try_lock).
+    /// if what was taken is given back because of an error.) Zero is [`try_lock`](Lock::try_lock).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -249,7 +249,7 @@ impl Lock {
     ///
     /// Does not wait for the lock, nor for other threads of this process that do: sends one script,
     /// and again if there is no answer. Blocks for the answer, at most the connect timeout and the
-    /// response timeout together.
+    /// response timeout together, and 100 ms more if the lock is given back because of an error.
     ///
     /// ```
     /// # use std::time::Duration;

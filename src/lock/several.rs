@@ -90,9 +90,9 @@ impl MultiLock {
     /// Takes the locks, and blocks while one of them is busy, for their [`wait`](Lock::wait) at
     /// most.
     ///
-    /// Giving back what was taken before an error may make the call up to 100 ms longer than its
-    /// limit; without a limit, up to the response timeout. What has no answer by then is given
-    /// back in the background.
+    /// Giving back what was taken before an error may make the call up to 200 ms longer than its
+    /// limit; without a limit, up to twice the response timeout. What has no answer by then is
+    /// given back in the background.
     ///
     /// ```
     /// # fn main() -> Result<(), relatch::Error> {

@@ -316,7 +316,8 @@ impl Builder {
 
     /// Makes the manager and speaks to Redis once: connects, logs in and sends a `PING`, or reads
     /// the map of the cluster. So a wrong address, password or database fails here. Blocks for the
-    /// [connect timeout](Builder::connect_timeout) at most, and for the system's resolver.
+    /// [connect timeout](Builder::connect_timeout) at most, and for the system's resolver. (With an
+    /// error, the threads of the manager end, which may take as long again in a cluster.)
     ///
     /// ```
     /// let locks = relatch::LockManager::builder_in_memory().prefix("shop:").build()?;
