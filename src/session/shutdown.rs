@@ -46,12 +46,13 @@ impl Session {
         // turn that is left has a hold that nobody waits for, no other thread has a lock, nor will
         // an answer give it one.
         let is_free = |queue: &WaitQueue| queue.hold().is_some_and(|hold| !is_for_others(hold));
-        if !self.core.queues.wait_until(is_free, end) {
-            self.wait_for_answers();
+        let is_done = self.core.queues.wait_until(is_free, end);
+        let latest = self.one_answer(Moment::now().max(end));
+        if !is_done {
+            self.wait_for_answers(latest);
         }
         // A lock that is adopted while another thread has the turn is held outside of the queue, so
         // the wait above does not see it. That is rare: so this just looks every few milliseconds.
-        let latest = self.one_answer(Moment::now().max(end));
         loop {
             // The adoptions are looked at before and after the holds. What is adopted becomes a
             // hold before its adoption is over, and a hold ends after its release is under way. So
@@ -73,11 +74,9 @@ impl Session {
 
     /// Waits until no answer of Redis is due to a thread that has a turn: the thread may have got a
     /// lock, or given it back.
-    fn wait_for_answers(&self) {
+    fn wait_for_answers(&self, latest: Moment) {
         let is_settled = |queue: &WaitQueue| queue.is_settled(Moment::now());
-        self.core
-            .queues
-            .wait_until(is_settled, self.one_answer(Moment::now()));
+        self.core.queues.wait_until(is_settled, latest);
     }
 
     /// [`shutdown`](Session::shutdown), and then gives back what is held, though its threads do not
@@ -96,7 +95,7 @@ impl Session {
     /// lock that another process may have.
     fn take_away(&self) {
         let holds = self.keeper.take_away();
-        let deadline = self.one_release();
+        let (deadline, latest) = (self.one_release(), self.one_answer(Moment::now()));
         for hold in &holds {
             self.keeper.report_loss(hold);
             let is_kept = hold.keep_until() > Moment::now();
@@ -104,7 +103,7 @@ impl Session {
                 release::delete_not_before(&self.keeper, hold, hold.keep_until());
             }
         }
-        self.wait_for_answers();
+        self.wait_for_answers(latest);
         let is_left = |hold: &Arc<Hold>| self.keeper.has_orphan(&hold.token);
         while Moment::now() < deadline
             && holds
