@@ -228,11 +228,14 @@ impl Leases {
     /// A renewal that was sent at `sent` succeeded. The next renewal is due a period after `sent`,
     /// or soon if the key was invalidated meanwhile. Returns when it is due.
     pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment) -> Moment {
-        // Also if it is not renewed any more: the keeper reports the end of what it has renewed.
-        let due = self.regularly_due(hold, sent).min(hold.valid_until());
+        let mut due = self.regularly_due(hold, sent);
         let Some(entry) = self.by_number.get_mut(&hold.number) else {
             return Moment::NEVER;
         };
+        if entry.due < Moment::NEVER {
+            // Also if this was its last renewal: the keeper reports the end of what it has renewed.
+            due = due.min(hold.valid_until());
+        }
         entry.asked = false;
         entry.retry = FIRST_RETRY;
         entry.due = due;
@@ -309,7 +312,7 @@ impl Leases {
         };
         let sooner = match hold.renews_every(now) {
             Some(every) => now.after(every.min(hold.remaining(now) / 3)),
-            None if self.reports_losses => hold.valid_until(),
+            None if entry.due < Moment::NEVER => hold.valid_until(),
             None => Moment::NEVER,
         };
         entry.due = entry.due.min(sooner);
@@ -520,6 +523,10 @@ mod tests {
     #[test]
     fn holds_of_threads_that_have_ended_do_not_pile_up() {
         let mut leases = Leases::default();
+        // Its lease is longer than all that.
+        let long = Arc::new(sample("b", Duration::from_secs(3000), START));
+        long.mark_thread_ended();
+        leases.enter(Arc::clone(&long), START).unwrap();
         for n in 0..1000 {
             let left = Arc::new(sample("a", Duration::from_millis(300), after(n * 1000)));
             leases.enter(Arc::clone(&left), after(n * 1000)).unwrap();
@@ -527,6 +534,7 @@ mod tests {
             leases.take_due(after(n * 1000 + 500));
         }
         assert!(leases.by_number.len() < 10, "{}", leases.by_number.len());
+        assert!(leases.has(&long));
     }
 
     #[test]
@@ -548,7 +556,8 @@ mod tests {
         hold.mark_thread_ended();
         hold.renewed(hold.lease(), sent, after(101)).unwrap();
         leases.renewed(&hold, sent);
-        assert_eq!(leases.take_due(after(1000)).over.len(), 1);
+        assert_eq!(leases.next(), hold.valid_until());
+        assert_eq!(leases.take_due(hold.valid_until()).over.len(), 1);
     }
 
     #[test]
@@ -705,12 +714,16 @@ mod tests {
             "there is time for three tries"
         );
         hold.mark_thread_ended();
-        leases.reports_losses = true;
         assert_eq!(
             leases.renew_sooner(&hold, after(5)),
             after(35),
             "never later than before"
         );
+        assert!(leases.take_due(after(35)).renew.is_empty());
+        hold.shorten_to(after(50));
+        assert_eq!(leases.renew_sooner(&hold, after(36)), after(50));
+        assert_eq!(leases.take_due(after(50)).over.len(), 1);
+        assert_eq!(leases.renew_sooner(&hold, after(51)), Moment::NEVER);
         leases.remove(&hold);
         assert_eq!(leases.renew_sooner(&hold, after(5)), Moment::NEVER);
     }

@@ -58,7 +58,7 @@ impl Session {
         let valid_until = self.keeper.close(hold, now);
 
         // 2. Record that the hold has ended, and not by a loss. (Unless a watcher was first: it may
-        //    have found the lease over a moment before step 1.) If this came after step 3, the next
+        //    have found the lease over a moment before step 1.) If this came after step 4, the next
         //    thread could adopt the parcel while this hold does not count as over yet.
         if valid_until.is_some() {
             hold.mark_released();
@@ -69,15 +69,16 @@ impl Session {
             return Err(lost);
         };
 
-        // 3. End the turn. The next thread of this process asks Redis, and finds the lock busy.
-        drop(held.take_out());
-
-        // 4. Count it. If this came before step 3, a recorder of the program that takes a lock would
-        //    find a lost hold around it.
+        // 3. Count it. A recorder of the program may take locks here. If this came before step 2, it
+        //    would find the hold over, and record a loss that nobody is told of. If it came after
+        //    step 4 and took this very lock, it would wait for its own token to run out.
         self.core
             .counters
             .of(hold.key.name())
             .given_back(now.since(hold.acquired.answered), hold.thread_has_ended());
+
+        // 4. End the turn. The next thread of this process asks Redis, and finds the lock busy.
+        drop(held.take_out());
         Ok(LockParcel::new(
             hold.key.name(),
             &hold.token,
