@@ -270,7 +270,7 @@ pub(crate) fn gives_all_back(process: usize, manager: usize) {
     JUDGE.with_borrow_mut(|judge| judge.released.push((process, manager)));
 }
 
-/// `on_lost` was called. What has lost a hold is explained.
+/// `on_lost` was called, by a thread of the process. What has lost a hold is explained.
 pub(crate) fn told(process: usize, manager: usize, key: usize) {
     JUDGE.with_borrow_mut(|judge| judge.told.push((process, manager, key)));
     let holds = JUDGE.with_borrow(|judge| judge.holds.clone());
@@ -279,7 +279,8 @@ pub(crate) fn told(process: usize, manager: usize, key: usize) {
         if !is_it || hold.is_explained {
             continue;
         }
-        if let Some(cause) = as_process(process, || hold.watch.wait_lost(Duration::ZERO)) {
+        // (Not `as_process`: this may have to wait for a thread that watches the hold.)
+        if let Some(cause) = hold.watch.wait_lost(Duration::ZERO) {
             change(number, |hold| hold.is_explained = true);
             if !JUDGE.with_borrow(|judge| judge.explains(number, cause)) {
                 fail(format!(

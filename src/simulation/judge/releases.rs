@@ -74,7 +74,7 @@ impl Call {
         let left = judge::ends(number);
         match result {
             Ok(Unlocked::Released) if left == 0 && !judge::hold(number).has_to_stay() => {
-                self.is_gone(number);
+                self.is_gone(number, true);
             }
             Ok(Unlocked::Kept { .. }) if left == 0 && judge::hold(number).kept[1] >= self.began => {
                 self.is_kept(number);
@@ -91,7 +91,7 @@ impl Call {
             if judge::hold(number).has_to_stay() {
                 self.is_kept(number);
             } else {
-                self.is_gone(number);
+                self.is_gone(number, false);
             }
         }
     }
@@ -108,7 +108,7 @@ impl Call {
             Some(Err(error)) => self.allows(&error, numbers, true),
             _ => {
                 let released = numbers.iter().zip(left).filter(|it| it.1 == 0);
-                released.for_each(|it| self.is_gone(*it.0));
+                released.for_each(|it| self.is_gone(*it.0, result.is_some()));
             }
         }
     }
@@ -125,13 +125,14 @@ impl Call {
         }
     }
 
-    /// The server does not have the token any more.
-    pub(super) fn is_gone(&self, number: usize) {
+    /// The server does not have the token any more. Unless the caller `was_told`, an answer that is
+    /// missing may have cost all the time that there is for the release.
+    pub(super) fn is_gone(&self, number: usize, was_told: bool) {
         if ledger::has(judge::hold(number).key, &judge::hold(number).token)
             // An answer that a proxy repeats may come just before the release is executed.
             && !judge::was_removed(judge::hold(number).key, self.began)
             // A replica that becomes a master may have the key still.
-            && (ledger::is_one() || !self.has_trouble())
+            && (was_told && ledger::is_one() || !self.has_trouble())
         {
             self.blame(format!("hold {number} was released, and its key is there"));
         }

@@ -29,7 +29,10 @@ pub(super) fn fences_grow(key: usize, number: usize) {
         let (fence, order) = (mine.fence?, ledger::order(key, &mine.token)?);
         let is_wrong = |other: &&Hold| {
             let theirs = other.fence.zip(ledger::order(key, &other.token));
-            theirs.is_some_and(|theirs| theirs.0.cmp(&fence) != theirs.1.cmp(&order))
+            // (At the same nanosecond, nobody can tell which was first.)
+            theirs.is_some_and(|(fence_of_other, at)| {
+                at != order && fence_of_other.cmp(&fence) != at.cmp(&order)
+            })
         };
         let mut others = judge.holds.iter().filter(|it| it.key == key);
         let other = others.find(is_wrong)?;

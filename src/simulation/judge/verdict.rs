@@ -199,7 +199,8 @@ impl Call {
             Error::Timeout { .. } => self.was_busy(),
             Error::Unavailable { .. } | Error::Refused { .. } if self.has_trouble() => {}
             // A single try does not wait for a new map of a cluster.
-            Error::Unavailable { .. } if self.what == "try_lock" && self.had_trouble(OLD_MAP) => {}
+            Error::Unavailable { .. }
+                if self.what.starts_with("try_") && self.had_trouble(OLD_MAP) => {}
             // An answer that a proxy repeats may be that for another key.
             Error::WouldDeadlock { .. }
                 if self
@@ -217,7 +218,13 @@ impl Call {
                     self.is_edge(one.thread.thread, key, next.thread.thread);
                 }
             }
-            Error::Stopped { .. } if self.was_stopped() => {}
+            Error::Stopped { .. } if self.was_stopped() => {
+                // Somebody may have removed what it had got by then, and `on_lost` is told.
+                let is_removed = |key: &usize| judge::was_removed(*key, self.began);
+                if self.keys.iter().any(is_removed) {
+                    judge::undone(self.who);
+                }
+            }
             Error::AlreadyHeld { .. } if self.has_one() => {}
             Error::Lost { .. } | Error::OuterLost { .. } | Error::NothingToAdopt { .. } => {
                 self.has_lost(error);
@@ -264,11 +271,17 @@ impl Call {
             STOPS.with_borrow(|stops| stops.iter().filter(|it| is_it(it)).map(|it| it.2).min());
         let Some(stopped) = stopped else { return false };
         let program = judge::program(process);
-        // An answer that is due is waited for. So is a connection: with a smaller pool than
-        // threads, until those in front are done with theirs.
-        let rounds = program.threads.len().div_ceil(program.pool as usize).max(1) as u64;
+        // An answer that is due is waited for. So is a connection: if the pool has none left, until
+        // those in front are done with theirs.
+        let since = stopped.max(self.began);
+        let is_beside = |other: &&Call| {
+            (other.who.process, other.who.manager) == (process, manager)
+                && other.ended.is_none_or(|at| at >= since)
+        };
+        let beside = CALLS.with_borrow(|calls| calls.iter().filter(is_beside).count());
+        let rounds = beside.div_ceil(program.pool as usize) as u64;
         let limit = Duration::from_millis(program.response * 3 * rounds) + LATE * 5;
-        let took = Duration::from_nanos(now() - stopped.max(self.began));
+        let took = Duration::from_nanos(now() - since);
         if took > limit && !ledger::stalls() && !judge::was_paused(process, self.began) {
             self.blame(format!("it went on for {took:?} after a stop"));
         }
@@ -342,7 +355,7 @@ impl Call {
         }
         match (result, ran) {
             (Ok(Some(())), true) if left == Some(0) && !is_lost => {
-                self.is_gone(number.expect("it is known"));
+                self.is_gone(number.expect("it is known"), false);
             }
             (Ok(Some(())), true) => {}
             (Err(Failed::Own), true) if body == Body::Fails => {}

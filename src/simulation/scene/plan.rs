@@ -295,7 +295,7 @@ impl Plan {
                 | Fault::Kill { .. }
                 | Fault::Delete { .. } => return None,
                 Fault::Trouble {
-                    trouble: Trouble::ResetAll | Trouble::HalfOpen | Trouble::Repeats(_),
+                    trouble: Trouble::ResetAll | Trouble::HalfOpen,
                     millis,
                     ..
                 }

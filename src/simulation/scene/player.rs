@@ -6,7 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{fail, mpsc, one_in, thread, thread_number, trace};
+use crate::base::sync::scheduler::{fail, inside, mpsc, one_in, thread, thread_number, trace};
 use crate::simulation::judge::verdict::{self, Call};
 use crate::simulation::judge::{self, Deal, Who};
 use crate::simulation::scene::plan::{Body, End, How, Op, Plan, Program, Terms, Under, With};
@@ -32,6 +32,23 @@ pub(crate) enum Failed {
 impl From<Error> for Failed {
     fn from(error: Error) -> Failed {
         Failed::Lock(error)
+    }
+}
+
+/// Catches a panic of the program. (The stack of a thread that is left at the end of a run unwinds,
+/// too. It must not go on.)
+pub(crate) fn catch_panic<T>(body: impl FnOnce() -> T) -> std::thread::Result<T> {
+    match panic::catch_unwind(AssertUnwindSafe(body)) {
+        Err(payload) if !inside() => panic::resume_unwind(payload),
+        result => result,
+    }
+}
+
+/// How much longer than its limit a call may take: what it got and must not have is given back.
+fn undoing<T>(taken: &Result<T, Error>) -> Duration {
+    match taken {
+        Err(Error::OuterLost { .. } | Error::Lost { .. } | Error::Stopped { .. }) => millis(100),
+        _ => Duration::ZERO,
     }
 }
 
@@ -170,10 +187,7 @@ impl Player {
             How::Try => lock.try_lock(),
             How::For(limit) => lock.try_lock_for(millis(limit)),
         };
-        // What was taken under a lost lock is given back, and that may take longer.
-        let undoes = matches!(taken, Err(Error::OuterLost { .. }));
-        let more = millis(if undoes { 100 } else { 0 });
-        call.ends(self.limit(how).map(|limit| limit + more));
+        call.ends(self.limit(how).map(|limit| limit + undoing(&taken)));
         if let Some(guard) = call.got(taken) {
             self.works(&call, terms, guard, under, end);
         }
@@ -252,10 +266,10 @@ impl Player {
                 call.dropped(number);
             }
             End::Panic => {
-                let _ = panic::catch_unwind(AssertUnwindSafe(|| {
+                let _ = catch_panic(|| {
                     let _guard = guard;
                     panic::resume_unwind(Box::new("a panic of the program"));
-                }));
+                });
                 call.ends(response);
                 call.dropped(number);
             }
@@ -323,7 +337,7 @@ impl Player {
                 panic::resume_unwind(Box::new("a panic of the program"));
             }
         };
-        let result = panic::catch_unwind(AssertUnwindSafe(|| match with {
+        let result = catch_panic(|| match with {
             With::Lock => lock
                 .with_lock(|| runs(None))
                 .map(Some)
@@ -339,7 +353,7 @@ impl Player {
                     }
                 })
                 .map(Some),
-        }));
+        });
         trace(|| format!("with_lock: {:?}", result.as_ref().ok()));
         call.ends(None);
         call.ran(ran.get(), hold.get(), body, result.ok());
@@ -356,7 +370,7 @@ impl Player {
             .heeding(terms.heeds)
             .adopts(&sent);
         let adopted = lock.adopt(parcel);
-        call.ends(Some(self.answer()));
+        call.ends(Some(self.answer() + undoing(&adopted)));
         let Some(guard) = call.got(adopted.map(Some)) else {
             return;
         };

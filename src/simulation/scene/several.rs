@@ -1,13 +1,13 @@
 //! What a thread does with several locks at a time.
 
-use std::panic::{self, AssertUnwindSafe};
+use std::panic;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::thread;
 use crate::simulation::judge;
 use crate::simulation::judge::verdict::Call;
 use crate::simulation::scene::plan::{How, SeveralEnd, Terms, Under};
-use crate::simulation::scene::player::Player;
+use crate::simulation::scene::player::{Player, catch_panic};
 use crate::simulation::scene::{millis, name};
 use crate::{LockManager, MultiLockGuard};
 
@@ -30,20 +30,21 @@ impl Player {
                 under,
             );
         }
-        let call = Call::begins(who, keys, "lock several");
+        let call = Call::begins(who, keys, how.name_of_several());
         let taken = match how {
             How::Lock => manager.several(&names).lock().map(Some),
             How::Try => manager.several(&names).try_lock(),
             How::For(limit) => manager.several(&names).try_lock_for(millis(limit)),
         };
-        // Each single try may take an answer; what was taken in vain is given back within 100 ms.
+        // Each single try may take an answer. What was taken in vain is given back in 100 ms: the
+        // lock that finds the outer one lost, and then the others.
         let limit = match how {
             How::Try | How::For(0) => {
                 Some(self.answer() * u32::try_from(keys.len()).expect("a few"))
             }
             how => self.limit(how),
         };
-        call.ends(limit.map(|limit| limit + millis(100)));
+        call.ends(limit.map(|limit| limit + millis(200)));
         let Some(guard) = call.got(taken) else {
             return judge::undone(who);
         };
@@ -57,10 +58,10 @@ impl Player {
             }
             SeveralEnd::With => unreachable!("it has been dealt with"),
             SeveralEnd::Panic => {
-                let _ = panic::catch_unwind(AssertUnwindSafe(|| {
+                let _ = catch_panic(|| {
                     let _guard = guard;
                     panic::resume_unwind(Box::new("a panic of the program"));
-                }));
+                });
                 None
             }
         };
@@ -82,7 +83,7 @@ impl Player {
     fn with_several(&self, call: &Call, manager: &LockManager, names: &[&str], under: &[Under]) {
         let mut numbers = None;
         let result = manager.several(names).with_lock_result(|guard| {
-            call.ends(self.limit(How::Lock).map(|limit| limit + millis(100)));
+            call.ends(self.limit(How::Lock).map(|limit| limit + millis(200)));
             call.has_got();
             numbers = Some(self.have_several(call, manager, guard, under));
             Ok(())

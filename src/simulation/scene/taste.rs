@@ -296,6 +296,14 @@ impl How {
         }
     }
 
+    pub(crate) fn name_of_several(self) -> &'static str {
+        if matches!(self, How::Try | How::For(0)) {
+            "try_lock of several"
+        } else {
+            "lock of several"
+        }
+    }
+
     fn draw(draw: &mut SmallRng) -> How {
         let limit = [0, 1, 20, 300, 3_000][draw.random_range(0..5)];
         match draw.random_range(0..5) {

@@ -189,8 +189,10 @@ impl Failover {
         );
         drop(shards);
         if master == old {
-            // Also if it was told to be a replica before it died: that is in no file.
-            self.node(old).borrow_mut().act(Redis::promote);
+            if self.how == How::Dies {
+                // Also if it was told to be a replica before: that is in no file.
+                self.node(old).borrow_mut().act(Redis::promote);
+            }
             for replica in &replicas {
                 follow(self.node(old), self.node(*replica));
             }
