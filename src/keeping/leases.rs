@@ -1,6 +1,7 @@
 //! The holds of one manager, and when each of them has to be renewed. A table without clock,
 //! threads or Redis.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -256,7 +257,14 @@ impl Leases {
         let Some(entry) = waits else {
             return Moment::NEVER;
         };
-        let pause = entry.retry;
+        // If the key was invalidated, or has moved, since the renewal was sent, its failure is no
+        // answer to that.
+        let invalidated = mem::take(&mut entry.invalidated);
+        let pause = if invalidated {
+            FIRST_RETRY
+        } else {
+            entry.retry
+        };
         entry.asked = false;
         entry.retry = (2 * pause).min(LAST_RETRY);
         entry.renew_after(pause, now)
@@ -558,6 +566,23 @@ mod tests {
         leases.renewed(&hold, sent);
         assert_eq!(leases.next(), hold.valid_until());
         assert_eq!(leases.take_due(hold.valid_until()).over.len(), 1);
+    }
+
+    #[test]
+    fn a_move_during_a_renewal_that_fails_is_followed_by_another_at_once() {
+        let hold = hold();
+        let mut leases = entered(&hold);
+        leases.take_due(after(100));
+        assert_eq!(leases.not_renewed(&hold, after(110)), after(130));
+        leases.take_due(after(130));
+        assert_eq!(leases.not_renewed(&hold, after(130)), after(170), "a pause");
+        leases.take_due(after(170));
+        leases.sending(&hold, false, after(170));
+        leases.moved(|_| true, after(171));
+        leases.take_due(after(180));
+        assert_eq!(leases.not_renewed(&hold, after(182)), after(202));
+        leases.take_due(after(202));
+        assert!(leases.not_renewed(&hold, after(203)) > after(223), "once");
     }
 
     #[test]
