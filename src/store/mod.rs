@@ -152,17 +152,20 @@ impl Store {
     /// Makes the attempt of a caller that asks once. In a cluster, a node that is not where the
     /// last map has it cannot be reached, and the first to speak to it would be told that Redis is
     /// unavailable though the cluster is well. So an attempt that has sent nothing is made again
-    /// with a new map, if one comes before the deadline. (Who waits for a lock tries again anyway.
+    /// with a newer map, if one comes before the deadline. (Who waits for a lock tries again anyway.
     /// `try_lock` does not wait: meanwhile, other threads would be told that the lock is busy.)
     pub(crate) fn again_with_new_map<T>(
         &self,
         deadline: Moment,
         attempt: impl Fn() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
+        let cluster = self.router().and_then(|router| router.cluster());
+        let known = cluster.map(|cluster| cluster.asked());
         let answer = attempt();
+        // The next map may be there already: another thread has asked for it.
         if matches!(answer, Err(Failure::NotSent(_)))
-            && let Some(cluster) = self.router().and_then(|router| router.cluster())
-            && cluster.map_since(Moment::now(), deadline).is_ok()
+            && let Some((cluster, known)) = cluster.zip(known)
+            && cluster.map_since(known.after_nanos(1), deadline).is_ok()
         {
             return attempt();
         }

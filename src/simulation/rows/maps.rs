@@ -39,6 +39,24 @@ fn a_node_at_another_address_is_found_by_a_question_that_is_asked_once() {
     });
 }
 
+/// Another call has just had the map read, and no other one comes before the timeouts.
+#[test]
+fn a_question_takes_the_map_that_comes_during_its_attempt() {
+    in_scenes_with(CLUSTER, 200, |world| {
+        let locks = locks(CLUSTER, |builder| {
+            let builder = builder.connect_timeout(SECOND / 5);
+            builder.response_timeout(SECOND / 5).client_tracking(false)
+        });
+        let first = world.reads_the_map(&locks);
+        thread::sleep(3 * SECOND);
+        Ailment::Readdressed.happens(&world.servers, first, 0, 0);
+        thread::sleep(4 * SECOND);
+        let lock = locks.named(name(0));
+        assert!(lock.try_lock().is_err());
+        assert!(matches!(lock.holder(), Ok(None)));
+    });
+}
+
 /// No other node has its slots.
 #[test]
 fn a_question_that_is_asked_once_at_a_node_that_is_gone_waits_for_one_map() {

@@ -210,6 +210,11 @@ impl Cluster {
         self.map_since(Moment::now().before(LEAST_INTERVAL), deadline)
     }
 
+    /// When the last map was asked for.
+    pub(crate) fn asked(&self) -> Moment {
+        self.reading.lock().began
+    }
+
     /// A map that was asked for at this moment or later. Starts the thread that reads it, and waits.
     pub(crate) fn map_since(
         self: &Arc<Cluster>,
