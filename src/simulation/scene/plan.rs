@@ -295,7 +295,12 @@ impl Plan {
                 | Fault::Kill { .. }
                 | Fault::Delete { .. } => return None,
                 Fault::Trouble {
-                    trouble: Trouble::ResetAll | Trouble::HalfOpen,
+                    trouble: Trouble::HalfOpen,
+                    millis,
+                    ..
+                } => (Kind::Break, millis + 30_000), // Until the connections are used.
+                Fault::Trouble {
+                    trouble: Trouble::ResetAll,
                     millis,
                     ..
                 }
