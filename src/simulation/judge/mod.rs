@@ -363,9 +363,13 @@ impl Judge {
             LostCause::ShutDown => self.released.contains(&(process, manager)),
             LostCause::Deleted => self.is_removed(hold.key, hold.began),
             LostCause::Expired => {
+                let program = &self.programs[process - 1];
+                // One silence may last longer than a lease that is shorter than the timeout.
+                let is_short = program.lease < program.response;
                 hold.deal.may_expire
                     || self.was_paused(process, hold.began)
                     || ledger::may_end_leases(hold.began, now())
+                    || is_short && ledger::trouble(hold.began, now())
             }
             // Another holder has come, or the lease had run out before.
             _ => [LostCause::Deleted, LostCause::Expired]
