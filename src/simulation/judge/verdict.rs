@@ -290,8 +290,13 @@ impl Call {
 
     /// The call says that a hold was lost, or one around it.
     pub(super) fn has_lost(&self, error: &Error) {
+        // The judge may not know the outer one: it was lost before it was told of it.
+        let outer = match error {
+            Error::OuterLost { outer, .. } => outer[1..].parse().ok(),
+            _ => None,
+        };
         let is_explained = judge::held_by(self.who).into_iter().any(judge::may_be_lost)
-            || self.keys.iter().any(|key| judge::was_removed(*key, self.began))
+            || self.keys.iter().chain(&outer).any(|key| judge::was_removed(*key, self.began))
             || self.has_trouble()
             || self.may_lack_parcel()
             // A set takes its locks one after the other, and may lose the first meanwhile.
