@@ -259,12 +259,10 @@ impl Leases {
         };
         // If the key was invalidated, or has moved, since the renewal was sent, its failure is no
         // answer to that.
-        let invalidated = mem::take(&mut entry.invalidated);
-        let pause = if invalidated {
-            FIRST_RETRY
-        } else {
-            entry.retry
-        };
+        if mem::take(&mut entry.invalidated) {
+            entry.retry = FIRST_RETRY;
+        }
+        let pause = entry.retry;
         entry.asked = false;
         entry.retry = (2 * pause).min(LAST_RETRY);
         entry.renew_after(pause, now)

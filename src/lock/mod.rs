@@ -168,7 +168,7 @@ impl Lock {
     /// **Keep the guard in a variable with a name**, as for [`try_lock`](Lock::try_lock): a block
     /// behind `.is_some()` runs without the lock.
     ///
-    /// The limit covers every wait: for other threads, for a connection, and for Redis. (100 ms more
+    /// The limit covers each wait: for other threads, for a connection, and for Redis. (100 ms more
     /// if what was taken is given back because of an error.) Zero is [`try_lock`](Lock::try_lock).
     ///
     /// ```

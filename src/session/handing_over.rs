@@ -69,9 +69,9 @@ impl Session {
             return Err(lost);
         };
 
-        // 3. Count it. A recorder of the program may take locks here. If this came before step 2, it
-        //    would find the hold over, and record a loss that nobody is told of. If it came after
-        //    step 4 and took this very lock, it would wait for its own token to run out.
+        // 3. Count it. A recorder of the program may take locks here. If this came before step 2,
+        //    it would find the hold over, and record a loss that nobody is told of. If it came
+        //    after step 4 and took this very lock, it would wait for its own token to run out.
         self.core
             .counters
             .of(hold.key.name())

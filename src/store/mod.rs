@@ -152,7 +152,7 @@ impl Store {
     /// Makes the attempt of a caller that asks once. In a cluster, a node that is not where the
     /// last map has it cannot be reached, and the first to speak to it would be told that Redis is
     /// unavailable though the cluster is well. So an attempt that has sent nothing is made again
-    /// with a newer map, if one comes before the deadline. (Who waits for a lock tries again anyway.
+    /// with a newer map, if one comes before the deadline. (A wait for a lock tries again anyway.
     /// `try_lock` does not wait: meanwhile, other threads would be told that the lock is busy.)
     pub(crate) fn again_with_new_map<T>(
         &self,

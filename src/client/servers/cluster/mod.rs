@@ -215,7 +215,7 @@ impl Cluster {
         self.reading.lock().began
     }
 
-    /// A map that was asked for at this moment or later. Starts the thread that reads it, and waits.
+    /// A map that was asked for at this moment or later. Starts the thread that reads, and waits.
     pub(crate) fn map_since(
         self: &Arc<Cluster>,
         since: Moment,
