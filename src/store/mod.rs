@@ -159,15 +159,22 @@ impl Store {
         deadline: Moment,
         attempt: impl Fn() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let cluster = self.router().and_then(|router| router.cluster());
-        let known = cluster.map(|cluster| cluster.asked());
+        let cluster = || self.router().and_then(|router| router.cluster());
+        let known = cluster().map_or(Moment::PAST, |cluster| cluster.asked());
         let answer = attempt();
-        // The next map may be there already: another thread has asked for it.
         if matches!(answer, Err(Failure::NotSent(_)))
-            && let Some((cluster, known)) = cluster.zip(known)
-            && cluster.map_since(known.after_nanos(1), deadline).is_ok()
+            && let Some(cluster) = cluster()
         {
-            return attempt();
+            // The next map may be there already: another thread has asked for it. But if there was
+            // none at all, the attempt has waited for the one that is there.
+            let used = if known == Moment::PAST {
+                cluster.asked()
+            } else {
+                known
+            };
+            if cluster.map_since(used.after_nanos(1), deadline).is_ok() {
+                return attempt();
+            }
         }
         answer
     }

@@ -57,6 +57,23 @@ fn a_question_takes_the_map_that_comes_during_its_attempt() {
     });
 }
 
+/// The question is the first that needs a map, and is told where a node is that is not there yet.
+#[test]
+fn a_question_is_not_content_with_the_first_map_of_all() {
+    in_scenes_with(CLUSTER, 40, |world| {
+        let locks = locks(CLUSTER, |builder| builder);
+        let address = world.servers.address(world.servers.shard_of_key(0));
+        let back = now() + 500_000_000;
+        change_link(address, |link| link.refuses_until = back);
+        let lock = locks.named(name(0));
+        if one_in(2) {
+            assert!(matches!(lock.holder(), Ok(None)));
+        } else {
+            assert!(matches!(lock.force_unlock(), Ok(None)));
+        }
+    });
+}
+
 /// No other node has its slots.
 #[test]
 fn a_question_that_is_asked_once_at_a_node_that_is_gone_waits_for_one_map() {
