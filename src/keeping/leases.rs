@@ -313,14 +313,14 @@ impl Leases {
 
     /// A hold may end sooner than was known. Returns when it is due.
     pub(crate) fn renew_sooner(&mut self, hold: &Hold, now: Moment) -> Moment {
-        let Some(entry) = self.by_number.get_mut(&hold.number) else {
+        let entry = self.by_number.get_mut(&hold.number);
+        // (One that is not due is neither renewed nor reported, or was reported.)
+        let Some(entry) = entry.filter(|entry| entry.due < Moment::NEVER) else {
             return Moment::NEVER;
         };
-        let sooner = match hold.renews_every(now) {
-            Some(every) => now.after(every.min(hold.remaining(now) / 3)),
-            None if entry.due < Moment::NEVER => hold.valid_until(),
-            None => Moment::NEVER,
-        };
+        let sooner = hold.renews_every(now).map_or(hold.valid_until(), |every| {
+            now.after(every.min(hold.remaining(now) / 3))
+        });
         entry.due = entry.due.min(sooner);
         entry.due
     }
