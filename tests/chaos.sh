@@ -116,10 +116,11 @@ play() {
 }
 export -f play
 
-# The simulator and all that is optimised, and the rest.
+# The simulator and all that is optimised, and the rest. (With other packages or features, cargo
+# would build some of them again.)
 fast='cargo test --profile simulation --quiet --locked --features tls,metrics'
-part 'to build everything' bash -c "$fast --lib --test it --test history --no-run &&
-    cargo test --quiet --locked --workspace --features relatch/tls --no-run"
+rest='cargo test --quiet --locked --workspace --features relatch/tls'
+part 'to build everything' bash -c "$fast --lib --test it --test history --no-run && $rest --no-run"
 # It gets the time that the others leave.
 start 'simulated scenes' nice -n 19 bash -c 'play "$@"' play "$locks" $fast --lib -- --nocapture simulation::locks
 start 'lossy failovers, fences, parcels, opposite orders' \
@@ -129,19 +130,19 @@ start 'lossy failovers, fences, parcels, opposite orders' \
 start 'histories' env RELATCH_ACQUISITIONS=3000 $fast --test history -- --nocapture
 # It waits for leases most of the time.
 start 'the command: 300 deaths of each kind' \
-    env RELATCH_DEATHS=300 cargo test --quiet --locked --package relatch-cli --test command -- --nocapture deaths
+    env RELATCH_DEATHS=300 $rest --test command -- --nocapture deaths
 part 'with the least rights' bash tests/rights.sh
 # Left out: what is not the same by a sentinel. A replica is refused as soon as it says what it is,
 # and the name of a host is the sentinel's.
 part 'by a sentinel' env RELATCH_TEST_BY_SENTINEL=1 \
-    cargo test --quiet --locked --features tls --test it -- --test-threads=12 \
+    $rest --test it -- --test-threads=12 \
     --skip on_a_replica --skip replica_is_not_reported --skip replica_without_its \
     --skip the_time_to_look_up_a_name --skip sentinel --skip failovers --skip cluster
 # Left out: what is a cluster anyway, or has an address that must be none; what a cluster does not
 # have (databases, `REPLICAOF`, sockets); what counts connections or threads, because the map is
 # read over a connection of its own; and relays in front of TLS, which a node does not name.
 part 'in a cluster' env RELATCH_TEST_IN_CLUSTER=1 \
-    cargo test --quiet --locked --features tls --test it -- --test-threads=12 \
+    $rest --test it -- --test-threads=12 \
     --skip cluster --skip sentinel --skip failovers --skip replicas:: --skip on_a_replica \
     --skip replica_is_not_reported --skip replica_without_its --skip database \
     --skip ends_while_a_connection_is_opened --skip a_unix_socket --skip outside_of_a_cluster \

@@ -23,18 +23,16 @@ printed=$(mktemp)
 trap 'rm -f "$printed"' EXIT
 
 # Built before the limit begins, because building has no limit.
-cargo test --locked --package relatch-rig --test rig --no-run
-cargo test --locked --package relatch --features tls --test it --no-run
+tests='cargo test --locked --workspace --features relatch/tls'
+$tests --test rig --test it --no-run
 
-# as_the_user <package> <threads> [arguments]: runs the package's tests, and returns what `limited`
-# does.
+# as_the_user <tests> <threads> [arguments]: runs these tests, and returns what `limited` does.
 as_the_user() {
-    local package=$1 threads=$2 which=(--test rig)
+    local which=$1 threads=$2
     shift 2
-    [ "$package" != relatch ] || which=(--features tls --test it)
     RUST_BACKTRACE=0 RELATCH_TEST_LEAST_RIGHTS=$password \
         limited "$limit" \
-        cargo test --locked --package "$package" "${which[@]}" -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
+        $tests --test "$which" -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
 }
 
 # The names of the failed tests, from the last list that was printed. (Children print such lists,
@@ -42,12 +40,12 @@ as_the_user() {
 failures() { tac "$printed" | sed -n '/^failures:$/q; s/^    \([a-z0-9_:]*\)$/\1/p'; }
 
 say "the integration tests, as a user with the least rights (at most $limit s)"
-as_the_user relatch-rig 6 || {
+as_the_user rig 6 || {
     tail -n 40 "$printed" >&2
     die "the tests of the rig failed"
 }
 status=0
-as_the_user relatch 6 || status=$?
+as_the_user it 6 || status=$?
 if [ "$status" -eq 101 ]; then
     # Many tests measure time, and the machine may be busy, so failed tests run once more. If a
     # right is missing, they fail again.
@@ -55,7 +53,7 @@ if [ "$status" -eq 101 ]; then
     if [ "${#again[@]}" -gt 0 ] && [ "${#again[@]}" -le 10 ]; then
         say "by themselves, those that failed: ${again[*]}"
         status=0
-        as_the_user relatch 1 --exact "${again[@]}" || status=$?
+        as_the_user it 1 --exact "${again[@]}" || status=$?
     fi
 fi
 
