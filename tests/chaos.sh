@@ -70,7 +70,7 @@ part() {
     local name=$1 status=0
     shift
     say "$name: $*"
-    limited "$(left)" "$@" 2>&1 | show_failures || status=$?
+    limited "$(left)" "$@" 2>&1 | show_failures | tee -a "$folder/parts" || status=$?
     ended "$name" $status "$@"
 }
 
@@ -127,10 +127,11 @@ start 'lossy failovers, fences, parcels, opposite orders' \
     env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 RELATCH_TEST_LIMIT=$limit \
     $fast --test it -- --include-ignored --nocapture --test-threads=3 \
     lossy_failovers_lose_no a_million_fences_grow one_wins_ten_thousand_times callers_with_opposite
-start 'histories' env RELATCH_ACQUISITIONS=3000 $fast --test history -- --nocapture
 # It waits for leases most of the time.
 start 'the command: 300 deaths of each kind' \
     env RELATCH_DEATHS=300 $rest --test command -- --nocapture deaths
+# (Not beside the parts that follow: together, they would be too slow for each other's timeouts.)
+part 'histories' env RELATCH_ACQUISITIONS=3000 $fast --test history -- --nocapture
 part 'with the least rights' bash tests/rights.sh
 # Left out: what is not the same by a sentinel. A replica is refused as soon as it says what it is,
 # and the name of a host is the sentinel's.
