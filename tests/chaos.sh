@@ -121,29 +121,29 @@ export -f play
 fast='cargo test --profile simulation --quiet --locked --features tls,metrics'
 rest='cargo test --quiet --locked --workspace --features relatch/tls'
 part 'to build everything' bash -c "$fast --lib --test it --test history --no-run && $rest --no-run"
-# It gets the time that the others leave.
+# They get the time that the others leave, whose servers have to answer within some 300 ms.
 start 'simulated scenes' nice -n 19 bash -c 'play "$@"' play "$locks" $fast --lib -- --nocapture simulation::locks
 start 'lossy failovers, fences, parcels, opposite orders' \
-    env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 RELATCH_TEST_LIMIT=$limit \
+    nice -n 10 env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 RELATCH_TEST_LIMIT=$limit \
     $fast --test it -- --include-ignored --nocapture --test-threads=3 \
     lossy_failovers_lose_no a_million_fences_grow one_wins_ten_thousand_times callers_with_opposite
 # It waits for leases most of the time.
 start 'the command: 300 deaths of each kind' \
-    env RELATCH_DEATHS=300 $rest --test command -- --nocapture deaths
-# (Not beside the parts that follow: together, they would be too slow for each other's timeouts.)
+    nice -n 10 env RELATCH_DEATHS=300 $rest --test command -- --nocapture deaths
+# Not beside the others: they would be too slow for each other's timeouts.
 part 'histories' env RELATCH_ACQUISITIONS=3000 $fast --test history -- --nocapture
 part 'with the least rights' bash tests/rights.sh
 # Left out: what is not the same by a sentinel. A replica is refused as soon as it says what it is,
 # and the name of a host is the sentinel's.
 part 'by a sentinel' env RELATCH_TEST_BY_SENTINEL=1 \
-    $rest --test it -- --test-threads=12 \
+    $rest --test it -- --test-threads=10 \
     --skip on_a_replica --skip replica_is_not_reported --skip replica_without_its \
     --skip the_time_to_look_up_a_name --skip sentinel --skip failovers --skip cluster
 # Left out: what is a cluster anyway, or has an address that must be none; what a cluster does not
 # have (databases, `REPLICAOF`, sockets); what counts connections or threads, because the map is
 # read over a connection of its own; and relays in front of TLS, which a node does not name.
 part 'in a cluster' env RELATCH_TEST_IN_CLUSTER=1 \
-    $rest --test it -- --test-threads=12 \
+    $rest --test it -- --test-threads=10 \
     --skip cluster --skip sentinel --skip failovers --skip replicas:: --skip on_a_replica \
     --skip replica_is_not_reported --skip replica_without_its --skip database \
     --skip ends_while_a_connection_is_opened --skip a_unix_socket --skip outside_of_a_cluster \
