@@ -57,6 +57,21 @@ fn a_switch_that_sentinels_report_is_followed_at_once() {
     });
 }
 
+/// The first sentinel, which is the one that is listened to, is cut off with the old master.
+#[test]
+fn a_switch_that_one_sentinel_does_not_hear_of_is_followed_soon() {
+    in_scenes_with(SENTINELS, 40, |world| {
+        let locks = locks(SENTINELS, |builder| builder);
+        drop(locks.lock("a").expect("locks"));
+        thread::sleep(some(10 * SECOND));
+        world.promote();
+        (1..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+        thread::sleep(11 * SECOND);
+        let _guard = locks.lock("b").expect("locks");
+        assert!(world.node_has(1, "b"), "taken at the old master");
+    });
+}
+
 /// One sentinel knows the new master, and is silent from then on.
 #[test]
 fn a_sentinel_that_knows_less_leads_nobody_back() {
