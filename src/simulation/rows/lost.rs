@@ -171,6 +171,28 @@ fn an_adoption_without_an_answer_leaves_no_lock_that_nobody_has() {
     });
 }
 
+/// The first script was executed, and the second one finds its token.
+#[test]
+fn the_key_of_an_adoption_that_was_sent_twice_lives_as_long_as_its_hold() {
+    in_scenes(100, |world| {
+        let one = locks(|builder| builder);
+        let other = locks(|builder| {
+            let builder = builder.lease(2 * SECOND).renew(false);
+            builder.response_timeout(2 * SECOND)
+        });
+        let hand_over = |key| one.lock(key).expect("locks").hand_over();
+        let [first, parcel] = ["b", "a"].map(|key| hand_over(key).expect("hands over"));
+        drop(other.adopt(&first).expect("adopts")); // The script is known from then on.
+        let silent_until = [0, now() + 1_000_000_000];
+        let address = world.servers.address(0);
+        change_link(address, |link| link.silent_until = silent_until);
+        ends_after(world, SECOND, Duration::ZERO);
+        let guard = other.adopt(&parcel).expect("the second answer comes");
+        thread::sleep(guard.remaining() - QUICK);
+        assert!(guard.is_valid() && world.exists("a"));
+    });
+}
+
 /// The answer of the last renewal before an outage is lost. Its lease is nine seconds.
 fn is_renewed_without_an_answer(world: &World, outage: Duration) -> (LockManager, LockGuard) {
     let locks = locks(|builder| {
