@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
@@ -67,7 +67,10 @@ impl Place {
         let mut arguments = vec!["run"];
         arguments.extend(options);
         arguments.extend(["--", "bash", "-c", script, "job", name]);
-        let child = spawn(self.relatch(&arguments).stderr(Stdio::piped()));
+        let mut command = self.relatch(&arguments);
+        // In a group of its own, as below a shell. In one that no process outside of it could
+        // continue, as where the tests have a session of their own, the kernel passes over `TSTP`.
+        let child = spawn(command.stderr(Stdio::piped()).process_group(0));
         eventually(LONG, "the job runs", || {
             fs::read(self.file(name)).is_ok_and(|text| !text.is_empty())
         });
