@@ -46,6 +46,18 @@ fn an_attempt_whose_answer_is_lost_delays_the_lock_for_a_moment() {
     });
 }
 
+/// The key that its first command has set is its own.
+#[test]
+fn a_single_try_whose_answer_is_lost_finds_no_other_holder() {
+    in_scenes(200, |world| {
+        let locks = locks(|builder| builder);
+        drop(locks.lock("b").expect("locks"));
+        ends_after(world, some(QUICK / 4), Duration::ZERO);
+        let taken = locks.try_lock("a").expect("Redis is back at once");
+        assert!(taken.is_some(), "nobody has it");
+    });
+}
+
 /// Long before its lease ends.
 #[test]
 fn a_key_that_may_exist_is_deleted_when_redis_is_back() {
