@@ -121,7 +121,7 @@ export -f play
 fast='cargo test --profile simulation --quiet --locked --features tls,metrics'
 rest='cargo test --quiet --locked --workspace --features relatch/tls'
 part 'to build everything' bash -c "$fast --lib --test it --test history --no-run && $rest --no-run"
-# These two get the time that the others leave, whose servers have to answer within some 300 ms.
+# These two get the time that the parts leave. In those, servers have to answer within some 300 ms.
 start 'simulated scenes' nice -n 19 bash -c 'play "$@"' play "$locks" $fast --lib -- --nocapture simulation::locks
 start 'lossy failovers, fences, parcels, opposite orders' \
     nice -n 10 env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 RELATCH_TEST_LIMIT=$limit \
@@ -130,7 +130,7 @@ start 'lossy failovers, fences, parcels, opposite orders' \
 # It waits for leases most of the time. (A guard that gets no processor kills too late.)
 start 'the command: 300 deaths of each kind' \
     env RELATCH_DEATHS=300 $rest --test command -- --nocapture deaths
-# Not beside the others: they would be too slow for each other's timeouts.
+# Not beside the parts below: they would be too slow for each other's timeouts.
 part 'histories' env RELATCH_ACQUISITIONS=3000 $fast --test history -- --nocapture
 part 'with the least rights' bash tests/rights.sh
 # Left out: what is not the same by a sentinel. A replica is refused as soon as it says what it is,

@@ -68,7 +68,7 @@ fi
 if [ "$status" -ne 0 ]; then
     tail -n 40 "$printed" >&2
     trap - EXIT
-    printf 'All that was printed: %s\nTo run one of them: RELATCH_TEST_LEAST_RIGHTS=%s cargo test --locked --test it <its name>\n' "$printed" "$password" >&2
+    printf 'All that was printed: %s\nTo run one of them: RELATCH_TEST_LEAST_RIGHTS=%s %s --test it <its name>\n' "$printed" "$password" "$tests" >&2
     die "the tests failed: $(failures | tr '\n' ' ')"
 fi
 if grep -F 'refused to the user with the least rights:' "$printed" | sort | uniq -c >&2; then

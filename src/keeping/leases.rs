@@ -314,7 +314,7 @@ impl Leases {
     /// A hold may end sooner than was known. Returns when it is due.
     pub(crate) fn renew_sooner(&mut self, hold: &Hold, now: Moment) -> Moment {
         let entry = self.by_number.get_mut(&hold.number);
-        // (One that is not due is neither renewed nor reported, or was reported.)
+        // (One that is never due is neither renewed nor reported, or was reported.)
         let Some(entry) = entry.filter(|entry| entry.due < Moment::NEVER) else {
             return Moment::NEVER;
         };

@@ -160,21 +160,17 @@ impl Store {
         attempt: impl Fn() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let cluster = || self.router().and_then(|router| router.cluster());
-        let known = cluster().map_or(Moment::PAST, |cluster| cluster.asked());
+        let used = match cluster() {
+            // If there is no map yet, the attempt would wait for it.
+            Some(cluster) => cluster.map(deadline).map(|_| cluster.asked())?,
+            None => Moment::PAST,
+        };
         let answer = attempt();
+        // The next map may be there already: another thread has asked for it.
         if matches!(answer, Err(Failure::NotSent(_)))
-            && let Some(cluster) = cluster()
+            && cluster().is_some_and(|it| it.map_since(used.after_nanos(1), deadline).is_ok())
         {
-            // The next map may be there already: another thread has asked for it. But if there was
-            // none at all, the attempt has waited for the one that is there.
-            let used = if known == Moment::PAST {
-                cluster.asked()
-            } else {
-                known
-            };
-            if cluster.map_since(used.after_nanos(1), deadline).is_ok() {
-                return attempt();
-            }
+            return attempt();
         }
         answer
     }

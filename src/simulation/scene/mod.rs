@@ -302,9 +302,10 @@ fn ends(player: &Player) {
     } = player;
     for (number, manager) in managers.iter().enumerate() {
         let none_left = || manager.held().iter().all(|held| held.lost.is_some());
-        // It may have been paused for all of that time, and then has it once more.
+        let began = now();
         let is_it_free = || comes_true(millis(program.lease * 2 + 2_000), none_left);
-        let is_free = is_it_free() || is_it_free();
+        // A pause may take all of that time.
+        let is_free = is_it_free() || judge::was_paused(*process, began) && is_it_free();
         // A thread of which only the end is left may give up meanwhile what it has lost.
         let (held, stats, then) = (manager.held(), manager.stats(), manager.held());
         let is_counted = stats.held == held.len() as u64 || held.len() != then.len();

@@ -197,7 +197,7 @@ impl Cluster {
 
     /// The map. Waits for the first one as long as for a connection, however many nodes are asked
     /// for it.
-    pub(super) fn map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
+    pub(crate) fn map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
         if let Some(map) = self.reading.lock().atlas.map() {
             return Ok(Arc::clone(map)); // Each command comes by here.
         }
