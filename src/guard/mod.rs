@@ -166,7 +166,7 @@ impl LockGuard {
     /// let guard = locks.lock("orders:42")?;
     /// match guard.unlock() {
     ///     Ok(unlocked) => println!("{unlocked}"),
-    ///     Err(error) if error.is_lost() => println!("somebody else may have worked, too: {error}"),
+    ///     Err(error) if error.is_lost() => println!("somebody else may have worked: {error}"),
     ///     Err(error) => println!("it was mine until the end, so the work counts: {error}"),
     /// }
     /// # Ok::<(), relatch::Error>(())

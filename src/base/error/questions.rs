@@ -101,7 +101,7 @@ impl Error {
     /// # let locks = LockManager::in_memory();
     /// # let stays = locks.lock("account:3")?.detach()?;
     /// let error = book(&locks).expect_err("somebody has account:3");
-    /// assert!(error.is_timeout() && error.body_ran(), "the outer closure may have done something");
+    /// assert!(error.is_timeout() && error.body_ran(), "the outer closure may have worked");
     /// # Ok::<(), Error>(())
     /// ```
     #[must_use]

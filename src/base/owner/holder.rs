@@ -93,8 +93,8 @@ impl Holder {
 
 impl fmt::Display for Holder {
     /// Writes `worker-7-4242-4243 (12.3s left)`, or `worker-7-4242-4243, which is done (12.3s
-    /// left)` if `keep_at_least` keeps the lock. A value of another program is quoted, and cut if it
-    /// is long.
+    /// left)` if `keep_at_least` keeps the lock. A value of another program is quoted, and cut if
+    /// it is long.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 60;
         let kept_by = self.raw.strip_prefix(KEPT).and_then(Owner::parse);

@@ -168,8 +168,8 @@ impl Router {
         }
     }
 
-    /// All nodes that have keys. Connects to one of them, to learn whether there are others. The map
-    /// of a cluster must be fresh: what a node has that it lacks would not be found.
+    /// All nodes that have keys. Connects to one of them, to learn whether there are others. The
+    /// map of a cluster must be fresh: what a node has that it lacks would not be found.
     pub(crate) fn masters(&self, deadline: Moment) -> Result<Vec<Arc<Node>>, Failure> {
         if let Nodes::One(one) = self.nodes() {
             let opened = one.lend(deadline);

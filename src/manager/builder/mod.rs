@@ -58,7 +58,7 @@ impl LockManager {
     /// ```
     /// match relatch::LockManager::connect("redis://127.0.0.1:1/") {
     ///     Ok(locks) => drop(locks.lock("orders:42")?),
-    ///     Err(error) => println!("{error}"), // redis at 127.0.0.1:1 is unavailable (connecting): ...
+    ///     Err(error) => println!("{error}"), // redis at 127.0.0.1:1 is unavailable (...
     /// }
     /// # Ok::<(), relatch::Error>(())
     /// ```
@@ -93,7 +93,7 @@ impl Builder {
     /// ```
     /// match relatch::Builder::from_env().prefix("shop:lock:").build_lazily() {
     ///     Ok(locks) => println!("{locks:?}"),
-    ///     Err(error) => println!("{error}"), // no address of Redis: set the environment variable ...
+    ///     Err(error) => println!("{error}"), // no address of Redis: set ...
     /// }
     /// ```
     pub fn from_env() -> Builder {

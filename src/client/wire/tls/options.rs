@@ -48,7 +48,8 @@ impl Tls {
     /// Every setting at its default.
     ///
     /// ```
-    /// let builder = relatch::LockManager::builder("rediss://redis.internal/").tls(relatch::Tls::new());
+    /// let builder = relatch::LockManager::builder("rediss://redis.internal/");
+    /// let builder = builder.tls(relatch::Tls::new());
     /// # drop(builder);
     /// ```
     pub fn new() -> Tls {
