@@ -18,7 +18,6 @@ use crate::acquire::claim::Taken;
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, warn};
-use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Key;
 use crate::base::sync::thread;
@@ -128,11 +127,7 @@ impl Adoption<'_> {
             AdoptReply::Absent => {
                 let (key, redis_key) =
                     (self.key.name().to_string(), self.key.in_redis().to_owned());
-                Err(Error::NothingToAdopt {
-                    key,
-                    redis_key,
-                    made: Made::now(),
-                })
+                Err(Error::NothingToAdopt { key, redis_key })
             }
             AdoptReply::NotOurs => Err(self.lost(LostCause::Taken)),
         }
@@ -142,7 +137,6 @@ impl Adoption<'_> {
         Error::Lost {
             key: self.key.name().to_string(),
             cause,
-            made: Made::now(),
         }
     }
 

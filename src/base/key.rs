@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 
 /// The longest name, in bytes. People read the names of locks, so a longer name is a mistake of the
 /// program.
@@ -67,7 +66,6 @@ impl Key {
             0 => Err(Error::InvalidKey {
                 length: 0,
                 reason: "it is empty",
-                made: Made::now(),
             }),
             1..=MAX_BYTES => Ok(match given {
                 Name::Given(name) => UncheckedKey::new(prefix, name).0,
@@ -76,7 +74,6 @@ impl Key {
             length => Err(Error::InvalidKey {
                 length,
                 reason: "it is longer than 64 KiB",
-                made: Made::now(),
             }),
         }
     }
@@ -112,7 +109,6 @@ impl Key {
         Err(Error::NoFence {
             key: self.name.to_string(),
             reason,
-            made: Made::now(),
         })
     }
 
@@ -121,7 +117,7 @@ impl Key {
             key: self.name.to_string(),
             redis_key: self.in_redis.to_string(),
             found: found.to_owned(),
-            made: Made::now(),
+            held: Vec::new(),
         }
     }
 }

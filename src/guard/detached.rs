@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use crate::base::emit::debug;
 use crate::base::error::Error;
-use crate::base::error::body;
 use crate::guard::{LockGuard, LockWatch};
 use crate::hold::{Hold, Unlocked};
 use crate::session::Session;
@@ -159,7 +158,6 @@ impl Drop for DetachedHold {
         if let Err(error) = self.release() {
             debug!(target: "relatch::release", "dropping the detached hold of lock {:?}: {error}", self.hold.key.name());
         }
-        body::guard_ends();
     }
 }
 

@@ -18,7 +18,6 @@ use std::sync::Arc;
 
 use crate::base::emit::debug;
 use crate::base::error::Error;
-use crate::base::error::body;
 use crate::hold::{Hold, Unlocked};
 use crate::session::Session;
 use crate::session::thread_map::Held;
@@ -236,7 +235,6 @@ impl Drop for LockGuard {
             // The code that finds a loss or a release without an answer logs it at a higher level.
             debug!(target: "relatch::release", "dropping the guard of lock {:?}: {error}", self.key());
         }
-        body::guard_ends();
     }
 }
 

@@ -10,7 +10,6 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::error::Error;
-use crate::base::error::body;
 use crate::hold::Unlocked;
 use crate::session::Session;
 use crate::session::thread_map::Held;
@@ -193,7 +192,6 @@ impl Drop for MultiLockGuard {
             // The code that finds a loss or a release without an answer logs it at a higher level.
             debug!(target: "relatch::release", "dropping the guard of several locks: {error}");
         }
-        body::guard_ends();
     }
 }
 

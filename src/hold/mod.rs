@@ -11,7 +11,6 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Key;
 use crate::base::options::{Lease, Options, Renewal};
@@ -329,7 +328,6 @@ impl Hold {
         Error::Lost {
             key: self.key.name().to_string(),
             cause,
-            made: Made::now(),
         }
     }
 

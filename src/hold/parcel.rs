@@ -5,7 +5,6 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 use crate::base::key::MAX_BYTES;
 use crate::base::owner::Owner;
 
@@ -99,7 +98,6 @@ impl FromStr for LockParcel {
             option: "parcel",
             value: None,
             reason,
-            made: Made::now(),
         };
         let mut parts = text.trim().splitn(5, ':');
         if parts.next() != Some(VERSION) {

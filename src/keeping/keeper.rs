@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
-use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause, SystemCause};
 use crate::base::options::WarnAfter;
 use crate::base::owner::process::Workers;
@@ -222,7 +221,6 @@ impl Keeper {
             work.thread = Some(started.map_err(|error| Error::System {
                 cause: SystemCause::NoThread,
                 source: error,
-                made: Made::now(),
             })?);
         } else {
             self.wake(work, due);

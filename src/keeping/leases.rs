@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::sync::{HashMap, HashSet};
 use crate::hold::Hold;
@@ -54,7 +53,7 @@ impl Leases {
         if self.is_closed {
             return Err(Error::Stopped {
                 key: hold.key.name().to_string(),
-                made: Made::now(),
+                held: Vec::new(),
             });
         }
         if self

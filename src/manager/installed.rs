@@ -5,7 +5,6 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::OnceLock;
 
-use crate::base::error::body::Made;
 use crate::base::error::{Error, SetupCause};
 use crate::guard::LockGuard;
 use crate::lock::Lock;
@@ -34,7 +33,6 @@ thread_local! {
 pub fn install(manager: LockManager) -> Result<(), Error> {
     INSTALLED.set(manager).map_err(|_| Error::Setup {
         cause: SetupCause::AlreadyInstalled,
-        made: Made::now(),
     })
 }
 
@@ -58,7 +56,6 @@ pub fn installed() -> Result<&'static LockManager, Error> {
         .unwrap_or(None);
     for_test.or_else(|| INSTALLED.get()).ok_or(Error::Setup {
         cause: SetupCause::NotInstalled,
-        made: Made::now(),
     })
 }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::acquire::Adoption;
 use crate::base::clock::Moment;
-use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Name;
 use crate::base::options::Options;
@@ -27,7 +26,6 @@ impl Session {
         // If the thread is ending and its map is gone, so is the turn.
         held.take_out().ok_or_else(|| Error::NotHeld {
             key: held.hold.key.name().to_string(),
-            made: Made::now(),
         })
     }
 
@@ -95,7 +93,6 @@ impl Session {
             depth => Err(Error::OtherGuards {
                 key: held.hold.key.name().to_string(),
                 depth,
-                made: Made::now(),
             }),
         }
     }
@@ -105,7 +102,6 @@ impl Session {
         match thread_map::find(self.id, name) {
             Some(_) => Err(Error::AlreadyHeld {
                 key: name.to_owned(),
-                made: Made::now(),
             }),
             None => Ok(()),
         }
@@ -130,7 +126,6 @@ impl Session {
                 option: "adopt",
                 value,
                 reason: "it is for another lock",
-                made: Made::now(),
             });
         }
         self.is_not_held(name.as_str())?;
@@ -169,7 +164,9 @@ impl Session {
             wakeups.wake(key.in_redis().as_bytes());
         }
         let counters = self.core.counters.of(key.name());
-        let taken = adopted.inspect_err(|error| counters.failed(error))?;
+        let taken = adopted
+            .inspect_err(|error| counters.failed(error))
+            .map_err(|error| error.while_holding(thread_map::names()))?;
         counters.taken(taken.at.answered.since(began));
         let hold = Hold::new(key, owner, taken.token, taken.fence, options, taken.at);
         self.make_known(hold, turn, &once)

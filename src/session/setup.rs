@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::clock::Moment;
-use crate::base::error::body::Made;
 use crate::base::error::{Error, SystemCause};
 use crate::base::key::{Key, Name};
 use crate::base::options::Settings;
@@ -18,6 +17,7 @@ use crate::hold::Hold;
 use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::work::Keeper;
 use crate::session::Session;
+use crate::session::thread_map;
 use crate::store::{Failure, Store, Target};
 use crate::waiting::core::Core;
 
@@ -108,7 +108,8 @@ impl Session {
     }
 
     pub(super) fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
-        self.core.store.error(Some(key), action, failure)
+        let error = self.core.store.error(Some(key), action, failure);
+        error.while_holding(thread_map::names())
     }
 
     /// The process id, or an error in a forked child.
@@ -120,7 +121,6 @@ impl Session {
             Err(Error::Forked {
                 parent: self.core.identity.pid,
                 child: pid,
-                made: Made::now(),
             })
         }
     }
@@ -130,7 +130,6 @@ pub(super) fn no_randomness(source: io::Error) -> Error {
     Error::System {
         cause: SystemCause::NoRandomness,
         source,
-        made: Made::now(),
     }
 }
 

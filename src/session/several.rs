@@ -62,7 +62,7 @@ impl Session {
             for one in &held {
                 self.undo_taking(one, &error, deadline);
             }
-            return Err(error);
+            return Err(error.while_holding(thread_map::names()));
         }
         let now = Moment::now();
         for one in &held {

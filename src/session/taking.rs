@@ -8,7 +8,6 @@ use crate::acquire::AcquireContext;
 use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 use crate::base::key::Key;
 use crate::base::options::{Lease, Options};
 use crate::base::owner::Owner;
@@ -36,11 +35,10 @@ impl Session {
         if let Some(invalid) = options.invalid {
             return Err(invalid.into());
         }
-        let made = Made::now();
         if self.is_stopped(stop) {
             return Err(Error::Stopped {
                 key: name.to_owned(),
-                made,
+                held: thread_map::names(),
             });
         }
         thread_map::lost_around(u64::MAX, now).map_or(Ok(()), |(outer, cause)| {
@@ -48,7 +46,6 @@ impl Session {
                 key: name.to_owned(),
                 outer,
                 cause,
-                made,
             })
         })
     }
@@ -152,7 +149,7 @@ impl Session {
             if let Err(also) = self.release(&hold, turn, self.undone_by(patience)) {
                 debug!(target: "relatch::release", "{also}");
             }
-            return Err(error);
+            return Err(error.while_holding(thread_map::names()));
         }
         turn.holds(&hold);
         let held = thread_map::enter(self.id, hold, turn);

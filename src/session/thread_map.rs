@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::emit::Span;
-use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::Options;
 use crate::base::sync::HashMap;
 use crate::base::sync::{per_thread, process};
 use crate::hold::Hold;
-use crate::waiting::deadlocks::HeldBy;
+use crate::waiting::deadlocks::{self, HeldBy};
 use crate::waiting::queues::Turn;
 
 /// The most guards of one lock that one thread may have. A million are a leak, not a design, and
@@ -130,7 +129,6 @@ pub(crate) fn reenter(
     if !options.reentrant {
         return Err(Error::AlreadyHeld {
             key: name.to_owned(),
-            made: Made::now(),
         });
     }
     if options.fenced && held.hold.fence.is_none() {
@@ -138,14 +136,12 @@ pub(crate) fn reenter(
         return Err(Error::NoFence {
             key: name.to_owned(),
             reason,
-            made: Made::now(),
         });
     }
     if depth == MAX_DEPTH {
         return Err(Error::DepthOverflow {
             key: name.to_owned(),
             depth,
-            made: Made::now(),
         });
     }
     held.hold.set_depth(depth + 1);
@@ -191,6 +187,11 @@ pub(crate) fn held() -> Vec<HeldBy> {
     all
 }
 
+/// The keys of the locks that this thread holds.
+pub(crate) fn names() -> Vec<String> {
+    deadlocks::names(held())
+}
+
 /// A lock that this thread has lost and still has guards of, if its hold came before the one that
 /// was `entered` then: its name, and how it was lost.
 pub(crate) fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCause)> {
@@ -223,7 +224,6 @@ pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
             key: held.hold.key.name().to_string(),
             outer,
             cause,
-            made: Made::now(),
         })
     })
 }

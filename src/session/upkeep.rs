@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Name;
 use crate::base::options::{Lease, Options, check_lease, invalid_option};
@@ -33,7 +32,6 @@ impl Session {
             None => self.own_process(Moment::now()).and_then(|_| {
                 Err(Error::NotHeld {
                     key: name.as_str().to_owned(),
-                    made: Made::now(),
                 })
             }),
         }

@@ -17,7 +17,6 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 use crate::base::key::Key;
 use crate::base::options::Settings;
 use crate::base::owner::holder::Holder;
@@ -238,28 +237,27 @@ impl Store {
 
 fn error_of(server: String, key: Option<&Key>, action: &'static str, failure: Failure) -> Error {
     let key = key.map(|key| Box::from(&**key.name()));
-    let made = Made::now();
     match failure {
         Failure::Refused(refusal) if !refusal.can_pass() => Error::Refused {
             server,
             action,
             key,
             code: refusal.code,
-            message: refusal.message,
-            made,
+            message: refusal.message.into(),
+            held: Vec::new(),
         },
         Failure::Tls { cause, source } => Error::Tls {
             server,
             cause,
             source,
-            made,
+            held: Vec::new(),
         },
         other => Error::Unavailable {
             server,
             action,
             key,
             cause: other.into_cause(),
-            made,
+            held: Vec::new(),
         },
     }
 }

@@ -31,6 +31,13 @@ static BLOCKED: PerProcess<Mutex<Vec<Blocked>>> =
 /// A hold, and the number of its manager.
 pub(crate) type HeldBy = (u64, Arc<Hold>);
 
+/// The names of the locks that a thread holds.
+pub(crate) fn names(held: Vec<HeldBy>) -> Vec<String> {
+    held.into_iter()
+        .map(|(_, hold)| hold.key.name().to_string())
+        .collect()
+}
+
 /// A thread that holds locks and waits for another one.
 #[derive(Debug)]
 struct Blocked {

@@ -3,13 +3,12 @@
 use crate::base::clock::Moment;
 use crate::base::emit::Span;
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 use crate::base::key::Key;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
 use crate::base::stop::StopHandle;
 use crate::store::{Cause, Store};
-use crate::waiting::deadlocks::{DeadlockWatch, HeldBy};
+use crate::waiting::deadlocks::{DeadlockWatch, HeldBy, names};
 use crate::waiting::patience::Patience;
 use crate::waiting::waits::{Awaited, ListedWait, Waits};
 
@@ -81,8 +80,8 @@ impl<'a> Wait<'a> {
     pub(crate) fn may_go_on(&self) -> Result<(), Error> {
         if self.is_stopped() {
             let key = self.key.name().to_string();
-            let made = Made::now();
-            return Err(Error::Stopped { key, made });
+            let held = Vec::new();
+            return Err(Error::Stopped { key, held });
         }
         Ok(())
     }
@@ -94,8 +93,7 @@ impl<'a> Wait<'a> {
         self.may_go_on()?;
         self.deadlock.begins(seen).map_err(|cycle| {
             let key = self.key.name().to_string();
-            let made = Made::now();
-            Error::WouldDeadlock { key, cycle, made }
+            Error::WouldDeadlock { key, cycle }
         })?;
         self.listed.begins();
         Ok(())
@@ -117,38 +115,20 @@ impl<'a> Wait<'a> {
 
     /// The wait is over, with this error. Counts it, and says what the thread holds meanwhile. The
     /// caller has no turn any more: this calls the program's logger and recorder.
-    pub(crate) fn fails(self, mut error: Error) -> Error {
+    pub(crate) fn fails(self, error: Error) -> Error {
         drop(self.deadlock);
         self.listed.log_end(Some(&error));
         self.span.outcome(outcome(&error));
-        match &mut error {
-            Error::Timeout { held, holder, .. } => {
-                if let Some(holder) = holder {
-                    self.span.holder(holder);
-                }
-                self.manager
-                    .waits
-                    .counters
-                    .of(self.key.name())
-                    .timed_out
-                    .add(1);
-                // What `try_lock` did hold nobody asks for.
-                if !self.patience.once {
-                    let names = (self.manager.held)();
-                    *held = names
-                        .iter()
-                        .map(|(_, hold)| hold.key.name().to_string())
-                        .collect();
-                }
-            }
-            error => self
-                .manager
-                .waits
-                .counters
-                .of(self.key.name())
-                .failed(error),
+        if let Error::Timeout {
+            holder: Some(holder),
+            ..
+        } = &error
+        {
+            self.span.holder(holder);
         }
-        error
+        let counters = &self.manager.waits.counters;
+        counters.of(self.key.name()).failed(&error);
+        error.while_holding(names((self.manager.held)()))
     }
 
     /// The error of a wait that ends while the lock is busy. `cause` says why the last attempt
@@ -160,7 +140,6 @@ impl<'a> Wait<'a> {
             holder: holder.map(Box::new),
             held: Vec::new(),
             source: cause,
-            made: Made::now(),
         }
     }
 }

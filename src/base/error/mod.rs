@@ -3,12 +3,10 @@
 mod questions;
 mod wording;
 pub(crate) mod cause;
-pub(crate) mod body;
 
 use std::error::Error as StdError;
 use std::time::Duration;
 
-use crate::base::error::body::Made;
 use crate::base::error::wording::{around, doing, invalid, may_exist, timed_out, would_deadlock};
 use crate::base::owner::holder::Holder;
 
@@ -39,7 +37,6 @@ pub enum Error {
     /// over before an answer, and the source says what took it. If that was the wait for a
     /// connection, raise [`pool_size`](crate::Builder::pool_size).
     #[error("{}", timed_out(key, *waited, holder.as_deref(), held, source.is_some()))]
-    #[non_exhaustive]
     Timeout {
         /// The lock's key.
         key: String,
@@ -48,13 +45,10 @@ pub enum Error {
         /// Who held the lock when Redis was last asked, if that is known.
         holder: Option<Box<Holder>>,
         /// The keys of the locks that this thread held while it waited. If another process waits
-        /// for one of them and holds this one, both wait in vain. Empty if the limit of the wait
-        /// was zero.
+        /// for one of them and holds this one, both wait in vain.
         held: Vec<String>,
         /// What took the time, if Redis was not asked or did not answer at the end.
         source: Option<Box<dyn StdError + Send + Sync>>,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// The hold can no longer be trusted: somebody else may have held the lock in the meantime.
@@ -65,14 +59,11 @@ pub enum Error {
     ///
     /// With a longer [`lease`](crate::Lock::lease), a hold survives longer outages and pauses.
     #[error("lock {key:?} was lost: {cause}")]
-    #[non_exhaustive]
     Lost {
         /// The lock's key.
         key: String,
         /// How the hold was lost.
         cause: LostCause,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// This thread has lost another lock, which it holds around this one. What it did since then
@@ -84,7 +75,6 @@ pub enum Error {
     /// inside of the lost one: the release is done, and what this lock protects is well. To go on,
     /// do as after [`Error::Lost`].
     #[error("{}, was lost: {cause}", around(outer, key))]
-    #[non_exhaustive]
     OuterLost {
         /// The key of the lock that was taken or released.
         key: String,
@@ -92,8 +82,6 @@ pub enum Error {
         outer: String,
         /// How it was lost.
         cause: LostCause,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// It is not known whether Redis executed the release. The work itself was protected.
@@ -102,7 +90,6 @@ pub enum Error {
     /// lease ran out on the way. The hold was valid when the release began. If the key may still
     /// exist, the manager deletes it in the background.
     #[error("the release of lock {key:?} is not confirmed: {}", may_exist(*at_most))]
-    #[non_exhaustive]
     Unconfirmed {
         /// The lock's key.
         key: String,
@@ -124,7 +111,6 @@ pub enum Error {
     /// The text of this error ends with its cause. Therefore it has no `source`: what prints both
     /// would print the cause twice.
     #[error("redis at {server} is unavailable ({}): {cause}", doing(action, key.as_deref()))]
-    #[non_exhaustive]
     Unavailable {
         /// Host and port, or the socket's path.
         server: String,
@@ -134,15 +120,14 @@ pub enum Error {
         key: Option<Box<str>>,
         /// What went wrong.
         cause: Box<dyn StdError + Send + Sync>,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
+        /// The keys of the locks that this thread held when the call failed.
+        held: Vec<String>,
     },
 
     /// Redis answered with an error that somebody has to end: a wrong password or database, a
     /// missing right, no memory (`OOM`), no disk (`MISCONF`), and all others that are not
     /// [`Error::Unavailable`]. The call ends at once, also in the middle of a wait.
     #[error("redis at {server} refused ({}): {message}", doing(action, key.as_deref()))]
-    #[non_exhaustive]
     Refused {
         /// Host and port, or the socket's path.
         server: String,
@@ -153,16 +138,15 @@ pub enum Error {
         /// The code of the server's error, such as `NOPERM` or `OOM`.
         code: String,
         /// The server's error, code included. Very long ones are cut.
-        message: String,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
+        message: Box<str>,
+        /// The keys of the locks that this thread held when the call failed.
+        held: Vec<String>,
     },
 
     /// There is no connection over TLS, for a reason that waiting does not change.
     ///
     /// A timeout, or a connection that ends in the handshake, is [`Error::Unavailable`].
     #[error("no TLS connection to redis at {server}: {cause}")]
-    #[non_exhaustive]
     Tls {
         /// Host and port.
         server: String,
@@ -170,8 +154,8 @@ pub enum Error {
         cause: TlsCause,
         /// The error in detail.
         source: Box<dyn StdError + Send + Sync>,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
+        /// The keys of the locks that this thread held when the call failed.
+        held: Vec<String>,
     },
 
     /// The Redis key exists, but its value cannot be a lock of this crate.
@@ -180,7 +164,6 @@ pub enum Error {
     /// key. [`force_unlock`](crate::Lock::force_unlock) deletes it. A
     /// [`prefix`](crate::Builder::prefix) that no other program uses keeps locks apart.
     #[error("lock {key:?} cannot be taken: redis key {redis_key:?} holds {found}")]
-    #[non_exhaustive]
     NotALock {
         /// The lock's key.
         key: String,
@@ -188,20 +171,17 @@ pub enum Error {
         redis_key: String,
         /// The value that was found.
         found: String,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
+        /// The keys of the locks that this thread held when the call failed.
+        held: Vec<String>,
     },
 
     /// The key is empty, or longer than 64 KiB. Nothing was sent.
     #[error("a key of {length} bytes cannot name a lock: {reason}")]
-    #[non_exhaustive]
     InvalidKey {
         /// The key's length in bytes.
         length: usize,
         /// What is wrong with the key.
         reason: &'static str,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// The lock cannot have a [fencing token](crate::LockGuard::fence). Nothing was sent.
@@ -209,14 +189,11 @@ pub enum Error {
     /// Either its key has braces (`}`, or `{}`) that leave no name for its counter, or this thread
     /// holds the lock already and took it without a fence.
     #[error("lock {key:?} cannot be fenced: {reason}")]
-    #[non_exhaustive]
     NoFence {
         /// The lock's key.
         key: String,
         /// Why not.
         reason: &'static str,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// An option, or the argument of a method, has a value that cannot work. Nothing was sent.
@@ -225,7 +202,6 @@ pub enum Error {
     /// extends the hold any more. Finish now, or stop. [`verify`](crate::LockGuard::verify) still
     /// answers.
     #[error("{}", invalid(option, value.as_deref(), reason))]
-    #[non_exhaustive]
     InvalidOption {
         /// The name of the setter or method.
         option: &'static str,
@@ -233,8 +209,6 @@ pub enum Error {
         value: Option<String>,
         /// What is wrong with the value.
         reason: &'static str,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// This thread would wait for itself: it wants a lock whose holder waits, directly or through
@@ -268,27 +242,23 @@ pub enum Error {
     /// [`LockManager`](crate::LockManager). Reentry works within one manager: clone it in place of
     /// making a second one.
     #[error("{}", would_deadlock(cycle))]
-    #[non_exhaustive]
     WouldDeadlock {
         /// The lock's key.
         key: String,
         /// The threads, each with the lock for which it waits. This thread comes first. The next
         /// one holds that lock, and so on; this thread holds the lock for which the last one waits.
         cycle: Vec<BlockedThread>,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// A [`StopHandle`](crate::StopHandle) has ended this wait, or the manager was
     /// [shut down](crate::LockManager::shutdown). The thread does not have the lock. (After a
     /// shutdown, a lock without a handle is `Stopped`, too.)
     #[error("lock {key:?} was not taken: this wait, or the whole manager, was stopped")]
-    #[non_exhaustive]
     Stopped {
         /// The lock's key.
         key: String,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
+        /// The keys of the locks that this thread held when the call failed.
+        held: Vec<String>,
     },
 
     /// The manager was used in a child process that was forked after the manager was made.
@@ -299,14 +269,11 @@ pub enum Error {
     #[error(
         "this manager belongs to process {parent}, not to its child {child}: fork before making one"
     )]
-    #[non_exhaustive]
     Forked {
         /// The process that made the manager.
         parent: u32,
         /// The process that used the manager.
         child: u32,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// No key in Redis has anything to do with this parcel.
@@ -317,84 +284,63 @@ pub enum Error {
         "lock {key:?} cannot be adopted: redis key {redis_key:?} does not exist (its lease ran out, it was \
          adopted and released, or the sender uses another prefix or server)"
     )]
-    #[non_exhaustive]
     NothingToAdopt {
         /// The lock's key.
         key: String,
         /// The key in Redis that was looked for: prefix and key.
         redis_key: String,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// This thread does not hold the lock. Nothing was sent.
     #[error("this thread does not hold lock {key:?}")]
-    #[non_exhaustive]
     NotHeld {
         /// The lock's key.
         key: String,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// This thread holds the lock already. Either the lock is not
     /// [`reentrant`](crate::Lock::reentrant), or the thread was to get a second hold of it, by
     /// [`attach`](crate::DetachedHold::attach) or [`adopt`](crate::Lock::adopt). Nothing was sent.
     #[error("this thread holds lock {key:?} already, and cannot have it twice")]
-    #[non_exhaustive]
     AlreadyHeld {
         /// The lock's key.
         key: String,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// This thread has several guards of the lock, and its hold can leave the thread with one only.
     #[error(
         "this thread has {depth} guards of lock {key:?}, and the hold can leave the thread only when one is left"
     )]
-    #[non_exhaustive]
     OtherGuards {
         /// The lock's key.
         key: String,
         /// How many guards there are.
         depth: u32,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// This thread has about a million guards of one lock, so the program is leaking guards.
     #[error("this thread holds {depth} guards of lock {key:?}: they are not being dropped")]
-    #[non_exhaustive]
     DepthOverflow {
         /// The lock's key.
         key: String,
         /// How many guards there are.
         depth: u32,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// The system did not give what the manager needs: a thread, or random bits.
     #[error("{cause}")]
-    #[non_exhaustive]
     System {
         /// What it did not give.
         cause: SystemCause,
         /// The system's error.
         source: std::io::Error,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 
     /// The program is not set up: there is no manager for the whole process, or two, or no address.
     #[error("{cause}")]
-    #[non_exhaustive]
     Setup {
         /// What is missing, or there twice.
         cause: SetupCause,
-        /// For [`body_ran`](Error::body_ran).
-        made: Made,
     },
 }
 
@@ -408,13 +354,13 @@ mod tests {
     fn errors_are_small_and_can_be_sent_to_other_threads() {
         fn sendable<T: StdError + Send + Sync + 'static>() {}
         sendable::<Error>();
-        assert!(size_of::<Error>() <= 112, "{}", size_of::<Error>());
+        assert!(size_of::<Error>() <= 120, "{}", size_of::<Error>());
     }
 
     /// One of each variant.
     fn each_variant() -> Vec<Error> {
         let source = || io::Error::other(io::Error::other("the cause"));
-        let (key, made, waited) = (|| "a".to_owned(), Made::now(), Duration::from_secs(5));
+        let (key, held, waited) = (|| "a".to_owned(), Vec::new, Duration::from_secs(5));
         let (server, action, cause) = (|| "host:1".to_owned(), "taking", LostCause::Expired);
         let of_key = || Some(Box::from("a"));
         let code = || "OOM".to_owned();
@@ -425,18 +371,12 @@ mod tests {
                 holder: None,
                 held: vec![],
                 source: Some(source().into()),
-                made,
             },
-            Error::Lost {
-                key: key(),
-                cause,
-                made,
-            },
+            Error::Lost { key: key(), cause },
             Error::OuterLost {
                 key: key(),
                 outer: "b".to_owned(),
                 cause,
-                made,
             },
             Error::Unconfirmed {
                 key: key(),
@@ -448,28 +388,30 @@ mod tests {
                 action,
                 key: of_key(),
                 cause: source().into(),
-                made,
+                held: held(),
             },
             Error::Refused {
                 server: server(),
                 action,
                 key: of_key(),
                 code: code(),
-                message: code(),
-                made,
+                message: code().into(),
+                held: held(),
             },
             Error::Tls {
                 server: server(),
                 cause: TlsCause::Other,
                 source: source().into(),
-                made,
+                held: held(),
             },
             Error::WouldDeadlock {
                 key: key(),
                 cycle: vec![],
-                made,
             },
-            Error::Stopped { key: key(), made },
+            Error::Stopped {
+                key: key(),
+                held: held(),
+            },
         ];
         errors.extend(mistakes());
         errors
@@ -478,65 +420,49 @@ mod tests {
     /// One of each variant that is a mistake of a program, or a limit of the system.
     fn mistakes() -> Vec<Error> {
         let source = || io::Error::other(io::Error::other("the cause"));
-        let (key, made, reason) = (|| "a".to_owned(), Made::now(), "so");
+        let (key, reason) = (|| "a".to_owned(), "so");
         vec![
             Error::NotALock {
                 key: key(),
                 redis_key: key(),
                 found: key(),
-                made,
+                held: vec![],
             },
-            Error::InvalidKey {
-                length: 0,
-                reason,
-                made,
-            },
-            Error::NoFence {
-                key: key(),
-                reason,
-                made,
-            },
+            Error::InvalidKey { length: 0, reason },
+            Error::NoFence { key: key(), reason },
             Error::InvalidOption {
                 option: "lease",
                 value: None,
                 reason,
-                made,
             },
             Error::Forked {
                 parent: 1,
                 child: 2,
-                made,
             },
             Error::NothingToAdopt {
                 key: key(),
                 redis_key: key(),
-                made,
             },
-            Error::NotHeld { key: key(), made },
-            Error::AlreadyHeld { key: key(), made },
+            Error::NotHeld { key: key() },
+            Error::AlreadyHeld { key: key() },
             Error::OtherGuards {
                 key: key(),
                 depth: 2,
-                made,
             },
             Error::DepthOverflow {
                 key: key(),
                 depth: 2,
-                made,
             },
             Error::System {
                 cause: SystemCause::NoThread,
                 source: source(),
-                made,
             },
             Error::System {
                 cause: SystemCause::NoRandomness,
                 source: source(),
-                made,
             },
             Error::Setup {
                 cause: SetupCause::NotInstalled,
-                made,
             },
         ]
     }
@@ -548,17 +474,15 @@ mod tests {
     }
 
     #[test]
-    fn each_variant_says_whether_work_may_have_been_done_since_it_was_made() {
-        let mut wrong = Vec::new();
-        for number in 0..each_variant().len() {
-            let error = each_variant().remove(number);
-            let at_first = error.body_ran();
-            body::guard_ends();
-            if [at_first, error.body_ran()] != [variant(&error) == "Unconfirmed", true] {
-                wrong.push(variant(&error));
-            }
+    fn an_error_says_whether_its_thread_held_a_lock() {
+        for error in each_variant() {
+            let name = variant(&error);
+            let (alone, under) = (error.body_ran(), error.while_holding(vec!["b".to_owned()]));
+            let listed = alone || under.body_ran();
+            let mistakes =
+                "InvalidKey NoFence InvalidOption Forked NothingToAdopt NotHeld System Setup";
+            assert_eq!(listed, !mistakes.contains(&name), "{name}");
         }
-        assert!(wrong.is_empty(), "{wrong:?}");
     }
 
     #[test]
@@ -580,13 +504,7 @@ mod tests {
             }
             ran.sort_unstable();
             ran.dedup();
-            // A release may also say that a lock was lost: then the work is done.
-            let right = if error.is_lost() {
-                vec![false, true]
-            } else {
-                vec![error.body_ran()]
-            };
-            assert_eq!(ran, right, "`body_ran` of {name}");
+            assert_eq!(ran, [error.body_ran()], "`body_ran` of {name}");
         }
     }
 
@@ -654,7 +572,6 @@ mod tests {
             waited: Duration::from_secs(5),
             holder: Some(Box::new(holder)),
             held: Vec::new(),
-            made: Made::now(),
             source: None,
         };
         assert_eq!(
@@ -671,7 +588,6 @@ mod tests {
             waited: Duration::from_millis(5),
             holder,
             held: Vec::new(),
-            made: Made::now(),
             source: Some("no connection was free".into()),
         };
         assert_eq!(

@@ -1,7 +1,6 @@
 //! What a program asks of an error: what kind it is, and which lock it is about.
 
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 
 impl Error {
     /// True for [`Error::Timeout`]: the wait ended before this thread got the lock.
@@ -71,23 +70,21 @@ impl Error {
         matches!(self, Error::Timeout { .. } | Error::Unavailable { .. })
     }
 
-    /// Whether work under a lock may have been done in the call that returned this error. `false`
-    /// only if that is certain: no closure had begun under a lock, and no guard was dropped. Then
-    /// the call can be repeated.
+    /// Whether work under a lock may be done, or half done: this thread held a lock when the error
+    /// was made, or had just run a closure under it. If false, no closure under a lock is the
+    /// error's past, and the call can be repeated.
     ///
-    /// If it is true, some of the work may be done, or all of it ([`Error::Lost`] after the
-    /// closure), or none: the lock was busy for which the closure itself has called, and it gave up
-    /// with that [`Timeout`](Error::Timeout). The error may have come through any type of the
-    /// program, and past several closures and guards. Where a guard is alive or a closure runs, the
-    /// question is about the locks taken since.
+    /// The answer belongs to the error: it is the same in another thread, and later. It is true for
+    /// [`Lost`](Error::Lost), [`OuterLost`](Error::OuterLost) and
+    /// [`Unconfirmed`](Error::Unconfirmed), and for the error of an inner lock that comes out of a
+    /// closure or past a guard, through any type of the program. Code that itself runs under a lock
+    /// therefore gets true for each call that fails.
     ///
     /// **`false` says nothing of work that had ended before the call began.** If a function takes
     /// two locks one after the other, and the second one is busy, the work under the first one is
-    /// done. So ask of each call by itself.
-    ///
-    /// Ask in the thread that made the call, and before it drops another guard or runs another
-    /// closure under a lock; later or elsewhere, the answer is true. For [`Error::Unconfirmed`] it
-    /// is always true. [The page on errors](crate::guide::errors) has the answer of each error.
+    /// done. So ask of each call by itself. An error about a value that cannot work, such as
+    /// [`InvalidKey`](Error::InvalidKey), is false wherever it was made. [The page on
+    /// errors](crate::guide::errors) has the answer of each error.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -106,30 +103,44 @@ impl Error {
     /// ```
     #[must_use]
     pub fn body_ran(&self) -> bool {
-        let made = match self {
-            Error::Unconfirmed { .. } => return true,
-            Error::Timeout { made, .. }
-            | Error::Lost { made, .. }
-            | Error::OuterLost { made, .. }
-            | Error::Unavailable { made, .. }
-            | Error::Refused { made, .. }
-            | Error::Tls { made, .. }
-            | Error::NotALock { made, .. }
-            | Error::InvalidKey { made, .. }
-            | Error::NoFence { made, .. }
-            | Error::InvalidOption { made, .. }
-            | Error::WouldDeadlock { made, .. }
-            | Error::Stopped { made, .. }
-            | Error::Forked { made, .. }
-            | Error::NothingToAdopt { made, .. }
-            | Error::NotHeld { made, .. }
-            | Error::AlreadyHeld { made, .. }
-            | Error::OtherGuards { made, .. }
-            | Error::DepthOverflow { made, .. }
-            | Error::System { made, .. }
-            | Error::Setup { made, .. } => made,
-        };
-        *made != Made::now()
+        match self {
+            Error::Timeout { held, .. }
+            | Error::Unavailable { held, .. }
+            | Error::Refused { held, .. }
+            | Error::Tls { held, .. }
+            | Error::NotALock { held, .. }
+            | Error::Stopped { held, .. } => !held.is_empty(),
+            // Only a thread that has, or had, a hold gets these.
+            Error::Lost { .. }
+            | Error::OuterLost { .. }
+            | Error::Unconfirmed { .. }
+            | Error::WouldDeadlock { .. }
+            | Error::AlreadyHeld { .. }
+            | Error::OtherGuards { .. }
+            | Error::DepthOverflow { .. } => true,
+            Error::InvalidKey { .. }
+            | Error::InvalidOption { .. }
+            | Error::NoFence { .. }
+            | Error::NothingToAdopt { .. }
+            | Error::NotHeld { .. }
+            | Error::Forked { .. }
+            | Error::System { .. }
+            | Error::Setup { .. } => false,
+        }
+    }
+
+    /// The same error, made while this thread held these locks.
+    pub(crate) fn while_holding(mut self, names: Vec<String>) -> Error {
+        if let Error::Timeout { held, .. }
+        | Error::Unavailable { held, .. }
+        | Error::Refused { held, .. }
+        | Error::Tls { held, .. }
+        | Error::NotALock { held, .. }
+        | Error::Stopped { held, .. } = &mut self
+        {
+            *held = names;
+        }
+        self
     }
 
     /// The key of the lock that the error is about, if the error names one.

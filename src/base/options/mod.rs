@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 
 pub use crate::base::options::replicas::Replicas;
 
@@ -325,7 +324,6 @@ pub(crate) fn invalid_option(
         option,
         value: Some(format!("{value:?}")),
         reason,
-        made: Made::now(),
     }
 }
 

@@ -198,9 +198,10 @@ impl ClassCounters {
         self.held.change(-1.0);
     }
 
-    /// A call ends with this error. Counts it if Redis is the reason.
+    /// A call ends with this error. Counts it if the lock was busy, or Redis is the reason.
     pub(crate) fn failed(&self, error: &Error) {
         match error {
+            Error::Timeout { .. } => self.timed_out.add(1),
             Error::Unavailable { .. } => self.unavailable.add(1),
             Error::Refused { .. } | Error::Tls { .. } => self.refused.add(1),
             _ => {}

@@ -3,7 +3,6 @@
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 use crate::client::url::address::{Address, Servers};
 use crate::client::wire::endpoint::{Login, Place};
 
@@ -156,6 +155,5 @@ pub(super) fn bad(shown: Option<&str>, reason: &'static str) -> Error {
         option: "url",
         value: shown.map(str::to_owned),
         reason,
-        made: Made::now(),
     }
 }

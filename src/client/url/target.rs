@@ -1,7 +1,6 @@
 //! The servers, and all that is needed to connect to them.
 
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 use crate::client::url::address::{Address, Servers};
 use crate::client::wire::endpoint::{Login, Place};
 use crate::client::wire::login::{AskCredentials, Credentials};
@@ -49,7 +48,6 @@ impl Address {
                 option: "tls",
                 value: None,
                 reason,
-                made: Made::now(),
             });
         }
         let tls = if wanted {
@@ -78,7 +76,6 @@ impl Target {
                 option: "credentials",
                 value: None,
                 reason,
-                made: Made::now(),
             });
         }
         self.credentials = ask.map(Credentials::Asked).or(self.credentials.take());
@@ -106,7 +103,6 @@ impl Target {
                 option,
                 value: None,
                 reason,
-                made: Made::now(),
             });
         }
         self.sentinel_login = login;

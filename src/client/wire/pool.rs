@@ -18,7 +18,6 @@ use std::time::Duration;
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::base::clock::Moment;
-use crate::base::error::body::Made;
 use crate::base::error::{Error, SystemCause};
 #[cfg(test)]
 use crate::base::sync::scheduler;
@@ -275,7 +274,6 @@ fn start<T>(build: impl FnOnce() -> T) -> Result<T, Error> {
     let no_thread = |source| Error::System {
         cause: SystemCause::NoThread,
         source,
-        made: Made::now(),
     };
     let probe = thread::Builder::new()
         .name("relatch-probe".to_owned())

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::base::emit::warn;
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 use crate::base::options::Settings;
 use crate::manager::LockManager;
 use crate::manager::builder::Builder;
@@ -134,6 +133,5 @@ pub(super) fn without_server(option: &'static str) -> Error {
         option,
         value: None,
         reason,
-        made: Made::now(),
     }
 }

@@ -11,7 +11,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::error::body::Made;
 use crate::base::error::{Error, SetupCause};
 use crate::base::options::{Settings, WarnAfter};
 use crate::keeping::losses::{LostLock, OnLost};
@@ -109,12 +108,10 @@ impl Builder {
                 option,
                 value: None,
                 reason: "this environment variable is not UTF-8",
-                made: Made::now(),
             }
         };
         let found = set(first).or_else(|| set(second)).ok_or(Error::Setup {
             cause: SetupCause::NoAddress,
-            made: Made::now(),
         });
         let url = found.and_then(|(name, url)| url.into_string().map_err(|_| not_utf8(name)));
         Builder::at(url.and_then(|url| Address::parse(&url)).map(Some))

@@ -6,7 +6,6 @@ pub(crate) mod findings;
 
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
-use crate::base::error::body::Made;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::{Key, NOT_A_STRING, Name};
 use crate::base::owner::Owner;
@@ -79,7 +78,6 @@ impl Session {
                 option: "force_unlock_if",
                 value: None,
                 reason,
-                made: Made::now(),
             });
         }
         let compared = self.force(&key, |connection, deadline| {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::base::sync::scheduler::{fail, now, thread_number, trace};
+use crate::session::thread_map;
 use crate::simulation::judge::ledger;
 use crate::simulation::judge::turns;
 use crate::simulation::judge::{self, Who};
@@ -353,8 +354,10 @@ impl Call {
             }
             return;
         };
+        let begun = ran || !thread_map::names().is_empty();
         if let Err(Failed::Lock(error)) = &result
-            && ran != error.body_ran()
+            && begun != error.body_ran()
+            && !matches!(error, Error::Lost { .. } | Error::InvalidOption { .. })
         {
             self.blame(format!("body_ran is {} for {error:?}", error.body_ran()));
         }

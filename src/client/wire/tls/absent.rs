@@ -3,7 +3,6 @@
 use std::io::{self, Read, Write};
 
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 
 /// The settings of TLS, its configuration and a channel, none of which anybody can make.
 #[derive(Clone, Debug)]
@@ -22,7 +21,6 @@ impl Tls {
                 option,
                 value: None,
                 reason,
-                made: Made::now(),
             });
         };
         match tls {}

@@ -11,7 +11,6 @@ use rustls_platform_verifier::Verifier;
 
 use super::Client;
 use crate::base::error::Error;
-use crate::base::error::body::Made;
 
 /// How connections use TLS: which servers they trust, and how they identify this program. For
 /// [`Builder::tls`](crate::Builder::tls).
@@ -202,7 +201,6 @@ impl Client {
             option,
             value,
             reason,
-            made: Made::now(),
         })
     }
 }
