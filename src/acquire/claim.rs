@@ -150,8 +150,8 @@ impl AskRedis for PendingClaim<'_> {
         let mut connection = core.store.checkout(key, deadline)?;
         // It may have taken long until a connection was free. A shutdown does not wait for that,
         // and this thread must not have the lock after it.
-        if wait.is_stopped() {
-            return Err(Failure::OutOfTime("the wait was stopped".into()));
+        if wait.must_end() {
+            return Err(Failure::OutOfTime("the wait has ended".into()));
         }
         let listener = self.listener(&connection);
         let number = listener.as_ref().and_then(|listener| listener.client_id());

@@ -23,6 +23,7 @@ use crate::base::owner::holder::Holder;
 use crate::store::{Compared, Failure};
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Kind;
+use crate::waiting::queue::Start;
 use crate::waiting::queues::Joined;
 use crate::wakeups::listener::Listener;
 use crate::wakeups::table::Registration;
@@ -83,12 +84,22 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     fn new(context: AcquireContext<'a>, joined: &'a Joined, attempts: A) -> Acquisition<'a, A> {
         let patience = context.wait.patience;
         let poll_every = context.core.settings.poll_every;
-        let found = joined.start.attempts.clone();
+        let Start {
+            attempts: found,
+            without_expiry,
+            ..
+        } = joined.start.clone();
         Acquisition {
             context,
             joined,
             attempts,
-            progress: Progress::new(patience, context.lease.time(), poll_every, found),
+            progress: Progress::new(
+                patience,
+                context.lease.time(),
+                poll_every,
+                found,
+                without_expiry,
+            ),
             next: Step::AskAgain,
             registration: None,
         }
@@ -181,7 +192,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     /// Sleeps until `until`, whatever happens to the key. Only a stop ends this sleep.
     fn sleep_until(&mut self, until: Moment) {
         self.register();
-        while !self.context.wait.is_stopped()
+        while !self.context.wait.must_end()
             && self
                 .registration
                 .as_ref()
@@ -222,15 +233,16 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             } else {
                 Moment::NEVER
             };
+            let wait = self.context.wait;
+            let next = until.min(check).min(speaks).min(wait.first_end());
             let registration = self.registration.as_ref();
-            let woken = registration
-                .is_some_and(|registration| registration.wait(until.min(check).min(speaks)));
+            let woken = registration.is_some_and(|registration| registration.wait(next));
             let is_dead = || {
                 self.progress
                     .holder()
                     .is_some_and(|holder| self.is_dead(holder))
             };
-            if woken || until <= Moment::now() || is_dead() {
+            if woken || until <= Moment::now() || is_dead() || wait.must_end() {
                 return woken;
             }
         }
@@ -273,22 +285,21 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         let wait = self.context.wait;
         let now = Moment::now();
         let may = if wait.patience.once {
-            wait.may_go_on()
+            wait.may_go_on().map(|()| None)
         } else {
             wait.before_sleep(Some(holder))
         };
-        if let Err(error) = may {
-            return Some(End::MustNotWait(error));
+        match may {
+            Err(error) => return Some(End::MustNotWait(error)),
+            Ok(wake_other) => wake_other.into_iter().for_each(|wake| wake()),
         }
         let end = self.progress.note_holder(holder, now);
-        if end.is_none() {
-            let of_this_process = holder
-                .owner()
-                .is_some_and(|owner| owner.pid == wait.thread.pid);
-            self.joined
-                .turn
-                .saw(holder, now.since(since), of_this_process);
-        }
+        let of_this_process = holder
+            .owner()
+            .is_some_and(|owner| owner.pid == wait.thread.pid);
+        let without_expiry = &self.progress.without_expiry;
+        let turn = &self.joined.turn;
+        turn.saw(holder, without_expiry, now.since(since), of_this_process);
         end
     }
 

@@ -11,14 +11,12 @@ use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::owner::holder::Holder;
 use crate::store::Failure;
-use crate::waiting::patience::{AfterFailure, Attempts, Kind, Patience, Silence, WithoutExpiry};
+use crate::waiting::patience::{
+    AfterFailure, Attempts, Kind, LAST_LOOK, Patience, Silence, WithoutExpiry,
+};
 
 /// The shortest sleep of a waiter: Redis may delete an expired key a moment late.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
-
-/// How long before its deadline a sleeping waiter wakes to look once more. (With less time left, it
-/// wakes after half of that time.)
-const LAST_LOOK: Duration = Duration::from_millis(500);
 
 /// What an attempt asks Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +83,7 @@ pub(super) struct Progress<'a> {
     /// The last holder that an answer named.
     holder: Option<Holder>,
     /// Says when a key without expiry stops counting as a lock.
-    without_expiry: WithoutExpiry,
+    pub(super) without_expiry: WithoutExpiry,
     /// [`Step::Register`] was returned: by the next attempt, wake-ups reach the thread.
     registered: bool,
     /// The last look before the deadline is planned or done.
@@ -102,12 +100,14 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// `attempts` is what the threads before this one in the queue have found out about Redis.
+    /// `attempts` is what the threads before this one in the queue have found out about Redis, and
+    /// `without_expiry` what about the key.
     pub(super) fn new(
         patience: &'a Patience,
         lease: Duration,
         poll_every: Duration,
         attempts: Attempts,
+        without_expiry: WithoutExpiry,
     ) -> Progress<'a> {
         Progress {
             patience,
@@ -115,7 +115,7 @@ impl<'a> Progress<'a> {
             ask: Ask::Claim,
             was_busy: false,
             holder: None,
-            without_expiry: WithoutExpiry::default(),
+            without_expiry,
             registered: false,
             looked_late: false,
             reclaimed: false,
@@ -407,7 +407,14 @@ mod tests {
     }
 
     fn progress(patience: &Patience) -> Progress<'_> {
-        Progress::new(patience, LEASE, POLL_EVERY, Attempts::after(None, false))
+        let attempts = Attempts::after(None, false);
+        Progress::new(
+            patience,
+            LEASE,
+            POLL_EVERY,
+            attempts,
+            WithoutExpiry::default(),
+        )
     }
 
     fn holder(value: &str, time_left: Option<Duration>) -> Holder {

@@ -15,6 +15,7 @@ use crate::keeping::leases::Leases;
 use crate::keeping::losses::LossNotifier;
 use crate::store::Node;
 use crate::waiting::core::Core;
+use crate::waiting::deadlocks::wake_holders;
 
 /// The keeper of one manager. Any thread notes work for it here.
 #[derive(Debug)]
@@ -109,8 +110,8 @@ impl Keeper {
         }
     }
 
-    /// Reports a loss, once per hold: to the log, to `on_lost`, and to the first waiter for the
-    /// key.
+    /// Reports a loss, once per hold: to the log, to `on_lost`, to the first waiter for the key, and
+    /// to a thread that has the hold and waits for another lock.
     pub(crate) fn report_loss(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;
@@ -121,6 +122,7 @@ impl Keeper {
             notifier.notify(hold, cause, Moment::now());
         }
         self.core.queues.wake_first(hold.key.name());
+        wake_holders(hold);
     }
 
     /// Handles the invalidation of a key. `None`: any key of the node may have changed. If the key

@@ -84,6 +84,8 @@ impl Session {
             waits: &self.core.queues.waits,
             store: &self.core.store,
             end: &self.going,
+            wake: &self.wake,
+            wakeups: &self.core.listeners.wakeups,
             held: thread_map::held,
         };
         Wait::new(manager, key, thread, patience, stop)
@@ -104,12 +106,13 @@ impl Session {
     fn without_turn(&self, no_turn: NoTurn, wait: &Wait<'_>) -> Error {
         let waited = &self.core.counters.of(wait.key.name()).waited;
         match no_turn {
-            NoTurn::Busy(holder) => {
+            NoTurn::Busy { holder, unknown } => {
                 waited.add(u64::from(!wait.patience.once));
-                wait.timed_out(holder, None)
+                let cause = unknown.then(|| behind_an_outage(None).into_cause());
+                wait.timed_out(holder, cause)
             }
             NoTurn::Outage(cause) => {
-                waited.add(1);
+                waited.add(u64::from(!wait.patience.once));
                 self.failed("taking", wait.key, behind_an_outage(cause.as_deref()))
             }
             NoTurn::MustNotWait(error) => error,

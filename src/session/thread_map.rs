@@ -195,18 +195,12 @@ pub(crate) fn names() -> Vec<String> {
 /// A lock that this thread has lost and still has guards of, if its hold came before the one that
 /// was `entered` then: its name, and how it was lost.
 pub(crate) fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCause)> {
-    let lost = |entry: &HeldEntry| {
-        let hold = &entry.held.hold;
-        hold.check(now).err()?;
-        hold.lost()
-            .map(|cause| (hold.key.name().to_string(), cause))
-    };
     with(|holds| {
         holds
             .values()
             .flatten()
             .filter(|entry| entry.held.entered < entered)
-            .find_map(lost)
+            .find_map(|entry| entry.held.hold.loss(now))
     })?
 }
 

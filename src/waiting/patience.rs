@@ -19,6 +19,10 @@ pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 /// threads.
 pub(super) const GLANCE: Duration = Duration::from_secs(1);
 
+/// How long before its deadline a waiter looks once more, or has the thread in front look. (With
+/// less time left, after half of that time.)
+pub(crate) const LAST_LOOK: Duration = Duration::from_millis(500);
+
 /// How long a wait has lasted when the thread says so for the first time.
 const FIRST_REPORT: Duration = Duration::from_secs(5);
 
@@ -136,11 +140,16 @@ impl Patience {
 
     /// True if a silence has lasted too long: for as long as an outage is tolerated, or for its
     /// `outage_after` when the deadline has come. The silence counts from when this caller asked
-    /// for the lock, at the earliest. (A single try ends by its deadline alone.)
+    /// for the lock, at the earliest. (A single try takes the failures of another thread for its own.)
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
         let at_the_deadline = self.deadline <= now && lasted >= silence.outage_after;
-        at_the_deadline || !self.once && lasted >= self.tolerated(silence)
+        let is_too_long = if self.once {
+            silence.failed > 1
+        } else {
+            lasted >= self.tolerated(silence)
+        };
+        at_the_deadline || is_too_long
     }
 
     /// When a thread in a queue has to check whether a silence has become an outage. No other
@@ -153,6 +162,16 @@ impl Patience {
             None => now.after(self.tolerate_outage.max(GLANCE)),
         };
         look.min(self.deadline)
+    }
+
+    /// Who has the lock at the deadline is known if it was seen at this moment or later. A single
+    /// try has to learn it anew.
+    pub(crate) fn last_look(&self) -> Moment {
+        if self.once {
+            return self.began;
+        }
+        let half = self.deadline.since(self.began) / 2;
+        self.deadline.before(half.min(LAST_LOOK))
     }
 
     /// When the caller, who waits at `now`, says next that it still does.
@@ -182,7 +201,7 @@ const WITHOUT_EXPIRY: Duration = Duration::from_millis(250);
 
 /// The value of a key without expiry, and the moment from which the key no longer counts as a lock
 /// if it still has that value.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct WithoutExpiry(Option<(String, Moment)>);
 
 impl WithoutExpiry {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::owner::holder::Holder;
+use crate::base::stop::Wake;
 use crate::waiting::patience::{SLOW_ANSWER, Silence};
 use crate::waiting::queue::WaitQueue;
 use crate::waiting::wait::Wait;
@@ -22,14 +23,19 @@ pub(super) struct QueuePlace<'a> {
     stayed_awake_for: Option<u64>,
     /// When the thread planned to look again, if nothing wakes it earlier.
     look_again: Moment,
+    /// The thread in front was asked to look, or has no need to.
+    has_looked: bool,
 }
 
 /// What a thread in a queue does until its next look.
-#[derive(Debug)]
 pub(super) enum QueueStep {
     GiveUp(NoTurn),
     /// The turn in front is about to end.
     StayAwake,
+    /// The thread in front is to ask Redis who has the lock.
+    Look,
+    /// The wait of another thread ends a deadlock now.
+    WakeOther(Arc<Wake>),
     /// The wait begins, or has lasted for long.
     Announce,
     Sleep {
@@ -41,8 +47,12 @@ pub(super) enum QueueStep {
 #[derive(Debug)]
 pub(crate) enum NoTurn {
     /// The lock is busy, and the caller's deadline has come, or the caller tries only once. The
-    /// holder is named if it is known.
-    Busy(Option<Holder>),
+    /// holder is named if it is known. If the thread in front asked, and has no answer, nobody
+    /// knows whether the lock is busy.
+    Busy {
+        holder: Option<Holder>,
+        unknown: bool,
+    },
     /// The caller must not go on waiting.
     MustNotWait(Error),
     /// The thread in front has no answer from Redis, and the caller waits no longer: its deadline
@@ -53,7 +63,9 @@ pub(crate) enum NoTurn {
 
 impl<'a> QueuePlace<'a> {
     pub(super) fn new(me: &'a Arc<Waiter>, wait: &'a Wait<'a>) -> QueuePlace<'a> {
-        let speaks = if Waits::are_announced() {
+        let speaks = if wait.patience.once {
+            Moment::NEVER
+        } else if Waits::are_announced() {
             Moment::PAST
         } else {
             wait.patience.next_report(wait.patience.began)
@@ -64,6 +76,7 @@ impl<'a> QueuePlace<'a> {
             speaks,
             stayed_awake_for: None,
             look_again: Moment::NEVER,
+            has_looked: false,
         }
     }
 
@@ -80,20 +93,36 @@ impl<'a> QueuePlace<'a> {
             .as_ref()
             .filter(|it| !it.is_refuted(|moment| self.wait.answered_since(moment)));
         let overslept = now.since(self.look_again) > SLOW_ANSWER;
-        if let Some(no_turn) = self.give_up(queue, silence, overslept, now) {
-            return QueueStep::GiveUp(no_turn);
+        match self.give_up(queue, silence, overslept, now) {
+            Err(no_turn) => return QueueStep::GiveUp(no_turn),
+            Ok(Some(wake)) => return QueueStep::WakeOther(wake),
+            Ok(None) => {}
         }
         let ending = queue.ending(self.me);
         if ending.is_some() && ending != self.stayed_awake_for && cores_are_free {
             self.stayed_awake_for = ending;
             return QueueStep::StayAwake;
         }
+        let look = self.wait.patience.last_look();
+        if !self.has_looked && look <= now {
+            self.has_looked = true;
+            if silence.is_none() && !queue.knows_holder(look, now) {
+                return QueueStep::Look;
+            }
+        }
         if self.speaks <= now {
             self.speaks = self.wait.patience.next_report(now);
             return QueueStep::Announce;
         }
-        let look_again = self.wait.patience.look_again(silence, now).min(self.speaks);
-        self.look_again = queue.look_again(self.me, now).min(look_again);
+        let look = Some(look).filter(|_| !self.has_looked);
+        let plans = [
+            queue.look_again(self.me, now),
+            self.wait.patience.look_again(silence, now),
+            self.wait.first_end(),
+            look.unwrap_or(Moment::NEVER),
+            self.speaks,
+        ];
+        self.look_again = plans.into_iter().min().unwrap_or(Moment::NEVER);
         if overslept {
             self.look_again = self
                 .look_again
@@ -105,32 +134,46 @@ impl<'a> QueuePlace<'a> {
         }
     }
 
-    /// Why the thread leaves the queue at `now`, if it does.
+    /// Why the thread leaves the queue at `now`, if it does. Otherwise what wakes another thread,
+    /// if the wait of that one ends a deadlock.
     fn give_up(
         &self,
         queue: &WaitQueue,
         silence: Option<&Silence>,
         overslept: bool,
         now: Moment,
-    ) -> Option<NoTurn> {
+    ) -> Result<Option<Arc<Wake>>, NoTurn> {
+        let patience = self.wait.patience;
         // If the process was suspended for a while, the thread in front may not have read its
         // answer yet. That is no outage.
         let outage = silence
-            .filter(|silence| self.wait.patience.is_outage(silence, now))
+            .filter(|silence| patience.is_outage(silence, now))
             .filter(|silence| silence.cause.is_some() || !overslept);
         // The answer to a hand-off may give the lock to this thread, if it is the first. A stopped
         // program may exit before the keeper can delete the key of a claim that nobody uses, so the
         // thread waits for that answer. (At its deadline, a thread leaves the key to the keeper.)
         let may_get_it = queue.is_handing_off() && queue.is_next(Some(self.me));
-        let must_not = self.wait.before_sleep(queue.seen()).err();
         let stays = |error: &Error| matches!(error, Error::Stopped { .. }) && may_get_it;
-        if let Some(error) = must_not.filter(|error| !stays(error)) {
-            Some(NoTurn::MustNotWait(error))
-        } else if let Some(silence) = outage {
-            Some(NoTurn::Outage(silence.cause.clone()))
+        let wake_other = if patience.once {
+            self.wait.may_go_on().map(|()| None)
         } else {
-            (self.wait.patience.deadline <= now).then(|| NoTurn::Busy(queue.holder(now)))
+            self.wait.before_sleep(queue.seen())
+        };
+        let wake_other = match wake_other {
+            Err(error) if stays(&error) => None,
+            other => other.map_err(NoTurn::MustNotWait)?,
+        };
+        if let Some(silence) = outage {
+            return Err(NoTurn::Outage(silence.cause.clone()));
         }
+        let is_known = queue.knows_holder(patience.last_look(), now);
+        if patience.deadline <= now || patience.once && is_known {
+            return Err(NoTurn::Busy {
+                holder: queue.holder(now),
+                unknown: silence.is_some() && !is_known,
+            });
+        }
+        Ok(wake_other)
     }
 }
 
@@ -151,7 +194,7 @@ mod tests {
         queue.start_turn(1, None, false, at(0)).expect("it is free");
         let hold = Arc::new(sample("key", Duration::from_secs(30), at(0)));
         queue.holds(1, &hold, at(0));
-        let me = Arc::new(Waiter::new(claim(), at(5000)));
+        let me = Arc::new(Waiter::new(claim(), at(5000), false));
         queue.waiting.push_back(Arc::clone(&me));
         let patience = until(at(5000));
         let rig = WaitRig::silent();
@@ -208,7 +251,7 @@ mod tests {
         );
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
         assert!(
-            matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy(Some(it))) if it.raw == hold.token)
+            matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy { holder: Some(it), .. }) if it.raw == hold.token)
         );
         queue.asks(1, at(4000));
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
@@ -219,6 +262,6 @@ mod tests {
         // This waiter woke a second late, so the process was probably stopped. The thread in front
         // may have an answer that it has not read yet.
         let gives_up = step(&mut place(at(4000)), &queue, false, 5000);
-        assert!(matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy(_))));
+        assert!(matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy { .. })));
     }
 }

@@ -12,7 +12,7 @@ use crate::base::random::fraction;
 use crate::hold::Hold;
 use crate::waiting::handoff::{HandoffBudget, HandoffOutcome};
 use crate::waiting::past::Past;
-use crate::waiting::patience::{Attempts, GLANCE, Silence};
+use crate::waiting::patience::{Attempts, GLANCE, Silence, WithoutExpiry};
 use crate::waiting::waiter::{AWAKE, Waiter};
 
 /// The queue of one key.
@@ -29,6 +29,11 @@ pub(crate) struct WaitQueue {
     pub(super) silence: Option<Silence>,
     /// Redis has answered a thread of this queue.
     answered: bool,
+    /// The holder that Redis named last, in another process or through another manager, and when.
+    /// `None` once a thread of this queue has had the lock.
+    seen: Option<(Holder, Moment)>,
+    /// What is known of a key that never expires.
+    without_expiry: WithoutExpiry,
 }
 
 /// Who has the turn: a thread that talks to Redis, or one that holds the lock.
@@ -38,10 +43,6 @@ pub(super) struct Front {
     pub(super) number: u64,
     started: Moment,
     pub(super) hold: Option<Arc<Hold>>,
-    /// The holder that Redis named, in another process or through another manager.
-    pub(super) seen: Option<Holder>,
-    /// When it was named.
-    seen_at: Moment,
     /// The turn is about to end, so the next thread may stay awake for that.
     pub(super) ending: bool,
     /// The release is under way, with the claim of the next thread. No thread may take the turn
@@ -53,7 +54,7 @@ pub(super) struct Front {
 }
 
 /// What a thread finds when its turn starts.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Start {
     pub(crate) number: u64,
     pub(crate) handed: HandoffOutcome,
@@ -63,6 +64,8 @@ pub(crate) struct Start {
     pub(crate) crowded: bool,
     /// What the threads of earlier turns have found out about Redis.
     pub(crate) attempts: Attempts,
+    /// What they have found out about the key.
+    pub(crate) without_expiry: WithoutExpiry,
 }
 
 impl WaitQueue {
@@ -91,13 +94,13 @@ impl WaitQueue {
                 HandoffOutcome::Unanswered { sent } => self.asks(number, sent),
                 HandoffOutcome::NotTaken | HandoffOutcome::Taken { .. } => {}
             }
-            let attempts = Attempts::after(self.silence.clone(), true);
             return Some(Start {
                 number,
                 handed,
                 nap: Duration::ZERO,
                 crowded: false,
-                attempts,
+                attempts: Attempts::after(self.silence.clone(), true),
+                without_expiry: WithoutExpiry::default(),
             });
         }
         if !self.is_open(now) || !self.is_next(waiter) {
@@ -124,6 +127,7 @@ impl WaitQueue {
             nap,
             crowded,
             attempts,
+            without_expiry: self.without_expiry.clone(),
         })
     }
 
@@ -137,24 +141,38 @@ impl WaitQueue {
     }
 
     /// The front has learned from Redis who has the lock. Asking took the time `took`.
-    pub(super) fn saw(&mut self, number: u64, holder: &Holder, took: Duration, now: Moment) {
+    pub(super) fn saw(
+        &mut self,
+        number: u64,
+        holder: &Holder,
+        without_expiry: &WithoutExpiry,
+        took: Duration,
+        now: Moment,
+    ) {
         if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
             self.past.contention.took(took);
             // Seeing the same hold once more says nothing about other processes.
-            let before = front.seen.replace(holder.clone());
-            front.seen_at = now;
-            if before.is_none_or(|before| before.raw != holder.raw) {
+            let before = self.seen.replace((holder.clone(), now));
+            if before.is_none_or(|(before, _)| before.raw != holder.raw) {
                 front.budget = HandoffBudget::new(now); // Even after a failed hand-off.
                 self.past.contention.saw(holder, now);
             }
+            self.without_expiry = without_expiry.clone();
+            self.tell_tries();
         }
+    }
+
+    /// Wakes the threads that try once, since they wait for an answer and not for the lock.
+    fn tell_tries(&self) {
+        let tries = self.waiting.iter().filter(|waiter| waiter.once);
+        tries.for_each(|waiter| _ = waiter.woken.notify_one());
     }
 
     /// The front has the lock now.
     pub(super) fn holds(&mut self, number: u64, hold: &Arc<Hold>, now: Moment) {
         if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
             front.hold = Some(Arc::clone(hold));
-            front.seen = None;
+            self.seen = None;
             // A lock that was handed off says nothing about other processes: they had no chance.
             if front.budget.acquired(now) {
                 self.past
@@ -164,6 +182,7 @@ impl WaitQueue {
             }
         }
         self.answered(number);
+        self.tell_tries();
     }
 
     fn new_front(&self, number: u64, budget: HandoffBudget, now: Moment) -> Front {
@@ -171,8 +190,6 @@ impl WaitQueue {
             number,
             started: now,
             hold: None,
-            seen: None,
-            seen_at: now,
             ending: self.last_was_short,
             handing_off: false,
             budget,
@@ -245,6 +262,7 @@ impl WaitQueue {
     pub(super) fn failed(&mut self, number: u64, silence: Option<&Silence>) {
         if self.has_turn(number) {
             self.silence = silence.cloned();
+            self.tell_tries();
         }
     }
 
@@ -256,7 +274,15 @@ impl WaitQueue {
 
     /// The holder that Redis named, in another process or through another manager.
     pub(super) fn seen(&self) -> Option<&Holder> {
-        self.front.as_ref()?.seen.as_ref()
+        self.seen.as_ref().map(|(holder, _)| holder)
+    }
+
+    /// True if a thread of this process has the lock, or Redis has named the holder at this moment
+    /// or later.
+    pub(super) fn knows_holder(&self, since: Moment, now: Moment) -> bool {
+        let hold = self.front.as_ref().and_then(|front| front.hold.as_ref());
+        hold.is_some_and(|hold| !hold.is_over(now))
+            || self.seen.as_ref().is_some_and(|(_, at)| since <= *at)
     }
 
     /// The holder that the queue waits for, as far as this process knows.
@@ -264,18 +290,16 @@ impl WaitQueue {
         let front = self.front.as_ref()?;
         let hold = front.hold.as_ref().filter(|hold| !hold.is_over(now));
         hold.map(|hold| hold.as_holder(now)).or_else(|| {
-            front
-                .seen
-                .as_ref()
-                .map(|seen| seen.after(now.since(front.seen_at)))
+            let (seen, at) = self.seen.as_ref()?;
+            Some(seen.after(now.since(*at)))
         })
     }
 
     /// The release of a turn begins. Returns the waiter whose claim is to be sent behind the
     /// release, if any.
     ///
-    /// No claim is sent if `limit` is zero (no hand-offs), if the budget is spent, or if the waiter
-    /// may have given up by `answer_by`, when the answer comes at the latest.
+    /// No claim is sent if the budget is spent, as it always is with a `limit` of zero, or if the
+    /// waiter tries only once, or may have given up by `answer_by`, when the answer comes at the latest.
     pub(super) fn begin_release(
         &mut self,
         number: u64,
@@ -286,10 +310,9 @@ impl WaitQueue {
         let front = self.front.as_mut().filter(|front| front.number == number)?;
         front.ending = true;
         front.budget.release_begins(now);
-        // A process that never hands off need not pause.
-        self.past.budget_is_spent = !limit.is_zero() && front.budget.is_spent(limit);
+        self.past.budget_is_spent = front.budget.is_spent(limit);
         let next = self.waiting.front()?;
-        if limit.is_zero() || self.past.budget_is_spent || next.deadline <= answer_by {
+        if self.past.budget_is_spent || next.deadline <= answer_by || next.once {
             return None;
         }
         front.handing_off = true;
@@ -354,6 +377,8 @@ impl WaitQueue {
         self.last_was_short = false;
         self.silence = None;
         self.answered = false;
+        self.seen = None;
+        self.without_expiry = WithoutExpiry::default();
     }
 
     /// Ends a turn. False if it was passed over, so that another thread has the turn now.
@@ -399,6 +424,7 @@ mod tests {
                 counter: None,
             },
             SOON,
+            false,
         ))
     }
 
@@ -510,6 +536,7 @@ mod tests {
         queue.saw(
             number,
             &Holder::new(b"theirs", None),
+            &WithoutExpiry::default(),
             Duration::from_micros(50),
             at(0),
         );
@@ -596,7 +623,13 @@ mod tests {
         // More sightings than are forgotten when the lock is found free at once.
         for number in 0..6 {
             let holder = Holder::new(format!("theirs {number}").as_bytes(), None);
-            queue.saw(1, &holder, Duration::from_micros(50), at(0));
+            queue.saw(
+                1,
+                &holder,
+                &WithoutExpiry::default(),
+                Duration::from_micros(50),
+                at(0),
+            );
         }
         assert!(queue.end_turn(1, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
@@ -623,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_hands_nothing_off_does_not_pause() {
+    fn a_process_that_hands_nothing_off_pauses_after_each_turn() {
         let (mut queue, [second]) = queue();
         queue.holds(
             1,
@@ -639,13 +672,8 @@ mod tests {
                 .is_none()
         );
         assert!(queue.end_turn(1, at(30)));
-        assert_eq!(
-            queue
-                .start_turn(2, Some(&second), false, at(30))
-                .unwrap()
-                .nap,
-            Duration::ZERO
-        );
+        let start = queue.start_turn(2, Some(&second), false, at(30)).unwrap();
+        assert!(start.nap >= SHORTEST, "{:?}", start.nap);
     }
 
     #[test]
@@ -655,7 +683,13 @@ mod tests {
             for process in 1..=2 {
                 let holder =
                     Holder::new(format!("host-{process}-1-{process:032x}").as_bytes(), None);
-                queue.saw(1, &holder, Duration::from_micros(50), at(0));
+                queue.saw(
+                    1,
+                    &holder,
+                    &WithoutExpiry::default(),
+                    Duration::from_micros(50),
+                    at(0),
+                );
             }
             assert!(queue.end_turn(1, at(0)));
             let nap = queue
@@ -898,6 +932,7 @@ mod tests {
             queue.saw(
                 1,
                 &Holder::new(token.as_bytes(), None),
+                &WithoutExpiry::default(),
                 Duration::from_micros(50),
                 at(0),
             );

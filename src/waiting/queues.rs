@@ -15,7 +15,7 @@ use crate::base::stats::counters::Counters;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::patience::{GLANCE, Silence};
+use crate::waiting::patience::{GLANCE, SLOW_ANSWER, Silence, WithoutExpiry};
 use crate::waiting::place::{NoTurn, QueuePlace, QueueStep};
 use crate::waiting::queue::{Start, WaitQueue};
 use crate::waiting::table::Table;
@@ -70,7 +70,8 @@ impl WaitQueues {
     }
 
     /// Waits for the turn in the queue `name`. A caller that tries only once (`Patience::once`)
-    /// does not wait. If the caller has to wait, a thread in front may send the claim for it.
+    /// waits only until it is known who has the lock. If the caller has to wait, a thread in front
+    /// may send the claim for it.
     pub(crate) fn join(
         self: &Arc<WaitQueues>,
         name: &Arc<str>,
@@ -88,23 +89,19 @@ impl WaitQueues {
                 waited: false,
             });
         }
-        if patience.once {
-            wait.may_go_on().map_err(NoTurn::MustNotWait)?;
-            return Err(NoTurn::Busy(queue.holder(Moment::now())));
-        }
-        let me = Arc::new(Waiter::new(claim(), patience.deadline));
+        let me = Arc::new(Waiter::new(claim(), patience.deadline, patience.once));
         queue.waiting.push_back(Arc::clone(&me));
         let mut place = QueuePlace::new(&me, wait);
         loop {
             let now = Moment::now();
             let number = table.next_number();
             let queue = table.queue(name);
-            if let Some(start) = queue.start_turn(number, Some(&me), false, now) {
+            if let Some(start) = queue.start_turn(number, Some(&me), patience.once, now) {
                 notify_first(table, name); // The thread behind may have to stay awake.
                 return Ok(Joined {
                     turn: self.turn(name, start.number),
                     start,
-                    waited: true,
+                    waited: !patience.once,
                 });
             }
             let cores_are_free = self.cores.are_free(now);
@@ -117,12 +114,27 @@ impl WaitQueues {
                 QueueStep::StayAwake => {
                     MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me));
                 }
+                QueueStep::Look => {
+                    MutexGuard::unlocked(&mut table, || wait.ask_front_to_look());
+                }
+                QueueStep::WakeOther(wake) => MutexGuard::unlocked(&mut table, || wake()),
                 QueueStep::Announce => MutexGuard::unlocked(&mut table, || {
                     wait.announce(|now| self.awaited(name, now));
                 }),
                 // Why the thread was woken does not matter: the loop looks again.
                 QueueStep::Sleep { until } => {
-                    me.woken.wait_for(&mut table, until.one_wait_from(now));
+                    // While the machine is suspended, the clock of this wait stands still. Only the
+                    // first waiter notices that, and wakes the others.
+                    let is_first = queue.is_next(Some(&me));
+                    let limit = if is_first {
+                        until.one_wait_from(now)
+                    } else {
+                        until.since(now)
+                    };
+                    me.woken.wait_for(&mut table, limit);
+                    if is_first && Moment::now().since(until) > SLOW_ANSWER {
+                        wake_each(table.of(name));
+                    }
                 }
             }
         }
@@ -139,9 +151,7 @@ impl WaitQueues {
 
     /// Wakes all waiters: those whose wait was stopped leave, and the others sleep again.
     pub(crate) fn wake_all(&self) {
-        let table = self.table.lock();
-        let waiting = table.all().flat_map(|(_, queue)| &queue.waiting);
-        waiting.for_each(|waiter| _ = waiter.woken.notify_one());
+        wake_each(self.table.lock().all().map(|(_, queue)| queue));
     }
 
     /// Waits until each queue that has threads is as it should be. False if that is
@@ -214,6 +224,12 @@ impl WaitQueues {
             is_over: false,
         }
     }
+}
+
+/// Has each waiter of these queues look again.
+fn wake_each<'a>(queues: impl IntoIterator<Item = &'a WaitQueue>) {
+    let waiting = queues.into_iter().flat_map(|queue| &queue.waiting);
+    waiting.for_each(|waiter| _ = waiter.woken.notify_one());
 }
 
 /// Has the first waiter look again.
@@ -303,14 +319,17 @@ impl Turn {
     ///
     /// A holder in this process may itself wait in this queue, through another manager, and would
     /// wait for itself. So all waiters are woken to check that.
-    pub(crate) fn saw(&self, holder: &Holder, took: Duration, of_this_process: bool) {
+    pub(crate) fn saw(
+        &self,
+        holder: &Holder,
+        without_expiry: &WithoutExpiry,
+        took: Duration,
+        of_this_process: bool,
+    ) {
         self.note(|queue| {
-            queue.saw(self.number, holder, took, Moment::now());
+            queue.saw(self.number, holder, without_expiry, took, Moment::now());
             if of_this_process {
-                queue
-                    .waiting
-                    .iter()
-                    .for_each(|waiter| _ = waiter.woken.notify_one());
+                wake_each([&*queue]);
             }
         });
     }
@@ -554,8 +573,10 @@ pub(crate) mod tests {
         let turn = at_once(&queues, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
         turn.holds(&hold);
-        let Err(NoTurn::Busy(Some(holder))) =
-            queues.join(&name(), &WaitRig::new().wait(&until(Moment::now())), claim)
+        let Err(NoTurn::Busy {
+            holder: Some(holder),
+            ..
+        }) = queues.join(&name(), &WaitRig::new().wait(&until(Moment::now())), claim)
         else {
             panic!("it is busy, and the holder is known");
         };
@@ -577,7 +598,8 @@ pub(crate) mod tests {
         while queues.table.lock().queue(&name()).waiting.is_empty() {
             thread::yield_now();
         }
-        turn.saw(&Holder::new(mine(2).as_bytes(), None), Duration::ZERO, true);
+        let holder = Holder::new(mine(2).as_bytes(), None);
+        turn.saw(&holder, &WithoutExpiry::default(), Duration::ZERO, true);
         assert!(matches!(
             waiter.join().unwrap(),
             Err(NoTurn::MustNotWait(_))
@@ -592,6 +614,7 @@ pub(crate) mod tests {
         let turn = at_once(&queues, &name()).unwrap();
         turn.saw(
             &Holder::new(b"theirs", None),
+            &WithoutExpiry::default(),
             Duration::from_micros(50),
             false,
         );
@@ -627,13 +650,13 @@ pub(crate) mod tests {
                 .unwrap_err()
         };
         assert!(
-            matches!(told(false), NoTurn::Busy(None)),
+            matches!(told(false), NoTurn::Busy { holder: None, .. }),
             "the front has not asked yet"
         );
         front.asks(Moment::now());
         assert!(matches!(told(false), NoTurn::Outage(None)));
         assert!(
-            matches!(told(true), NoTurn::Busy(None)),
+            matches!(told(true), NoTurn::Busy { holder: None, .. }),
             "the front waits for something else"
         );
         front.failed(Some(&Silence {
@@ -642,7 +665,7 @@ pub(crate) mod tests {
         }));
         assert!(matches!(told(false), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(
-            matches!(told(true), NoTurn::Busy(None)),
+            matches!(told(true), NoTurn::Busy { holder: None, .. }),
             "others have answers"
         );
         let refused = Silence {
@@ -653,7 +676,7 @@ pub(crate) mod tests {
         front.failed(Some(&refused));
         assert!(matches!(told(true), NoTurn::Outage(Some(cause)) if &*cause == "refused"));
         front.answered();
-        assert!(matches!(told(false), NoTurn::Busy(None)));
+        assert!(matches!(told(false), NoTurn::Busy { holder: None, .. }));
         assert!(queues.table.lock().queue(&name()).waiting.is_empty());
     }
 

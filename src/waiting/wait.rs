@@ -1,16 +1,19 @@
 //! The wait of one thread for one lock: which lock, until when, and what ends it early.
 
+use std::sync::Arc;
+
 use crate::base::clock::Moment;
 use crate::base::emit::Span;
 use crate::base::error::Error;
 use crate::base::key::Key;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
-use crate::base::stop::StopHandle;
+use crate::base::stop::{StopHandle, Wake};
 use crate::store::{Cause, Store};
 use crate::waiting::deadlocks::{DeadlockWatch, HeldBy, names};
 use crate::waiting::patience::Patience;
 use crate::waiting::waits::{Awaited, ListedWait, Waits};
+use crate::wakeups::table::Wakeups;
 
 /// The wait of one thread for one lock. It begins with the call, and ends when the thread has the
 /// lock, or an error. A thread that never sleeps pays nothing for it.
@@ -35,6 +38,9 @@ pub(crate) struct OfManager<'a> {
     pub(crate) store: &'a Store,
     /// Ends all waits of the manager.
     pub(crate) end: &'a StopHandle,
+    /// Wakes all waiters of the manager.
+    pub(crate) wake: &'a Arc<Wake>,
+    pub(crate) wakeups: &'a Wakeups,
     /// Lists what the calling thread holds, through any manager.
     pub(crate) held: fn() -> Vec<HeldBy>,
 }
@@ -52,6 +58,7 @@ impl<'a> Wait<'a> {
             waits,
             end,
             held,
+            wake,
             ..
         } = manager;
         Wait {
@@ -60,14 +67,15 @@ impl<'a> Wait<'a> {
             thread,
             patience,
             stops: [Some(end), stop],
-            deadlock: DeadlockWatch::new(id, key.name(), thread, patience.deadline, held),
+            deadlock: DeadlockWatch::new(id, key.name(), thread, patience.deadline, held, wake),
             listed: ListedWait::new(waits, key, thread, patience),
             span: Span::wait(key.name()),
         }
     }
 
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stops.iter().flatten().any(|stop| stop.is_stopped())
+    /// True if the thread must not go on waiting.
+    pub(crate) fn must_end(&self) -> bool {
+        self.may_go_on().is_err()
     }
 
     /// True if Redis has answered any thread since `moment`.
@@ -76,27 +84,37 @@ impl<'a> Wait<'a> {
         store.answered_since(self.key.in_redis(), moment)
     }
 
-    /// Returns an error if the thread must not go on waiting.
+    /// Returns an error if the thread must not go on waiting: the program has stopped the wait, the
+    /// wait ends a deadlock, or the thread has lost a lock that it holds.
     pub(crate) fn may_go_on(&self) -> Result<(), Error> {
-        if self.is_stopped() {
+        if self.stops.iter().flatten().any(|stop| stop.is_stopped()) {
             let key = self.key.name().to_string();
             let held = Vec::new();
             return Err(Error::Stopped { key, held });
         }
-        Ok(())
+        self.deadlock.may_go_on()
     }
 
     /// Lists the thread as waiting, and as blocked, since it is about to sleep. Redis has named
-    /// this holder, if any. Returns an error if the thread must not sleep: the program has stopped
-    /// the wait, or the thread would wait for itself. The caller may hold a lock.
-    pub(crate) fn before_sleep(&self, seen: Option<&Holder>) -> Result<(), Error> {
+    /// this holder, if any. Returns an error as [`may_go_on`](Wait::may_go_on) does; otherwise what
+    /// wakes a thread whose wait ends a deadlock now. The caller may hold a mutex, but not when it
+    /// calls that.
+    pub(crate) fn before_sleep(&self, seen: Option<&Holder>) -> Result<Option<Arc<Wake>>, Error> {
+        let wake_other = self.deadlock.begins(seen);
         self.may_go_on()?;
-        self.deadlock.begins(seen).map_err(|cycle| {
-            let key = self.key.name().to_string();
-            Error::WouldDeadlock { key, cycle }
-        })?;
         self.listed.begins();
-        Ok(())
+        Ok(wake_other)
+    }
+
+    /// When the first lock that the thread holds runs out, unless it is renewed.
+    pub(crate) fn first_end(&self) -> Moment {
+        self.deadlock.first_end()
+    }
+
+    /// Has the thread in front ask Redis again, so that this one knows who has the lock when its
+    /// time is over.
+    pub(crate) fn ask_front_to_look(&self) {
+        self.manager.wakeups.wake(self.key.in_redis().as_bytes());
     }
 
     /// Says in the log that the thread is about to sleep: once, and again after 5 s, 10 s, 20 s and
@@ -195,6 +213,8 @@ pub(crate) mod tests {
         waits: Waits,
         store: Store,
         pub(crate) end: StopHandle,
+        wake: Arc<Wake>,
+        wakeups: Wakeups,
     }
 
     impl WaitRig {
@@ -205,6 +225,8 @@ pub(crate) mod tests {
                 waits: Waits::default(),
                 store: Store::in_memory(),
                 end: StopHandle::new(),
+                wake: Arc::new(|| ()),
+                wakeups: Wakeups::default(),
             }
         }
 
@@ -238,6 +260,8 @@ pub(crate) mod tests {
                 waits: &self.waits,
                 store: &self.store,
                 end: &self.end,
+                wake: &self.wake,
+                wakeups: &self.wakeups,
                 held,
             };
             Wait::new(manager, &self.key, &self.owner, patience, None)

@@ -30,15 +30,18 @@ pub(crate) struct Waiter {
     has_turn: AtomicBool,
     pub(crate) claim: Claim,
     pub(crate) deadline: Moment,
+    /// The thread tries once: it waits only until it is known who has the lock.
+    pub(super) once: bool,
 }
 
 impl Waiter {
-    pub(crate) fn new(claim: Claim, deadline: Moment) -> Waiter {
+    pub(crate) fn new(claim: Claim, deadline: Moment, once: bool) -> Waiter {
         Waiter {
             woken: Condvar::new(),
             has_turn: AtomicBool::new(false),
             claim,
             deadline,
+            once,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Scenes of their own, for faults of the guarantees whose point is an order or a time. In virtual
 //! time, the bounds are exact: what is not due by the promise is due by the latency of the network.
 
+mod answers;
 mod calls;
 mod connecting;
 mod holds;

@@ -76,36 +76,32 @@ fn a_wait_that_ends_while_a_connection_is_opened_is_a_timeout() {
     drop(locks.lock("a").expect("Redis is there"));
 }
 
-/// Another thread of the process is about to take the lock: so it is busy, and nobody knows yet who
-/// will have it.
+/// Another thread of the process asks, and has no answer. So nobody knows whether the lock is busy.
 #[test]
-fn a_short_wait_behind_a_thread_that_asks_names_no_holder() {
+fn a_short_wait_behind_a_thread_that_asks_says_that_nobody_knows() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     rig.proxy.on("SET lock:a", Fault::DelayReply(4 * LONG));
     thread::scope(|scope| {
         let front = scope.spawn(|| rig.locks.lock("a").map(drop));
         rig.proxy.wait_fired(1, LONG);
-        let error = rig
-            .locks
-            .named("a")
-            .wait(Duration::from_millis(5))
-            .lock()
-            .expect_err("it is asked for");
-        let taken = rig.locks.try_lock("a").expect("it is asked for");
-        assert!(taken.is_none());
+        let wait = Duration::from_millis(5);
+        let error = rig.locks.named("a").wait(wait).lock();
+        let tried = rig.locks.named("a").try_lock_for(wait);
         rig.proxy.end_delays();
-        assert!(
+        let error = error.expect_err("it is asked for");
+        let unknown = |error: &Error| {
             matches!(
-                &error,
+                error,
                 Error::Timeout {
                     holder: None,
-                    source: None,
+                    source: Some(_),
                     ..
                 }
-            ),
-            "{error:?}"
-        );
-        front.join().expect("no panic").expect("its answer comes");
+            )
+        };
+        assert!(unknown(&error), "{error:?}");
+        assert!(tried.as_ref().is_err_and(unknown), "{tried:?}");
+        front.join().expect("no panic").expect("it gets its answer");
     });
 }
 

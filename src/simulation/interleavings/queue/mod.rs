@@ -16,6 +16,7 @@ use crate::base::sync::thread::{self, JoinHandle};
 use crate::hold::tests::sample_by;
 use crate::simulation::interleavings::queue::scene::{LONG, SHORT, Scene, micros_below, millis};
 use crate::waiting::handoff::Claim;
+use crate::waiting::patience::WithoutExpiry;
 use crate::waiting::patience::tests::until;
 use crate::waiting::place::NoTurn;
 use crate::waiting::wait::tests::{WaitRig, mine};
@@ -124,7 +125,8 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
             let joined = queues.join(&"key".into(), &rig.wait_of_holder(&patience, 3), claim);
             assert!(matches!(joined, Err(NoTurn::MustNotWait(_))));
         });
-        turn.saw(&Holder::new(mine(3).as_bytes(), None), Duration::ZERO, true);
+        let holder = Holder::new(mine(3).as_bytes(), None);
+        turn.saw(&holder, &WithoutExpiry::default(), Duration::ZERO, true);
         join([itself]);
         drop(turn);
         join([other]);

@@ -120,7 +120,7 @@ impl Scene {
             Err(NoTurn::MustNotWait(_) | NoTurn::Outage(_)) => {
                 panic!("no thread holds it itself, and Redis answers")
             }
-            Err(NoTurn::Busy(_)) => {
+            Err(NoTurn::Busy { .. }) => {
                 assert!(deadline <= Moment::now(), "it gave up too early");
                 self.log.lock().gone.push(me);
                 return false;
