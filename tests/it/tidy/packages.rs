@@ -6,7 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::tidy::root;
+use crate::tidy::{root, text};
 
 #[test]
 fn no_dependency_asks_for_a_newer_rust() {
@@ -81,7 +81,8 @@ fn without_the_feature_nothing_of_tls_is_built() {
 }
 
 /// A program that depends on the crate does not see our lock file: it gets the newest versions that
-/// our `Cargo.toml` allows. (Needs the registry, or a cargo that already has its index.)
+/// our `Cargo.toml` allows, after the line that `README.md` has for an older Rust. (Needs the
+/// registry, or a cargo that already has its index.)
 #[test]
 fn no_dependency_asks_for_a_newer_rust_of_a_program_that_depends_on_this() {
     let dir = TempDir::new().expect("a temporary directory");
@@ -92,19 +93,28 @@ fn no_dependency_asks_for_a_newer_rust_of_a_program_that_depends_on_this() {
     fs::write(dir.path().join("Cargo.toml"), manifest).expect("a file can be written");
     fs::create_dir(dir.path().join("src")).expect("a folder can be made");
     fs::write(dir.path().join("src/main.rs"), "fn main() {}").expect("a file can be written");
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1"])
-        .current_dir(dir.path())
-        // As for a program that does not say which Rust it needs.
-        .env("CARGO_RESOLVER_INCOMPATIBLE_RUST_VERSIONS", "allow")
-        .output()
-        .expect("cargo runs");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "the dependencies cannot be resolved; is the registry out of reach? {told}"
-    );
-    let metadata = String::from_utf8(output.stdout).expect("JSON");
+    let cargo = |args: &str| {
+        let output = Command::new(env!("CARGO"))
+            .args(args.split(' '))
+            .current_dir(dir.path())
+            // As for a program that does not say which Rust it needs.
+            .env("CARGO_RESOLVER_INCOMPATIBLE_RUST_VERSIONS", "allow")
+            .output()
+            .expect("cargo runs");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "the dependencies cannot be resolved; is the registry out of reach? {told}"
+        );
+        String::from_utf8(output.stdout).expect("a text")
+    };
+    let page = text("README.md");
+    let (_, line) = page.split_once("`cargo update ").expect("the line");
+    cargo(&format!(
+        "update {}",
+        line.split('`').next().expect("its end")
+    ));
+    let metadata = cargo("metadata --format-version 1");
     let ours = minor(env!("CARGO_PKG_RUST_VERSION"));
     let packages: Vec<_> = metadata.split("\"manifest_path\":\"").skip(1).collect();
     assert!(
@@ -128,6 +138,23 @@ fn no_dependency_asks_for_a_newer_rust_of_a_program_that_depends_on_this() {
         newer.is_empty(),
         "with Rust 1.{ours}, a new program does not build: {newer:?}"
     );
+}
+
+/// With an upper bound, a program in which another crate asks for more does not resolve.
+#[test]
+fn no_dependency_has_an_upper_bound() {
+    for file in ["Cargo.toml", "cli/Cargo.toml"] {
+        let manifest = text(file);
+        let (_, rest) = manifest
+            .split_once("\n[dependencies]\n")
+            .expect("the dependencies");
+        let part = rest.split("\n[dev-dependencies]").next().expect("a part");
+        let versions = part.lines().filter(|line| !line.starts_with('#'));
+        let bound: Vec<_> = versions
+            .filter(|line| line.contains(['<', '~']) || line.contains("\"="))
+            .collect();
+        assert!(bound.is_empty(), "{file}: {bound:?}");
+    }
 }
 
 fn minor(version: &str) -> u32 {
