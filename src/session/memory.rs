@@ -53,8 +53,8 @@ impl MemoryControls {
         })
     }
 
-    /// A lock is lost for this cause, and its key is gone. False if nobody has the lock. Does not
-    /// wait.
+    /// A lock is lost for this cause, and its key is gone, also that of a lock that is only
+    /// [kept](crate::Lock::keep_at_least). False if nobody has the lock. Does not wait.
     ///
     /// [`LostCause::Expired`] is what happens to a process that was stopped for longer than the
     /// lease, and [`LostCause::Deleted`] what a `DEL` or `FLUSHALL` does, or a failover that loses
@@ -75,7 +75,18 @@ impl MemoryControls {
         reason = "a test calls it for what it does"
     )]
     pub fn lose(&self, key: impl AsRef<str>, cause: LostCause) -> bool {
-        self.end(key.as_ref(), cause)
+        let Session { core, keeper, .. } = &*self.session;
+        let (Some(memory), Ok(key)) = (
+            core.store.memory(),
+            Key::new(&core.settings.prefix, key.as_ref()),
+        ) else {
+            return false;
+        };
+        let Some(holder) = memory.delete(key.in_redis()) else {
+            return false;
+        };
+        keeper.lose_token(&holder.raw, cause, self.session.one_answer(Moment::now()));
+        holder.owner().is_some()
     }
 
     /// Makes each lease older by `span`, as if that time had passed at once. Does not wait for it.
@@ -125,19 +136,6 @@ impl MemoryControls {
         if let Some(memory) = self.session.core.store.memory() {
             memory.go_away(span);
         }
-    }
-
-    fn end(&self, name: &str, cause: LostCause) -> bool {
-        let Session { core, keeper, .. } = &*self.session;
-        let (Some(memory), Ok(key)) = (core.store.memory(), Key::new(&core.settings.prefix, name))
-        else {
-            return false;
-        };
-        let deleted = memory.delete(key.in_redis());
-        if let Some(holder) = &deleted {
-            keeper.lose_token(&holder.raw, cause, self.session.one_answer(Moment::now()));
-        }
-        deleted.is_some()
     }
 }
 

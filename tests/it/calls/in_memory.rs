@@ -324,6 +324,18 @@ fn max_hold_and_keep_at_least_go_by_the_advanced_clock() {
     );
 }
 
+/// What a `DEL` does is done to its key all the same.
+#[test]
+fn nobody_loses_a_lock_that_is_only_kept() {
+    let (locks, memory) = in_memory();
+    let kept = locks.named("a").keep_at_least(SECOND * 20);
+    kept.with_lock(|| ()).expect("locks");
+    assert!(locks.try_lock("a").expect("asks").is_none(), "it is kept");
+    assert!(!memory.lose("a", LostCause::Deleted), "nobody has it");
+    let free = locks.try_lock("a").expect("asks");
+    assert!(free.is_some(), "its key is gone");
+}
+
 #[test]
 fn expire_and_lose_end_one_lock_with_their_cause() {
     let (locks, memory) = in_memory();
