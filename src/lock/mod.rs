@@ -78,7 +78,7 @@ impl Lock {
     /// outage](crate::Builder::tolerate_outage) that lasts too long.
     ///
     /// A thread that has the lock already gets another guard at once, and nothing is sent.
-    /// Otherwise the threads of this process get the lock in the order in which they asked for it.
+    /// Otherwise the threads of this manager get the lock in the order in which they asked for it.
     /// The first of them asks Redis:
     ///
     /// 1. `SET key token NX PX lease`. If the lock is free, that is all.
@@ -141,7 +141,7 @@ impl Lock {
     /// lock.try_lock()? { .. }` or, better, [`try_with_lock`](Lock::try_with_lock).
     ///
     /// Sends one `SET` and, if the lock is busy, a script that says which process has it (`GET`
-    /// and `PTTL`). Sends nothing if another thread of this process has the lock or waits for it.
+    /// and `PTTL`). Sends nothing if another thread of this manager has the lock or waits for it.
     /// Blocks only for the answers: at most the connect timeout and the response timeout together
     /// (100 ms more if what was taken is given back because of an error). If the key never expires,
     /// the thread looks at it again after a quarter of a second, since a renewal of the holder may

@@ -318,7 +318,8 @@ impl LockManager {
     /// [`process::exit`](std::process::exit). Without it, other processes would have to wait until
     /// the leases end. Threads that hold locks can finish their work, and re-enter what they hold;
     /// a job that needs one more new lock gets [`Error::Stopped`](crate::Error::Stopped) halfway.
-    /// What this thread holds itself is listed, and not waited for. Detached holds are waited for,
+    /// What this thread holds itself is listed, and not waited for. (Two threads that call this
+    /// while each holds a lock wait for each other, up to `limit`.) Detached holds are waited for,
     /// in whatever thread they are. All clones of the manager are shut down with it, for ever.
     ///
     /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response

@@ -34,7 +34,7 @@ pub struct Stats {
     /// Such calls that ended with [`Refused`](crate::Error::Refused) or
     /// [`Tls`](crate::Error::Tls), which waiting does not change.
     pub refused: u64,
-    /// Holds that were lost.
+    /// Losses, as [`on_lost`](crate::Builder::on_lost) is told of them.
     pub lost: u64,
     /// Leases that Redis extended: by renewal, `confirm`, `ensure` or `set_lease`.
     pub renewed: u64,
