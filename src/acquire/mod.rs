@@ -23,7 +23,6 @@ use crate::base::owner::holder::Holder;
 use crate::store::{Compared, Failure};
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Kind;
-use crate::waiting::queue::Start;
 use crate::waiting::queues::Joined;
 use crate::wakeups::listener::Listener;
 use crate::wakeups::table::Registration;
@@ -84,22 +83,11 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     fn new(context: AcquireContext<'a>, joined: &'a Joined, attempts: A) -> Acquisition<'a, A> {
         let patience = context.wait.patience;
         let poll_every = context.core.settings.poll_every;
-        let Start {
-            attempts: found,
-            without_expiry,
-            ..
-        } = joined.start.clone();
         Acquisition {
             context,
             joined,
             attempts,
-            progress: Progress::new(
-                patience,
-                context.lease.time(),
-                poll_every,
-                found,
-                without_expiry,
-            ),
+            progress: Progress::new(patience, context.lease.time(), poll_every, &joined.start),
             next: Step::AskAgain,
             registration: None,
         }

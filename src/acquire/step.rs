@@ -14,6 +14,7 @@ use crate::store::Failure;
 use crate::waiting::patience::{
     AfterFailure, Attempts, Kind, LAST_LOOK, Patience, Silence, WithoutExpiry,
 };
+use crate::waiting::queue::Start;
 
 /// The shortest sleep of a waiter: Redis may delete an expired key a moment late.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
@@ -100,14 +101,12 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// `attempts` is what the threads before this one in the queue have found out about Redis, and
-    /// `without_expiry` what about the key.
+    /// `start` has what the threads before this one in the queue have found out.
     pub(super) fn new(
         patience: &'a Patience,
         lease: Duration,
         poll_every: Duration,
-        attempts: Attempts,
-        without_expiry: WithoutExpiry,
+        start: &Start,
     ) -> Progress<'a> {
         Progress {
             patience,
@@ -115,13 +114,13 @@ impl<'a> Progress<'a> {
             ask: Ask::Claim,
             was_busy: false,
             holder: None,
-            without_expiry,
+            without_expiry: start.without_expiry.clone(),
             registered: false,
             looked_late: false,
             reclaimed: false,
             while_busy: Backoff::for_busy(poll_every),
             failure_pauses: Backoff::after_failure(),
-            attempts,
+            attempts: start.attempts.clone(),
             failure: None,
             silent_listener: None,
         }
@@ -369,6 +368,7 @@ impl<'a> Progress<'a> {
 mod tests {
     use super::*;
     use crate::store::Refusal;
+    use crate::waiting::handoff::HandoffOutcome;
 
     const LEASE: Duration = Duration::from_secs(30);
     const POLL_EVERY: Duration = Duration::from_millis(64);
@@ -407,14 +407,15 @@ mod tests {
     }
 
     fn progress(patience: &Patience) -> Progress<'_> {
-        let attempts = Attempts::after(None, false);
-        Progress::new(
-            patience,
-            LEASE,
-            POLL_EVERY,
-            attempts,
-            WithoutExpiry::default(),
-        )
+        let start = Start {
+            number: 1,
+            handed: HandoffOutcome::NotTaken,
+            nap: Duration::ZERO,
+            crowded: false,
+            attempts: Attempts::after(None, false),
+            without_expiry: WithoutExpiry::default(),
+        };
+        Progress::new(patience, LEASE, POLL_EVERY, &start)
     }
 
     fn holder(value: &str, time_left: Option<Duration>) -> Holder {

@@ -93,9 +93,9 @@ impl Lock {
     /// [Waiting](crate#waiting)) polls with growing pauses of up to 64 ms, or [another
     /// limit](crate::Builder::poll_every).
     ///
-    /// If two threads of a process each hold a lock and wait for the lock of the other, the one
-    /// that begins to wait last gets [`Error::WouldDeadlock`] at once. (But if the other one's wait
-    /// has a limit and ends sooner, that ends the deadlock, by a `Timeout`.) Between two processes,
+    /// If two threads of a process each hold a lock and wait for the lock of the other, one of them
+    /// gets [`Error::WouldDeadlock`] at once: the one whose limit would come first or, without
+    /// limits, the one that begins to wait last. Between two processes,
     /// nobody knows of both waits. They wait for ever, because both locks are renewed. A limited
     /// [`wait`](Lock::wait) or [`max_hold`](Lock::max_hold) ends such a deadlock.
     ///
@@ -114,8 +114,8 @@ impl Lock {
     /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
     ///   unchanged. Or `force_unlock` of this manager deleted the key while this call was still
     ///   taking the lock.
-    /// - [`Error::OuterLost`]: this thread holds another lock, and has lost that one. If that was
-    ///   during this call, giving back may take the response timeout.
+    /// - [`Error::OuterLost`]: this thread holds another lock, and has lost that one. A loss during
+    ///   the wait ends the wait.
     /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis is silent, or refused.
     /// - [`Error::NotALock`]: the Redis key holds a value that is not a string, or has held the
     ///   same string for 250 ms and never expires. If that string is a token of this crate, the
@@ -141,8 +141,8 @@ impl Lock {
     /// lock.try_lock()? { .. }` or, better, [`try_with_lock`](Lock::try_with_lock).
     ///
     /// Sends one `SET` and, if the lock is busy, a script that says which process has it (`GET`
-    /// and `PTTL`). Sends nothing if another thread of this manager has the lock or waits for it.
-    /// Blocks only for the answers: at most the connect timeout and the response timeout together
+    /// and `PTTL`). Sends nothing if another thread of this manager has the lock. If another thread
+    /// of this manager waits for it, that one asks. Blocks only for the answers: at most the connect timeout and the response timeout together
     /// (100 ms more if what was taken is given back because of an error). If the key never expires,
     /// the thread looks at it again after a quarter of a second, since a renewal of the holder may
     /// set an expiry meanwhile. (If the two timeouts are shorter, such a key is just busy.)
@@ -184,9 +184,8 @@ impl Lock {
     /// # Errors
     ///
     /// As for [`lock`](Lock::lock). `Timeout` only if nobody knows whether the lock was busy: no
-    /// connection of the pool was free, or less than 100 ms were left and Redis was slower.
-    /// [`Error::WouldDeadlock`] stays an
-    /// error, and is no `Ok(None)`: nothing would end the wait but its limit, and asking again
+    /// connection of the pool was free, or Redis had less than 20 ms to answer (100 ms, if it had
+    /// answered this thread before). [`Error::WouldDeadlock`] stays an error, and is no `Ok(None)`: nothing would end the wait but its limit, and asking again
     /// would not help as long as this thread keeps what it holds.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(limit)

@@ -121,21 +121,7 @@ impl WaitQueues {
                 QueueStep::Announce => MutexGuard::unlocked(&mut table, || {
                     wait.announce(|now| self.awaited(name, now));
                 }),
-                // Why the thread was woken does not matter: the loop looks again.
-                QueueStep::Sleep { until } => {
-                    // While the machine is suspended, the clock of this wait stands still. Only the
-                    // first waiter notices that, and wakes the others.
-                    let is_first = queue.is_next(Some(&me));
-                    let limit = if is_first {
-                        until.one_wait_from(now)
-                    } else {
-                        until.since(now)
-                    };
-                    me.woken.wait_for(&mut table, limit);
-                    if is_first && Moment::now().since(until) > SLOW_ANSWER {
-                        wake_each(table.of(name));
-                    }
-                }
+                QueueStep::Sleep { until } => sleep(&mut table, name, &me, until, now),
             }
         }
     }
@@ -223,6 +209,30 @@ impl WaitQueues {
             number,
             is_over: false,
         }
+    }
+}
+
+/// Sleeps until the waiter is woken, or until then. Why it was woken does not matter: the caller
+/// looks again.
+///
+/// While the machine is suspended, the clock of this sleep stands still. Only the first waiter
+/// looks for that, once a second, and wakes the others.
+fn sleep(
+    table: &mut MutexGuard<'_, Table>,
+    name: &str,
+    me: &Arc<Waiter>,
+    until: Moment,
+    now: Moment,
+) {
+    let is_first = table.of(name).is_some_and(|queue| queue.is_next(Some(me)));
+    let limit = if is_first {
+        until.one_wait_from(now)
+    } else {
+        until.since(now)
+    };
+    me.woken.wait_for(table, limit);
+    if is_first && Moment::now().since(until) > SLOW_ANSWER {
+        wake_each(table.of(name));
     }
 }
 

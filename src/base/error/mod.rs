@@ -69,9 +69,9 @@ pub enum Error {
     /// This thread has lost another lock, which it holds around this one. What it did since then
     /// was not protected by that other lock.
     ///
-    /// A thread that has lost a lock gets this error when it takes another one: nothing was sent.
-    /// If the loss came while it waited for this lock or adopted it, this lock was given back, and
-    /// the parcel is used up. The thread also gets this error when it releases a lock that it took
+    /// A thread that has lost a lock gets this error when it takes another one: nothing was sent. A
+    /// loss while it waits for this lock ends the wait. If the loss came while it adopted this
+    /// lock, the lock was given back, and the parcel is used up. The thread also gets this error when it releases a lock that it took
     /// inside of the lost one: the release is done, and what this lock protects is well. To go on,
     /// do as after [`Error::Lost`].
     #[error("{}, was lost: {cause}", around(outer, key))]
@@ -214,13 +214,10 @@ pub enum Error {
     /// This thread would wait for itself: it wants a lock whose holder waits, directly or through
     /// others, for a lock that this thread holds. Each thread of the cycle belongs to this process.
     ///
-    /// The thread that closes a cycle gets this error at once, and keeps what it holds. The others
-    /// go on once it releases that. Let all code take locks in the same order, or take them
-    /// together.
-    ///
-    /// A cycle does not count if another thread's wait ends before this thread would give up: so if
-    /// all wait for the same limited time, the one that began first gets a
-    /// [`Timeout`](Error::Timeout), and none gets this error.
+    /// One thread of the cycle gets this error at once, and keeps what it holds. The others go on
+    /// once it releases that. It is the thread whose wait would end first, since that wait would
+    /// fail in any case; if none has a limit, it is the one that closes the cycle. Let all code
+    /// take locks in the same order, or take them together.
     ///
     /// ```
     /// # use relatch::{Error, LockManager};

@@ -288,7 +288,8 @@ impl Builder {
     }
 
     /// For how long threads of this process may hand a contended lock off among themselves before
-    /// they leave it to other processes for a moment. Defaults to 5 ms; zero disables hand-offs.
+    /// they leave it to other processes for a moment. Defaults to 5 ms. With zero, nothing is handed
+    /// off, and the lock stays free for a moment after each turn.
     ///
     /// If a thread of this manager waits for a lock that another thread releases, the manager sends
     /// the release and the waiter's `SET` together: in one round trip instead of two, and other
@@ -302,7 +303,7 @@ impl Builder {
     /// ```
     /// # use std::time::Duration;
     /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
-    ///     .local_handoff(Duration::ZERO)
+    ///     .local_handoff(Duration::from_millis(1))
     ///     .build_lazily()?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
