@@ -16,7 +16,7 @@ use relatch::{
 use relatch_rig::{LONG, eventually, is_alone, throughout, within};
 
 use crate::calls::logs::{collect, lines_of};
-use crate::support::{ANSWER, MINUTE, PERIOD, assert_lost, assert_unavailable, until_queued};
+use crate::support::{ANSWER, MINUTE, PERIOD, SOON, assert_lost, assert_unavailable, until_queued};
 
 /// The default lease.
 const LEASE: Duration = Duration::from_secs(30);
@@ -538,7 +538,9 @@ fn on_lost_is_called_for_a_lease_that_ends_by_the_real_clock() {
 #[test]
 fn on_lost_is_called_for_a_hold_that_an_outage_ends() {
     let (sender, lost) = mpsc::channel();
-    let builder = LockManager::builder_in_memory().lease(ANSWER);
+    let builder = LockManager::builder_in_memory()
+        .lease(2 * SOON)
+        .renew_every(SOON / 10);
     let builder = builder.on_lost(move |lost| {
         sender
             .send((lost.key.clone(), lost.cause))
@@ -546,8 +548,8 @@ fn on_lost_is_called_for_a_hold_that_an_outage_ends() {
     });
     let locks = builder.build().expect("it works");
     let guard = locks.lock("a").expect("locks");
-    throughout(2 * ANSWER, || assert!(guard.is_valid()));
-    locks.memory().expect("in memory").go_away(2 * ANSWER);
+    eventually(LONG, "the hold is renewed", || locks.stats().renewed >= 2);
+    locks.memory().expect("in memory").go_away(4 * SOON);
     assert_eq!(
         lost.recv_timeout(LONG).expect("it is called"),
         ("a".to_owned(), LostCause::Expired)

@@ -228,7 +228,7 @@ fn the_log_says_when_a_wait_begins_and_ends() {
     assert!(
         rig.locks
             .named("far")
-            .try_lock_for(ANSWER)
+            .try_lock_for(SOON)
             .expect("answers")
             .is_none()
     );

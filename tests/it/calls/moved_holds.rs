@@ -714,7 +714,7 @@ fn an_adoption_that_is_executed_late_changes_nothing() {
 fn a_repeated_adoption_extends_the_lease() {
     let rig = Rig::with(|builder| {
         builder
-            .lease(4 * ANSWER)
+            .lease(LONG / 2) // A hundredth of it is much less than the response timeout.
             .renew(false)
             .connect_timeout(4 * ANSWER)
     });
@@ -728,7 +728,6 @@ fn a_repeated_adoption_extends_the_lease() {
         u128::from(in_redis.unsigned_abs()) + 5 >= left.as_millis(),
         "{in_redis} ms in Redis, {left:?} here"
     );
-    assert!(left > 2 * ANSWER, "{left:?}");
 }
 
 #[test]

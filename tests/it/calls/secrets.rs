@@ -23,7 +23,7 @@ use relatch_rig::{
 use tempfile::TempDir;
 
 /// How long the managers here wait for an answer.
-const ANSWER: Duration = Duration::from_millis(100);
+const ANSWER: Duration = Duration::from_millis(300);
 
 /// The password.
 const PASSWORD: &str = "pa7Qx@wd/9Zk";
