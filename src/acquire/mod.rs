@@ -739,10 +739,7 @@ mod tests {
         let rig = Rig::new();
         let wrong_type = rig.take(&soon(), [Ok(Answer::NotAString)]).0;
         assert!(matches!(wrong_type, Err(Error::NotALock { found, .. }) if found == NOT_A_STRING));
-        let refusal = || crate::store::Refusal {
-            code: "NOPERM".into(),
-            message: "NOPERM no".into(),
-        };
+        let refusal = || crate::store::Refusal::found("NOPERM", "NOPERM no");
         let refused = rig.take(&soon(), [Err(Failure::Refused(refusal()))]).0;
         assert!(matches!(refused, Err(Error::Refused { code, .. }) if code == "NOPERM"));
         let once = Patience {

@@ -333,6 +333,7 @@ impl<'a> Progress<'a> {
     }
 
     /// Gives the failure back if another attempt may help. Otherwise returns the end.
+    #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
     fn judge(&mut self, failure: Failure, kind: Kind, now: Moment) -> Result<Failure, End> {
         let Attempts {
             silence, failed, ..
@@ -434,10 +435,7 @@ mod tests {
     }
 
     fn refused(code: &str) -> Failure {
-        Failure::Refused(Refusal {
-            code: code.into(),
-            message: code.into(),
-        })
+        Failure::Refused(Refusal::found(code, code))
     }
 
     /// Does what the loop does with a proper answer that names a holder.

@@ -145,14 +145,9 @@ impl Keeper {
         answered: &Receiver<Result<(), Failure>>,
         deadline: Moment,
     ) -> Result<(), Failure> {
-        let silence = || Failure::Unanswered {
-            link_stands: false,
-            cause: "no answer in time".into(),
-        };
-        let limit = deadline.since(Moment::now());
         answered
-            .recv_timeout(limit)
-            .unwrap_or_else(|_| Err(silence()))
+            .recv_timeout(deadline.since(Moment::now()))
+            .unwrap_or_else(|_| Err(Failure::unknown("no answer in time")))
     }
 
     /// A hold has a new end or a new lease, so its renewal may be due sooner.

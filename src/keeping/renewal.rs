@@ -417,8 +417,7 @@ mod tests {
     }
 
     fn refused(_: &str) -> Result<Compared, Failure> {
-        let (code, message) = ("READONLY".to_owned(), "READONLY".to_owned());
-        Err(Failure::Refused(Refusal { code, message }))
+        Err(Failure::Refused(Refusal::found("READONLY", "READONLY")))
     }
 
     /// A keeper with `count` holds, each with a token of its own.

@@ -633,10 +633,7 @@ mod tests {
     #[test]
     fn a_release_that_redis_refuses_for_good_is_not_tried_again() {
         let hold = sample("a", LEASE, Moment::now());
-        let refusal = Refusal {
-            code: "NOPERM".into(),
-            message: "NOPERM no".into(),
-        };
+        let refusal = Refusal::found("NOPERM", "NOPERM no");
         let next = release_of(&hold, Some(hold.valid_until())).next(
             Err(Failure::Refused(refusal)),
             &mut Backoff::after_failure(),

@@ -513,10 +513,7 @@ pub(crate) mod tests {
             link_stands: true,
             cause: "late".into(),
         };
-        let loading = Refusal {
-            code: "LOADING".into(),
-            message: "LOADING".into(),
-        };
+        let loading = Refusal::found("LOADING", "LOADING");
         let mut attempts = Attempts::after(None, false);
         assert_eq!(attempts.fail(&unanswered(), at(0), at(0)), Kind::Silent);
         assert_eq!(
@@ -584,10 +581,7 @@ pub(crate) mod tests {
 
     #[test]
     fn each_failure_has_its_kind() {
-        let refused = |code: &str| {
-            let (code, message) = (code.to_owned(), code.to_owned());
-            Failure::Refused(Refusal { code, message })
-        };
+        let refused = |code: &str| Failure::Refused(Refusal::found(code, code));
         assert_eq!(Kind::of(&refused("NOPERM")), Kind::Final);
         assert_eq!(Kind::of(&refused("LOADING")), Kind::Down);
         assert_eq!(Kind::of(&Failure::NotSent("refused".into())), Kind::Down);

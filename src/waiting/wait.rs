@@ -194,10 +194,7 @@ pub(crate) mod tests {
             of_failure(Failure::not_sent("nobody is there")),
             "unavailable"
         );
-        let refusal = Refusal {
-            code: "NOPERM".to_owned(),
-            message: "NOPERM".to_owned(),
-        };
+        let refusal = Refusal::found("NOPERM", "NOPERM");
         assert_eq!(of_failure(Failure::Refused(refusal)), "refused");
         let rig = WaitRig::new();
         let patience = until(Moment::NEVER);

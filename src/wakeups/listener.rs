@@ -334,10 +334,7 @@ pub(crate) mod tests {
     }
 
     fn refused(code: &str) -> Refusal {
-        Refusal {
-            code: code.to_owned(),
-            message: code.to_owned(),
-        }
+        Refusal::found(code, code)
     }
 
     /// Without a pause, a thread would try as fast as it can.

@@ -9,7 +9,6 @@ use crate::client::servers::node::Node;
 use crate::client::servers::router::Router;
 use crate::client::wire::failure::Failure;
 use crate::client::wire::pool::Lent;
-use crate::client::wire::refusal::{Refusal, comes_from_wrong_server};
 use crate::client::wire::resp::{Batch, Reply};
 
 /// The most redirects that a borrower follows. More mean that the nodes do not agree.
@@ -148,10 +147,11 @@ impl ServerConnection {
     /// The command was not executed then. False for any other reply, and if this follows no
     /// redirect.
     pub(crate) fn follow(&mut self, reply: &Reply, deadline: Moment) -> Result<bool, Failure> {
-        let Some(refusal) = redirection(reply).filter(|_| self.redirects > 0) else {
-            return Ok(false);
+        let redirected = match reply {
+            Reply::Error(error) if self.redirects > 0 => self.router.redirected(error, &self.node),
+            _ => None,
         };
-        let Some((node, asking)) = self.router.redirected(&refusal, &self.node) else {
+        let Some((node, asking)) = redirected else {
             return Ok(false);
         };
         self.redirects -= 1;
@@ -188,7 +188,7 @@ impl ServerConnection {
         let answer = link.exchange(batch, limit);
         if answer
             .as_ref()
-            .is_ok_and(|replies| replies.iter().any(comes_from_wrong_server))
+            .is_ok_and(|replies| replies.iter().any(Reply::comes_from_wrong_server))
         {
             self.node.refused_by_replica(link);
         }
@@ -221,15 +221,6 @@ impl ServerConnection {
     }
 }
 
-/// The error by which a node of a cluster says that another node has the slot of a key.
-pub(crate) fn redirection(reply: &Reply) -> Option<Refusal> {
-    // A full `Refusal` is made for errors only.
-    let Reply::Error(error) = reply else {
-        return None;
-    };
-    Some(Refusal::new(error)).filter(Refusal::is_redirect)
-}
-
 /// The next reply. (A link returns as many replies as it sent commands, or an error.)
 pub(crate) fn next(replies: &mut impl Iterator<Item = Reply>) -> Reply {
     replies.next().unwrap_or(Reply::Nil)
@@ -249,6 +240,7 @@ mod tests {
     use crate::client::commands::reply::{ClaimReply, Tracking};
     use crate::client::commands::wanted::Wanted;
     use crate::client::url::address::Address;
+    use crate::client::wire::resp::tests::said;
 
     /// Redis keeps the listener for as long as the link lasts.
     #[test]
@@ -306,7 +298,7 @@ mod tests {
         let connection = ServerConnection::lent(&Arc::new(router), "key", within(10_000));
         let mut connection = connection.unwrap();
         let node = Arc::clone(connection.node());
-        let moved = Reply::Error(format!("MOVED 0 {}", silent.local_addr().unwrap()));
+        let moved = said(&format!("MOVED 0 {}", silent.local_addr().unwrap()));
         thread::scope(|scope| {
             let follows = scope.spawn(|| connection.follow(&moved, within(2000)));
             let lent = node.lend(within(1000));

@@ -88,12 +88,11 @@ impl ServerConnection {
         let replies = self.exchange(&batch, deadline)?;
         let mut missing = Vec::new();
         for ((right, _), reply) in TRIALS.iter().zip(&replies) {
-            match reply {
-                Reply::Error(said) if said.starts_with("NOPERM") => {
-                    let is_of_command = said.contains("to run the ");
-                    missing.push(if is_of_command { right } else { KEYS });
-                }
-                _ => {}
+            if let Reply::Error(error) = reply
+                && error.code == "NOPERM"
+            {
+                let is_of_command = error.says("to run the ");
+                missing.push(if is_of_command { right } else { KEYS });
             }
         }
         missing.dedup();
@@ -113,7 +112,11 @@ impl ServerConnection {
         self.retire_if_nonsense(expect_pong(reply))
     }
 
-    fn ask_server(&mut self, command: &[&str], deadline: Moment) -> Result<Reply, Failure> {
+    fn ask_server(
+        &mut self,
+        command: &[&str],
+        deadline: Moment,
+    ) -> Result<Reply, Failure> {
         let replies = self.exchange(&Batch::of(command), deadline)?;
         accept(next(&mut replies.into_iter()))
     }

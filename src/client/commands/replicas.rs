@@ -79,7 +79,7 @@ impl ReplicaWait {
                 [Reply::Int(local), Reply::Int(got)] => (*local > 0, *got),
                 _ => return Err(nonsense(&Reply::Array(parts))),
             },
-            (Reply::Error(error), _) => return Err(self.refused(&error, what)),
+            (Reply::Error(error), _) => return Err(self.refused(*error, what)),
             (other, _) => return Err(nonsense(&other)),
         };
         let ReplicaWait { wanted, millis, .. } = self;
@@ -99,24 +99,17 @@ impl ReplicaWait {
         })
     }
 
-    fn refused(&self, error: &str, what: &str) -> Failure {
-        let mut refusal = Refusal::new(error);
-        if refusal.code == "UNBLOCKED" || refusal.message.contains("replica instances") {
+    fn refused(&self, mut refusal: Refusal, what: &str) -> Failure {
+        if refusal.says("UNBLOCKED ") || refusal.says("replica instances") {
             // The master was demoted meanwhile. The new master may have the write, or not.
-            return Failure::Unanswered {
-                link_stands: false,
-                cause: refusal.into(),
-            };
+            return Failure::unknown(refusal);
         }
         if !refusal.did_nothing() {
             // Not an error that Redis gives, so the next try may have more luck.
-            let told = format!(
-                "whether replicas acknowledged the {what} is unknown: {}",
-                refusal.message
-            );
+            let told = format!("whether replicas acknowledged the {what} is unknown: {refusal}");
             return Failure::Refused(too_few(&told));
         }
-        if self.on_disk && refusal.message.contains("unknown command") {
+        if self.on_disk && refusal.says("unknown command") {
             refusal
                 .message
                 .push_str(" (`on_disk` needs Redis 7.2 or Valkey)");
@@ -137,7 +130,7 @@ fn millis(timeout: Duration, left: Duration) -> u64 {
 /// The refusal of a lock that too few replicas have. It has the code with which Redis refuses a
 /// write that it could not replicate (`min-replicas-to-write`), so it can pass.
 fn too_few(told: &str) -> Refusal {
-    Refusal::new(&format!("NOREPLICAS {told}"))
+    Refusal::found("NOREPLICAS", format!("NOREPLICAS {told}"))
 }
 
 /// The failure of a command that follows a `SET` which took the lock: the key may still hold the
@@ -164,6 +157,7 @@ pub(crate) fn left_behind(failure: Failure, why: Option<&Failure>) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::wire::resp::tests::said as error;
 
     const WAIT: ReplicaWait = ReplicaWait {
         wanted: 2,
@@ -175,10 +169,6 @@ mod tests {
         on_disk: true,
         ..WAIT
     };
-
-    fn error(text: &str) -> Reply {
-        Reply::Error(text.to_owned())
-    }
 
     fn on_disk(local: i64, replicas: i64) -> Reply {
         Reply::Array(vec![Reply::Int(local), Reply::Int(replicas)])
@@ -338,7 +328,7 @@ mod tests {
 
     #[test]
     fn a_key_that_may_be_left_never_looks_like_a_command_that_was_not_executed() {
-        let refusal = || Refusal::new("READONLY You can't write against a read only replica.");
+        let refusal = || Refusal::new("READONLY You can't write against a read only replica.", "");
         let lost = |link_stands| Failure::Unanswered {
             link_stands,
             cause: "lost".into(),

@@ -186,7 +186,7 @@ pub(crate) fn read_set(reply: &Reply) -> Result<ClaimReply, Failure> {
 pub(crate) fn read_tracking(reply: Reply, link: u64) -> Tracking {
     match reply {
         Reply::Ok => Tracking::On { link },
-        Reply::Error(error) => Tracking::Refused(Refusal::new(&error)),
+        Reply::Error(error) => Tracking::Refused(*error),
         // The reply is no refusal, but a waiter must not rely on invalidations now: it would sleep
         // for long.
         other => Tracking::Refused(Refusal::nonsense(other.kind())),
@@ -209,11 +209,8 @@ mod tests {
 
     use super::*;
     use crate::client::wire::failure::{accept, accept_change, expect_ok, expect_pong};
+    use crate::client::wire::resp::tests::said as error;
     use crate::simulation::garbled;
-
-    fn error(said: &str) -> Reply {
-        Reply::Error(said.to_owned())
-    }
 
     fn token() -> String {
         format!("host-1-2-{}", "0".repeat(32))

@@ -93,7 +93,7 @@ impl Script {
     /// Redis 7.0 does not say which right was missing.
     pub(crate) fn explain(&self, failure: Failure) -> Failure {
         match failure {
-            Failure::Refused(mut refusal) if refusal.message.contains("can't run this command") => {
+            Failure::Refused(mut refusal) if refusal.says("can't run this command") => {
                 refusal.message.push_str(" (the script needs ");
                 refusal.message.push_str(self.rights);
                 refusal.message.push(')');

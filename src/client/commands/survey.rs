@@ -118,7 +118,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::client::wire::resp::tests::garbled_reply;
+    use crate::client::wire::resp::tests::{garbled_reply, said as error};
     use crate::simulation::garbled;
 
     fn step(cursor: u64, keys: &[Vec<u8>]) -> Reply {
@@ -161,7 +161,6 @@ mod tests {
     fn a_look_is_read_or_makes_no_sense() {
         let look = |value: &Reply, left: Reply| read_look(value.clone(), left);
         let value = Reply::Bytes(b"token".to_vec());
-        let error = |text: &str| Reply::Error(text.to_owned());
         assert!(matches!(look(&value, Reply::Int(5)), Ok(Seen::Somebody(_))));
         assert!(matches!(
             look(&value, Reply::Int(-1)),

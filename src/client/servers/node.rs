@@ -142,10 +142,7 @@ impl Node {
 
     /// Where the server is. `None` if sentinels say that, each time.
     pub(crate) fn place(&self) -> Option<&Place> {
-        match &self.location {
-            Location::At(endpoint) => Some(endpoint.place()),
-            Location::Master(_) => None,
-        }
+        self.endpoint().map(Endpoint::place)
     }
 
     /// TLS and place, for a server that turns out to be a node of a cluster.
@@ -302,7 +299,9 @@ impl Node {
         if tracking.hears(probe, Moment::now().after(self.common.response_timeout))? {
             Ok(())
         } else {
-            Err(Failure::Refused(Refusal::no_invalidation()))
+            let message = "`CLIENT TRACKING` was accepted, but no invalidation came for a key that \
+                           was changed";
+            Err(Failure::Refused(Refusal::found("", message)))
         }
     }
 }

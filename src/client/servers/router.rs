@@ -236,15 +236,8 @@ impl Router {
             return;
         };
         let is_misplaced = |reply: &Reply| {
-            let code = if let Reply::Error(error) = reply {
-                error.split(' ').next()
-            } else {
-                None
-            };
-            matches!(
-                code,
-                Some("MOVED" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN")
-            )
+            let codes = ["MOVED", "READONLY", "CLUSTERDOWN", "MASTERDOWN"];
+            matches!(reply, Reply::Error(error) if codes.contains(&&*error.code))
         };
         let shows_an_old_map = match answer {
             Ok(replies) => replies.iter().any(is_misplaced),

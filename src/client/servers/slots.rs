@@ -89,10 +89,7 @@ pub(crate) fn ranges(
     if masters > MOST_MASTERS {
         let message =
             format!("the map of the cluster has {masters} masters, more than {MOST_MASTERS}");
-        return Err(Failure::Refused(Refusal {
-            code: String::new(),
-            message,
-        }));
+        return Err(Failure::Refused(Refusal::found("", message)));
     }
     Ok((ranges, replicas))
 }
@@ -164,8 +161,7 @@ impl Redirect {
             "ASK" => true,
             _ => return None,
         };
-        let address = refusal.message.split(' ').nth(2)?;
-        let (host, port) = address.rsplit_once(':')?;
+        let (host, port) = refusal.address()?.rsplit_once(':')?;
         let host = host
             .strip_prefix('[')
             .and_then(|host| host.strip_suffix(']'))
@@ -269,7 +265,7 @@ pub(super) mod tests {
         fn a_redirect_is_read_as_it_was_written(host in any_host(), port in 1..=u16::MAX, brackets: bool) {
             let to = at(&host, port);
             let named = if brackets { to.to_string() } else { format!("{host}:{port}") };
-            let read = Redirect::read(&Refusal::new(&format!("MOVED 3999 {named}")), &at("asked", 9));
+            let read = Redirect::read(&Refusal::new(&format!("MOVED 3999 {named}"), ""), &at("asked", 9));
             prop_assert_eq!(read, Some(Redirect { to, asks: false }));
         }
 
@@ -277,7 +273,7 @@ pub(super) mod tests {
         fn any_redirect_leads_to_a_place_or_nowhere(
             error in garbled::text((any_host(), 0..SLOTS, any::<u16>()).prop_map(|(host, slot, port)| format!("ASK {slot} {host}:{port}"))),
         ) {
-            if let Some(redirect) = Redirect::read(&Refusal::new(&error), &at("asked", 9)) {
+            if let Some(redirect) = Redirect::read(&Refusal::new(&error, ""), &at("asked", 9)) {
                 prop_assert!(is_sound(&redirect.to), "{}", redirect.to);
             }
         }
@@ -395,7 +391,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_redirect_names_the_server() {
-        let read = |error: &str| Redirect::read(&Refusal::new(error), &at("asked", 9));
+        let read = |error: &str| Redirect::read(&Refusal::new(error, ""), &at("asked", 9));
         let to = |host, port, asks| {
             Some(Redirect {
                 to: at(host, port),

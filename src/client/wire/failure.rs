@@ -63,10 +63,14 @@ impl Failure {
     /// The failure of a command over a connection that has received what nobody asked for, or has
     /// ended.
     pub(crate) fn out_of_step() -> Failure {
-        let cause = "the server ended the connection, or said more than it was asked".into();
+        Failure::unknown("the server ended the connection, or said more than it was asked")
+    }
+
+    /// The failure of a command whose fate is unknown, over a connection that is of no more use.
+    pub(crate) fn unknown(cause: impl Into<Cause>) -> Failure {
         Failure::Unanswered {
             link_stands: false,
-            cause,
+            cause: cause.into(),
         }
     }
 
@@ -101,10 +105,8 @@ impl Failure {
     /// `NOPERM` stays a refusal. So does `MOVED`: the listener then looks for the node anew.
     pub(crate) fn of_a_trial(self) -> Failure {
         match self {
-            Failure::Refused(refusal) if !matches!(&*refusal.code, "NOPERM" | "MOVED") => {
-                Failure::NotSent(refusal.into())
-            }
-            other => other,
+            Failure::Refused(it) if matches!(&*it.code, "NOPERM" | "MOVED") => Failure::Refused(it),
+            other => other.of_an_attempt(),
         }
     }
 
@@ -156,10 +158,7 @@ impl Failure {
 /// commands on a connection proves nothing.
 pub(crate) fn accept_change(reply: Reply) -> Result<Reply, Failure> {
     match accept(reply) {
-        Err(Failure::Refused(refusal)) if !refusal.did_nothing() => Err(Failure::Unanswered {
-            link_stands: false,
-            cause: refusal.into(),
-        }),
+        Err(Failure::Refused(refusal)) if !refusal.did_nothing() => Err(Failure::unknown(refusal)),
         other => other,
     }
 }
@@ -168,7 +167,7 @@ pub(crate) fn accept_change(reply: Reply) -> Result<Reply, Failure> {
 /// refusal.
 pub(crate) fn accept(reply: Reply) -> Result<Reply, Failure> {
     match reply {
-        Reply::Error(error) => Err(Failure::Refused(Refusal::new(&error))),
+        Reply::Error(refusal) => Err(Failure::Refused(*refusal)),
         other => Ok(other),
     }
 }
@@ -192,10 +191,7 @@ pub(crate) fn expect_pong(reply: Reply) -> Result<(), Failure> {
 /// The failure for a reply that does not answer the command. The server is not Redis, or its
 /// replies are out of step with the commands, so the fate of the command is unknown.
 pub(crate) fn nonsense(reply: &Reply) -> Failure {
-    Failure::Unanswered {
-        link_stands: false,
-        cause: Refusal::nonsense(reply.kind()).into(),
-    }
+    Failure::unknown(Refusal::nonsense(reply.kind()))
 }
 
 #[cfg(test)]
@@ -206,7 +202,7 @@ mod tests {
     #[test]
     fn a_trial_may_succeed_later_unless_a_right_is_missing_or_the_key_is_elsewhere() {
         let is_refused = |error: &str| {
-            let failure = Failure::Refused(Refusal::new(error)).of_a_trial();
+            let failure = Failure::Refused(Refusal::new(error, "")).of_a_trial();
             matches!(failure, Failure::Refused(_))
         };
         assert!(is_refused("NOPERM this user has no permissions"));

@@ -11,7 +11,7 @@ use crate::base::sync::PerProcess;
 use crate::client::wire::endpoint::{Endpoint, Way};
 use crate::client::wire::failure::Failure;
 use crate::client::wire::io_error;
-use crate::client::wire::refusal::{Refusal, comes_from_wrong_server, conceal};
+use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::{Batch, Reply};
 use crate::client::wire::socket::SHORTEST;
 use crate::client::wire::stream::Stream;
@@ -84,8 +84,6 @@ pub(crate) struct Link {
     /// Whether a reply is late. The current borrower may wait for the reply. If the reply is still
     /// late when the link goes back to the pool, the link is closed.
     behind: bool,
-    /// The password of the login, which no error that the server sends may show.
-    pub(crate) password: Option<String>,
     /// The listener to which Redis sends the invalidations of what is read over this link.
     listener: Option<u64>,
     /// Which links of the pool are not used again. `None` if this one belongs to no pool.
@@ -117,7 +115,6 @@ impl Link {
             proof: Proof::Opened,
             took: Duration::ZERO,
             behind: false,
-            password: None,
             listener: None,
             condemned: None,
         }
@@ -225,10 +222,7 @@ impl Link {
             self.broken = true;
             match Failure::not_sent(error) {
                 // Redis may have got the first commands of the batch whole.
-                Failure::NotSent(cause) if batch.count > 1 => Failure::Unanswered {
-                    link_stands: false,
-                    cause,
-                },
+                Failure::NotSent(cause) if batch.count > 1 => Failure::unknown(cause),
                 other => other,
             }
         })?;
@@ -241,15 +235,12 @@ impl Link {
     pub(crate) fn collect(&mut self, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let mut replies = Vec::with_capacity(self.wanted);
         while self.unread > 0 {
-            let mut reply = self
+            let reply = self
                 .stream
                 .receive(deadline)
                 .map_err(|error| self.lost(error, &replies))?;
             self.unread -= 1;
-            if let (Reply::Error(error), Some(password)) = (&mut reply, &self.password) {
-                conceal(error, password);
-            }
-            self.broken |= comes_from_wrong_server(&reply);
+            self.broken |= reply.comes_from_wrong_server();
             if self.unread < self.wanted {
                 replies.push(reply);
             }
@@ -277,10 +268,7 @@ impl Link {
             condemned.condemn(self.sent);
         }
         if let (true, [Reply::Error(reason)]) = (io_error::ends_link(&error), replies) {
-            return Failure::Unanswered {
-                link_stands: false,
-                cause: Refusal::new(reason).into(),
-            };
+            return Failure::unknown(Refusal::clone(reason));
         }
         Failure::unanswered(error)
     }

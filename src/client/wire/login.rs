@@ -139,7 +139,9 @@ impl Access {
             .transpose()?;
         let batch = self.batch(credentials.as_ref(), first);
         let authenticates = credentials.is_some();
-        link.password = credentials.map(|(_, password)| password);
+        if let Some((_, password)) = credentials {
+            link.stream.hide(password);
+        }
         if self.expected == Expected::ClusterNode && !first.is_empty() {
             link.stream.expect_map();
         }
@@ -271,10 +273,7 @@ fn check_greeting(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
         }
         _ => return Ok(()),
     };
-    Err(Failure::Refused(Refusal {
-        code: code.to_owned(),
-        message: wrong.to_owned(),
-    }))
+    Err(Failure::Refused(Refusal::found(code, wrong)))
 }
 
 /// Asks a server that calls itself standalone whether it is a node of a cluster. Some servers and
@@ -285,12 +284,8 @@ fn knows_slots(link: &mut Link, deadline: Moment) -> Result<(), Failure> {
     let slots = link.exchange(&Batch::of(&["CLUSTER", "SLOTS"]), deadline)?;
     slots.into_iter().try_for_each(|reply| match accept(reply) {
         Err(Failure::Refused(refusal)) if refusal.code == "ERR" => {
-            let message =
-                "this server is not part of a cluster: its URL is redis://host:port".to_owned();
-            Err(Failure::Refused(Refusal {
-                code: NO_NODE.to_owned(),
-                message,
-            }))
+            let message = "this server is not part of a cluster: its URL is redis://host:port";
+            Err(Failure::Refused(Refusal::found(NO_NODE, message)))
         }
         Ok(Reply::Array(_)) => Ok(()),
         other => Err(nonsense(&other?)),
@@ -348,7 +343,7 @@ mod tests {
 
     use super::*;
     use crate::client::wire::endpoint::Place;
-    use crate::client::wire::resp::tests::{garbled_reply, list};
+    use crate::client::wire::resp::tests::{garbled_reply, list, said};
     use crate::simulation::garbled;
 
     proptest! {
@@ -409,7 +404,7 @@ mod tests {
 
     #[test]
     fn what_a_login_can_do_without_may_be_refused_but_not_the_client() {
-        let read = |error: &str| optional(Reply::Error(error.to_owned()));
+        let read = |error: &str| optional(said(error));
         assert!(matches!(read("ERR unknown command"), Ok(None)));
         for error in ["WRONGPASS no such user", "LOADING the dataset"] {
             assert!(matches!(read(error), Err(Failure::Refused(_))), "{error}");
@@ -470,6 +465,49 @@ mod tests {
         assert_eq!(first(), all[0], "though it accepts connections");
         assert!(open(&ways, Duration::from_secs(4)).is_ok());
         assert_eq!(first(), redis);
+    }
+
+    /// Logs in by a password alone, at a server that says this to each command.
+    fn login_at(server: &FakeServer, password: &str) -> Failure {
+        let port = server.address().parse::<SocketAddr>().unwrap().port();
+        let place = Place::Tcp {
+            host: "127.0.0.1".to_owned(),
+            port,
+        };
+        let login = Login {
+            username: None,
+            password: password.to_owned(),
+        };
+        let access = Access::new(Some(Credentials::Fixed(login)), 0, Expected::Server);
+        let deadline = Moment::now().after(Duration::from_secs(10));
+        let endpoint = Endpoint::new(place, None);
+        let opened = access.open(&endpoint, &[way(port)], &[], deadline, |_| Ok(()));
+        opened.map(drop).unwrap_err()
+    }
+
+    /// `redis://:password@host` names no user.
+    #[test]
+    fn a_password_without_a_user_is_not_shown() {
+        let server = FakeServer::start(|command| match command {
+            [] => Say::Bytes(Vec::new()),
+            command => Say::Bytes(format!("-ERR what is {}?\r\n", command.join(" ")).into_bytes()),
+        });
+        let failure = login_at(&server, "canary");
+        let shown = format!("{failure:?} {}", failure.text());
+        assert!(
+            shown.contains("ERR") && !shown.contains("canary"),
+            "{shown}"
+        );
+    }
+
+    /// Each word of a well-known error may be somebody's password.
+    #[test]
+    fn a_server_that_is_full_may_be_tried_again_whatever_the_password_is() {
+        let server = FakeServer::start(|command| match command {
+            [] => Say::Bytes(Vec::new()),
+            _ => Say::Bytes(b"-ERR max number of clients reached\r\n".to_vec()),
+        });
+        assert!(login_at(&server, "client").can_pass());
     }
 
     /// Such as a proxy that says `OK` to what it does not know.

@@ -16,6 +16,6 @@ pub(crate) mod socket;
 pub(crate) mod endpoint;
 pub(crate) mod tls;
 pub(crate) mod failure;
-pub(crate) mod refusal;
 pub(crate) mod resp;
+pub(crate) mod refusal;
 mod io_error;

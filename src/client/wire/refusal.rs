@@ -1,7 +1,7 @@
 //! An error that a server answers: its code, its text as it may be shown, and what it says of the
 //! command.
 
-use crate::client::wire::resp::Reply;
+use std::fmt;
 
 /// How many characters of a server's error are kept. The errors of Redis itself are shorter.
 const LONGEST_MESSAGE: usize = 500;
@@ -40,38 +40,74 @@ const DID_NOTHING_ERR: [&str; 20] = [
 ];
 
 /// An error that Redis answered.
-#[derive(Debug, Clone, thiserror::Error)]
+///
+/// What it means is read in the text as Redis sent it, and people get another text, which does not
+/// show the password of the connection. So a password that occurs in a well-known error changes
+/// nothing of what that error means.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Refusal {
+    /// A well-known code, or else the first word as it may be shown.
     pub(crate) code: String,
+    /// For people.
     pub(crate) message: String,
+    /// As Redis sent it. Never shown.
+    said: Box<str>,
 }
 
 impl Refusal {
-    /// Parses an error as Redis sent it: a code, a space and a message.
-    pub(crate) fn new(error: &str) -> Refusal {
+    /// Parses an error as Redis sent it: a code, a space and a message. Neither message nor code
+    /// shows the password.
+    ///
+    /// A server that does not know `AUTH` (because it was renamed, or the server is not Redis)
+    /// repeats the arguments of the command, or their beginning: these are left out. If the
+    /// password still shows after that, only the code is left.
+    pub(crate) fn new(said: &str, password: &str) -> Refusal {
+        let password = plain(password);
+        let shows = |text: &str| !password.is_empty() && plain(text).contains(&password);
+        let code = Some(code_of(said)).filter(|code| is_known(code) || !shows(code));
+        let code = legible(code.unwrap_or("ERR"));
+        let text = said.split(", with args beginning with").next();
+        let message = match text.filter(|text| !shows(text)) {
+            Some(text) => legible(text),
+            // If only the password were removed, the gap in a well-known text would reveal a short
+            // password.
+            None => format!("{code} (not shown: the answer holds the password)"),
+        };
         Refusal {
-            code: legible(code_of(error)),
-            message: legible(error),
+            code,
+            message,
+            said: said.into(),
+        }
+    }
+
+    /// An error that this crate finds itself.
+    pub(crate) fn found(code: &str, message: impl Into<String>) -> Refusal {
+        Refusal {
+            code: code.to_owned(),
+            message: message.into(),
+            said: "".into(),
         }
     }
 
     /// The error for a reply that does not answer the command.
     pub(crate) fn nonsense(kind: &str) -> Refusal {
-        Refusal {
-            code: String::new(),
-            message: format!("the reply made no sense: {kind}"),
-        }
+        Refusal::found("", format!("the reply made no sense: {kind}"))
     }
 
-    /// The error for a `CLIENT TRACKING` that was accepted and has no effect.
-    pub(crate) fn no_invalidation() -> Refusal {
-        let message =
-            "`CLIENT TRACKING` was accepted, but no invalidation came for a key that was changed";
-        Refusal {
-            code: String::new(),
-            message: message.to_owned(),
-        }
+    /// True if this is in the text that Redis sent.
+    pub(crate) fn says(&self, words: &str) -> bool {
+        self.said.contains(words)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn said(&self) -> &str {
+        &self.said
+    }
+
+    /// The address in a redirect: its third word.
+    pub(crate) fn address(&self) -> Option<&str> {
+        self.said.split(' ').nth(2)
     }
 
     /// True for an error that Redis is known to answer instead of executing the command.
@@ -79,17 +115,15 @@ impl Refusal {
         // Before Redis 7, an error that a script passes on begins with the script's line:
         // `@user_script: 14: The user ...`.
         let in_script = || {
-            let message = self.message.strip_prefix("@user_script")?;
+            let message = self.said.strip_prefix("@user_script")?;
             Some(message.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit()))
         };
         let message = self
-            .message
+            .said
             .strip_prefix("ERR ")
             .or_else(in_script)
             .unwrap_or_default();
-        DID_NOTHING
-            .split_ascii_whitespace()
-            .any(|code| code == self.code)
+        is_known(&self.code)
             || DID_NOTHING_ERR
                 .iter()
                 .any(|beginning| message.starts_with(beginning))
@@ -114,30 +148,13 @@ impl Refusal {
                 | "TRYAGAIN"
                 | "MOVED"
                 | "ASK"
-        ) || self.message.contains("max number of clients")
+        ) || self.says("max number of clients")
     }
 }
 
-/// Removes the password from an error: the arguments that it repeats or, if the password still
-/// shows after that, everything but the code. A server that does not know `AUTH` (because it was
-/// renamed, or the server is not Redis) repeats the arguments of the command, or their beginning.
-/// (A redirect stays as it is. Its numbers have to be read, and a password may be a number.)
-pub(crate) fn conceal(error: &mut String, password: &str) {
-    if matches!(code_of(error), "MOVED" | "ASK") {
-        return;
-    }
-    if let Some(end) = error.find(", with args beginning with") {
-        error.truncate(end);
-    }
-    let password = plain(password);
-    let shows = |text: &str| !password.is_empty() && plain(text).contains(&password);
-    if shows(error) {
-        let code = Some(code_of(error))
-            .filter(|code| !shows(code))
-            .unwrap_or("ERR");
-        // If only the password were removed, the gap in a well-known text would reveal a short
-        // password.
-        *error = format!("{code} (not shown: the answer holds the password)");
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -157,14 +174,9 @@ fn plain(text: &str) -> String {
     text.replace(|c: char| c.is_control() || turns(c), " ")
 }
 
-/// True if the reply says that this server accepts no writes. Then the next command needs a new
-/// connection.
-pub(crate) fn comes_from_wrong_server(reply: &Reply) -> bool {
-    matches!(reply, Reply::Error(error) if is_elsewhere(code_of(error)))
-}
-
-fn is_elsewhere(code: &str) -> bool {
-    matches!(code, "READONLY" | "MASTERDOWN")
+/// True for a well-known code other than `ERR`: it tells nobody a password.
+fn is_known(code: &str) -> bool {
+    DID_NOTHING.split_ascii_whitespace().any(|it| it == code)
 }
 
 /// The code of an error. Before Redis 7, an error inside a script has its code behind the script's
@@ -205,19 +217,19 @@ mod tests {
                 Just("WRONGPASS c4nary is invalid"),
             ]),
         ) {
-            let mut error = error;
-            conceal(&mut error, "c4nary");
-            let refusal = Refusal::new(&error);
+            let refusal = Refusal::new(&error, "c4nary");
             prop_assert!(garbled::is_one_line(&refusal.message) && garbled::is_one_line(&refusal.code), "{:?}", refusal);
             prop_assert!(refusal.message.chars().count() <= LONGEST_MESSAGE + 3);
-            prop_assert!(!refusal.message.contains("c4nary"), "{:?}", refusal);
-            let _ = (refusal.did_nothing(), refusal.can_pass());
+            prop_assert!(!format!("{refusal:?} {refusal}").contains("c4nary"), "{:?}", refusal);
+            let plain = Refusal::new(&error, "");
+            prop_assert_eq!(refusal.did_nothing(), plain.did_nothing());
+            prop_assert_eq!(refusal.can_pass(), plain.can_pass());
         }
     }
 
     #[test]
     fn an_error_inside_a_script_has_its_own_code() {
-        let code = |message: &str| Refusal::new(message).code;
+        let code = |message: &str| Refusal::new(message, "").code;
         let failed = |words: &str| {
             code(&format!(
                 "ERR Error running script (call to f_0a1B): {words}"
@@ -296,7 +308,7 @@ mod tests {
             "ERR operation not permitted",
             "@user_script: 14: The user executing the script can't run this command or subcommand",
         ] {
-            assert!(Refusal::new(message).did_nothing(), "{message}");
+            assert!(Refusal::new(message, "").did_nothing(), "{message}");
         }
     }
 
@@ -308,18 +320,14 @@ mod tests {
             .expect("the part");
         let (pass, _) = part.split_once("are tried again").expect("their list");
         for code in DID_NOTHING.split_ascii_whitespace() {
-            let can_pass = Refusal::new(&format!("{code} so")).can_pass();
+            let can_pass = Refusal::new(&format!("{code} so"), "").can_pass();
             assert_eq!(can_pass, pass.contains(&format!("`{code}`")), "{code}");
         }
     }
 
     #[test]
     fn an_error_does_not_show_the_password() {
-        let concealed = |message: &str, password| {
-            let mut message = message.to_owned();
-            conceal(&mut message, password);
-            message
-        };
+        let concealed = |said: &str, password| Refusal::new(said, password).message;
         let unknown = "ERR unknown command 'AUTH', with args beginning with: 'worker' 'canar";
         assert_eq!(concealed(unknown, "canary"), "ERR unknown command 'AUTH'");
         let not_shown = "(not shown: the answer holds the password)";
@@ -343,13 +351,33 @@ mod tests {
             format!("WRONGPASS {not_shown}")
         );
         assert_eq!(
-            concealed("MOVED 3999 127.0.0.1:6381", "3999"),
-            "MOVED 3999 127.0.0.1:6381"
-        );
-        assert_eq!(
             concealed("ERR what is can ary?", "can\tary"),
             format!("ERR {not_shown}"),
             "as it is shown"
         );
+    }
+
+    /// Each word of a well-known error may be somebody's password.
+    #[test]
+    fn a_password_changes_nothing_of_what_an_error_means() {
+        for said in [
+            "ERR max number of clients reached",
+            "ERR unknown command 'EVALSHA', with args beginning with: 'a' 'b' ",
+            "ERR Error running script (call to f_1): @user_script: 1: -READONLY You can't write",
+            "LOADING Redis is loading the dataset in memory",
+            "NOPERM User worker has no permissions to run the 'get' command",
+            "NOSCRIPT No matching script. Please use EVAL.",
+            "MOVED 3999 127.0.0.1:6381",
+        ] {
+            let meaning = |password| {
+                let it = Refusal::new(said, password);
+                let told = (it.did_nothing(), it.can_pass(), it.is_redirect());
+                let address = it.address().map(str::to_owned);
+                (it.code.clone(), told, address, it.says("to run the "))
+            };
+            for password in said.split(' ').chain(["client", "command", "39", "E"]) {
+                assert_eq!(meaning(password), meaning(""), "{said}: {password}");
+            }
+        }
     }
 }

@@ -9,6 +9,8 @@ use std::mem;
 use std::ops::Range;
 use std::time::Duration;
 
+use crate::client::wire::refusal::Refusal;
+
 /// The longest reply. A token is a hundred bytes, a key at most 64 KiB.
 pub(crate) const LONGEST_REPLY: usize = 256 * 1024;
 
@@ -16,7 +18,7 @@ pub(crate) const LONGEST_REPLY: usize = 256 * 1024;
 const LONGEST_MAP: usize = 4 * 1024 * 1024;
 
 /// How much of the longest reply an element of an array takes at least. It has three bytes or more,
-/// and takes some ten times as much memory.
+/// and takes some ten times as much memory, an error some forty times.
 const LEAST_ELEMENT: usize = 16;
 
 /// How deep arrays may nest. The deepest reply that is expected has two levels: an invalidation,
@@ -71,8 +73,7 @@ pub(crate) enum Reply {
     Ok,
     /// A line other than `OK`.
     Line(String),
-    /// The code of the error, a space, and the message.
-    Error(String),
+    Error(Box<Refusal>),
     Int(i64),
     Bytes(Vec<u8>),
     Array(Vec<Reply>),
@@ -93,7 +94,12 @@ impl Reply {
 
     /// True if Redis does not know a script by its hash.
     pub(crate) fn is_noscript(&self) -> bool {
-        matches!(self, Reply::Error(error) if error.split(' ').next() == Some("NOSCRIPT"))
+        matches!(self, Reply::Error(error) if error.code == "NOSCRIPT")
+    }
+
+    /// True if this server accepts no writes. Then the next command needs a new connection.
+    pub(crate) fn comes_from_wrong_server(&self) -> bool {
+        matches!(self, Reply::Error(error) if matches!(&*error.code, "READONLY" | "MASTERDOWN"))
     }
 
     /// A string, if this is one.
@@ -134,6 +140,8 @@ pub(crate) struct Reader {
     length: usize,
     /// The most bytes that a reply may have.
     longest: usize,
+    /// The password of the login, which no error may show. Empty: there is none.
+    pub(super) password: String,
 }
 
 struct Array {
@@ -155,6 +163,7 @@ impl Reader {
             arrays: Vec::new(),
             length: 0,
             longest: LONGEST_REPLY,
+            password: String::new(),
         }
     }
 
@@ -190,8 +199,8 @@ impl Reader {
     fn received_reply(&mut self) -> io::Result<Option<Reply>> {
         loop {
             let bytes = &self.buffer[self.received.clone()];
-            let Some((piece, length)) = piece(bytes, self.longest.saturating_sub(self.length))?
-            else {
+            let room = self.longest.saturating_sub(self.length);
+            let Some((piece, length)) = piece(bytes, room, &self.password)? else {
                 return Ok(None);
             };
             let whole = match piece {
@@ -258,8 +267,8 @@ impl Reader {
 
 /// Reads the piece at the beginning of `bytes`. Returns the piece and its length, or `None` if it
 /// has not come whole. It is an error if the piece takes more than `longest` bytes: what the reply
-/// that it belongs to may still take.
-fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
+/// that it belongs to may still take. An error does not show the password.
+fn piece(bytes: &[u8], longest: usize, password: &str) -> io::Result<Option<(Piece, usize)>> {
     let Some((kind, rest)) = bytes.split_first() else {
         return Ok(None);
     };
@@ -267,7 +276,7 @@ fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
         // These bytes begin a record of TLS: most servers send one before they close.
         let is_tls = matches!(bytes, [0x15 | 0x16, 3, ..]);
         return Err(if is_tls {
-            speaks_tls()
+            unread("the server seems to speak TLS, for which a URL begins with `rediss`")
         } else {
             garbage("a reply of no known kind")
         });
@@ -286,7 +295,7 @@ fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
         b'+' if line == b"OK" => Reply::Ok,
         b'+' => Reply::Line(text(line)?),
         // Redis cuts the arguments that an error repeats, perhaps in the middle of a character.
-        b'-' => Reply::Error(String::from_utf8_lossy(line).into_owned()),
+        b'-' => Reply::Error(Refusal::new(&String::from_utf8_lossy(line), password).into()),
         b':' => Reply::Int(number(line)?),
         _ if line == b"-1" => Reply::Nil,
         _ => {
@@ -346,21 +355,15 @@ fn number(line: &[u8]) -> io::Result<i64> {
 }
 
 fn garbage(what: &str) -> io::Error {
-    io::Error::new(
-        ErrorKind::InvalidData,
-        format!("the server does not speak RESP2: {what}"),
-    )
-}
-
-fn speaks_tls() -> io::Error {
-    io::Error::new(
-        ErrorKind::InvalidData,
-        "the server seems to speak TLS, for which a URL begins with `rediss`",
-    )
+    unread(&format!("the server does not speak RESP2: {what}"))
 }
 
 fn too_long() -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, "a reply that is too long")
+    unread("a reply that is too long")
+}
+
+fn unread(why: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, why)
 }
 
 #[cfg(test)]
@@ -374,11 +377,16 @@ pub(crate) mod tests {
     use super::*;
     use crate::simulation::garbled;
 
+    /// An error, over a connection without a password.
+    pub(in crate::client) fn said(error: &str) -> Reply {
+        Reply::Error(Refusal::new(error, "").into())
+    }
+
     fn encode(reply: &Reply) -> Vec<u8> {
         match reply {
             Reply::Ok => b"+OK\r\n".to_vec(),
             Reply::Line(line) => format!("+{line}\r\n").into_bytes(),
-            Reply::Error(said) => format!("-{said}\r\n").into_bytes(),
+            Reply::Error(error) => format!("-{}\r\n", error.said()).into_bytes(),
             Reply::Int(number) => format!(":{number}\r\n").into_bytes(),
             Reply::Bytes(bytes) => {
                 [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
@@ -401,7 +409,7 @@ pub(crate) mod tests {
             "[^\r\n]{0,20}"
                 .prop_filter("is `Ok`", |line| line != "OK")
                 .prop_map(Reply::Line),
-            "[A-Z]{1,8}( [^\r\n]{0,30})?".prop_map(Reply::Error),
+            "[A-Z]{1,8}( [^\r\n]{0,30})?".prop_map(|error| said(&error)),
             any::<i64>().prop_map(Reply::Int),
             vec(any::<u8>(), 0..60).prop_map(Reply::Bytes),
             (USUAL_ROOM - 20..USUAL_ROOM * 3).prop_map(|length| Reply::Bytes(vec![b'\r'; length])),
@@ -518,7 +526,8 @@ pub(crate) mod tests {
     fn size(reply: &Reply) -> usize {
         size_of::<Reply>()
             + match reply {
-                Reply::Line(text) | Reply::Error(text) => text.capacity(),
+                Reply::Line(text) => text.capacity(),
+                Reply::Error(error) => size_of::<Refusal>() + 3 * error.said().len(),
                 Reply::Bytes(bytes) => bytes.capacity(),
                 Reply::Array(elements) => elements.iter().map(size).sum(),
                 Reply::Ok | Reply::Int(_) | Reply::Nil => 0,
@@ -620,7 +629,7 @@ pub(crate) mod tests {
             let mut receive = dripping(&bytes, &pieces);
             let kind = loop {
                 match patiently(&mut reader, &mut receive) {
-                    Ok(reply) => prop_assert!(size(&reply) <= size_of::<Reply>() * (bytes.len() + 1)),
+                    Ok(reply) => prop_assert!(size(&reply) <= 2 * size_of::<Reply>() * (bytes.len() + 1)),
                     Err(error) => break error.kind(),
                 }
             };
@@ -742,9 +751,9 @@ pub(crate) mod tests {
         );
         assert_eq!(
             whole(b"-ERR unknown 'x\xd0\r\n").unwrap(),
-            Reply::Error("ERR unknown 'x\u{fffd}".into())
+            said("ERR unknown 'x\u{fffd}")
         );
         assert_eq!(whole(b"*-1\r\n").unwrap(), Reply::Nil);
-        assert_eq!(whole(b"-\r\n").unwrap(), Reply::Error(String::new()));
+        assert_eq!(whole(b"-\r\n").unwrap(), said(""));
     }
 }

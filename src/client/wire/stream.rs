@@ -62,6 +62,11 @@ impl Stream {
         self.reader.expect_map();
     }
 
+    /// From now on, no error that the server sends shows this password.
+    pub(crate) fn hide(&mut self, password: String) {
+        self.reader.password = password;
+    }
+
     /// Writes all bytes. After an error, it is unknown how many bytes were written, but some were
     /// not.
     pub(crate) fn send(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {

@@ -121,9 +121,8 @@ impl Cluster {
         let map = self.map(deadline)?;
         map.owner(slot(key.as_bytes())).cloned().ok_or_else(|| {
             self.want_map();
-            Failure::Refused(Refusal::new(
-                "CLUSTERDOWN no known node has the slot of the key",
-            ))
+            let message = "CLUSTERDOWN no known node has the slot of the key";
+            Failure::Refused(Refusal::found("CLUSTERDOWN", message))
         })
     }
 

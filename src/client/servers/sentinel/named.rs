@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::{Failure, accept};
-use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::Reply;
 
 /// The server that a sentinel has named as the master.
@@ -58,19 +57,16 @@ pub(super) fn read_replicas(master: Reply) -> Result<u32, Failure> {
 
 /// Adds to a refusal which sentinel it came from.
 pub(super) fn refused_by(sentinel: &Endpoint, failure: Failure) -> Failure {
-    let Failure::Refused(Refusal { code, message }) = failure else {
+    let Failure::Refused(mut refusal) = failure else {
         return failure;
     };
-    let is_other = message.contains("unknown command");
-    let what = if is_other {
+    let what = if refusal.says("unknown command") {
         "is not a sentinel"
     } else {
         "is a sentinel that refuses"
     };
-    Failure::Refused(Refusal {
-        code,
-        message: format!("{} {what}: {message}", sentinel.name()),
-    })
+    refusal.message = format!("{} {what}: {refusal}", sentinel.name());
+    Failure::Refused(refusal)
 }
 
 #[cfg(test)]

@@ -312,10 +312,7 @@ impl Sentinels {
                 let name = &self.name;
                 let asked = self.addresses();
                 let message = format!("no sentinel knows a master named {name:?} (asked {asked})");
-                Failure::Refused(Refusal {
-                    code: String::new(),
-                    message,
-                })
+                Failure::Refused(Refusal::found("", message))
             }
         }
     }
