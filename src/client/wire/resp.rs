@@ -133,6 +133,8 @@ pub(crate) struct Reader {
     buffer: Vec<u8>,
     /// The part of the buffer that was received and is not yet read.
     received: Range<usize>,
+    /// How many bytes of that part were searched for the end of a line, in vain.
+    searched: usize,
     /// The arrays that are not complete yet, from the outermost to the innermost.
     arrays: Vec<Array>,
     /// How many bytes of the current reply have been read, with [`LEAST_ELEMENT`] for a shorter
@@ -160,6 +162,7 @@ impl Reader {
         Reader {
             buffer: vec![0; USUAL_ROOM],
             received: 0..0,
+            searched: 0,
             arrays: Vec::new(),
             length: 0,
             longest: LONGEST_REPLY,
@@ -200,7 +203,8 @@ impl Reader {
         loop {
             let bytes = &self.buffer[self.received.clone()];
             let room = self.longest.saturating_sub(self.length);
-            let Some((piece, length)) = piece(bytes, room, &self.password)? else {
+            let searched = &mut self.searched;
+            let Some((piece, length)) = piece(bytes, searched, room, &self.password)? else {
                 return Ok(None);
             };
             let whole = match piece {
@@ -217,6 +221,7 @@ impl Reader {
                 }
             };
             self.received.start += length;
+            self.searched = 0;
             self.length += length.max(LEAST_ELEMENT);
             if whole.is_some() {
                 self.length = 0;
@@ -268,8 +273,16 @@ impl Reader {
 /// Reads the piece at the beginning of `bytes`. Returns the piece and its length, or `None` if it
 /// has not come whole. It is an error if the piece takes more than `longest` bytes: what the reply
 /// that it belongs to may still take. An error does not show the password.
-fn piece(bytes: &[u8], longest: usize, password: &str) -> io::Result<Option<(Piece, usize)>> {
-    let Some((kind, rest)) = bytes.split_first() else {
+///
+/// The first `searched` bytes are not searched for the end of the line again: a line may come byte
+/// by byte.
+fn piece(
+    bytes: &[u8],
+    searched: &mut usize,
+    longest: usize,
+    password: &str,
+) -> io::Result<Option<(Piece, usize)>> {
+    let Some(kind) = bytes.first() else {
         return Ok(None);
     };
     if !b"+-:$*".contains(kind) {
@@ -281,15 +294,17 @@ fn piece(bytes: &[u8], longest: usize, password: &str) -> io::Result<Option<(Pie
             garbage("a reply of no known kind")
         });
     }
-    let Some(end) = rest.windows(2).position(|two| two == b"\r\n") else {
+    let mut from_there = bytes[*searched..].windows(2);
+    let Some(end) = from_there.position(|two| two == b"\r\n") else {
+        *searched = bytes.len() - 1; // The last one may be the first half of a line end.
         return if bytes.len() < longest {
             Ok(None)
         } else {
             Err(too_long())
         };
     };
-    let line = &rest[..end];
-    let length = 1 + end + 2;
+    let length = *searched + end + 2;
+    let line = &bytes[1..length - 2];
     let room = longest.checked_sub(length).ok_or_else(too_long)?;
     let reply = match kind {
         b'+' if line == b"OK" => Reply::Ok,
@@ -703,6 +718,20 @@ pub(crate) mod tests {
             let error = read(format!("*1\r\n*300000\r\n{}", tiny.repeat(300_000))).unwrap_err();
             assert!(error.to_string().contains("too long"), "{error}");
         }
+    }
+
+    /// Otherwise, a line that comes byte by byte would take minutes of a processor.
+    #[test]
+    fn no_byte_is_searched_twice_for_the_end_of_a_line() {
+        let mut reader = Reader::new();
+        let mut receive = dripping(b"+looked at once\r\n", &[10, 6, 1]);
+        for _ in 0..2 {
+            reader.reply(&mut receive).unwrap_err();
+        }
+        // It would be found if anybody looked there again.
+        reader.buffer[1..3].copy_from_slice(b"\r\n");
+        let reply = patiently(&mut reader, &mut receive).unwrap();
+        assert_eq!(reply, Reply::Line("\r\noked at once".to_owned()));
     }
 
     #[test]
