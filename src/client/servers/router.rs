@@ -291,3 +291,23 @@ impl fmt::Debug for Router {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(feature = "tls")]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::url::address::Address;
+
+    /// They get the password.
+    #[test]
+    fn with_tls_to_one_node_of_a_cluster_the_others_are_spoken_to_over_tls() {
+        let address = Address::parse("rediss://:password@127.0.0.1:7000").unwrap();
+        let router = Router::new(address.with_tls(None).unwrap(), &Settings::default()).unwrap();
+        let one = router.known_node_of("a").unwrap();
+        let moved = Refusal::new("MOVED 1 127.0.0.1:7001", "");
+        let (other, _) = router.redirected(&moved, &one).unwrap();
+        for node in [one, other] {
+            assert!(node.endpoint().unwrap().tls().is_some(), "{node:?}");
+        }
+    }
+}

@@ -281,11 +281,14 @@ mod tests {
     #[test]
     fn an_expired_key_is_absent_and_leaves_nothing_behind() {
         let store = MemoryStore::default();
+        let all = |store: &MemoryStore| store.all("").unwrap().len();
         for key in 0..1000 {
             let key = key.to_string();
             assert!(is_taken(&store, &key, "one"));
+            assert_eq!(all(&store), 1);
             store.age(Duration::from_secs(60), Moment::NEVER);
             assert_eq!(store.remove(&key, "one").unwrap(), Compared::Absent);
+            assert_eq!(all(&store), 0, "a survey does not list it");
         }
         assert!(
             store.keys.lock().by_name.len() < 100,
