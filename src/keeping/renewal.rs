@@ -22,7 +22,8 @@ use crate::keeping::orphans::OrphanKey;
 use crate::keeping::work::Keeper;
 use crate::store::{Compared, Extension, Failure};
 
-/// The most leases that are renewed in one round trip: a late answer delays no more than these.
+/// The most leases that are renewed in one round trip: a late answer delays no more than these. A
+/// key counts once more for each 256 bytes, so that Redis can answer within the response timeout.
 const BATCH: usize = 1000;
 
 /// One round for one node: does what is due and what was requested. (The keeper's own thread
@@ -50,7 +51,15 @@ pub(crate) fn round(keeper: &Keeper, redis: &mut impl KeeperCommands, work: Work
 /// Renews the holds that are due, in batches. False if a batch had no answer.
 fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold>]) -> bool {
     let mut answered = true;
-    for batch in holds.chunks(BATCH) {
+    let mut size = 0;
+    let has_room = |_: &Arc<Hold>, next: &Arc<Hold>| {
+        size += 1 + next.key.in_redis().len() / 256;
+        if size >= BATCH {
+            size = 0;
+        }
+        size > 0
+    };
+    for batch in holds.chunk_by(has_room) {
         if keeper.is_stopping() {
             break;
         }
@@ -329,6 +338,7 @@ mod tests {
 
     use super::*;
     use crate::base::error::LostCause::{Deleted, Expired, Taken};
+    use crate::base::key::MAX_BYTES;
     use crate::hold::tests::{sample, sample_by};
     use crate::keeping::connection::{Extended, Removed};
     use crate::keeping::keeper::tests::keeper_without_redis;
@@ -499,6 +509,22 @@ mod tests {
         assert_eq!(redis.extended, [BATCH, BATCH, 1]);
         assert_eq!(keeper.core.counters.read().renewed, 2001);
         assert!(holds.iter().all(|hold| hold.renewals() == 1));
+    }
+
+    /// Redis could not answer a thousand of them within the response timeout.
+    #[test]
+    fn a_batch_has_fewer_leases_of_long_keys() {
+        let keeper = keeper_without_redis();
+        let name = "k".repeat(MAX_BYTES);
+        let mut redis = Redis::new(done);
+        let holds: Vec<_> = (0..9)
+            .map(|_| Arc::new(sample(&name, LONG, Moment::now())))
+            .collect();
+        for hold in &holds {
+            keeper.enter(hold).unwrap();
+        }
+        renews(&keeper, &mut redis, &holds);
+        assert_eq!(redis.extended, [4, 4, 1]);
     }
 
     #[test]
