@@ -233,7 +233,7 @@ impl LockManager {
     /// The survey sends nothing until it is iterated. Then it walks through all keys of the
     /// database, on each master of a cluster, by `SCAN` in steps of less than a millisecond, and
     /// looks at what it finds (`GETRANGE` and `PTTL`, in batches). So it takes two round trips for
-    /// each 500 keys of the database. It needs the rights `+scan +getrange +pttl`. Each step blocks
+    /// each 500 keys of the database, or more if what it finds has long names. It needs the rights `+scan +getrange +pttl`. Each step blocks
     /// for the answer, at most for the response timeout. When `limit` is over, the next step is an
     /// error.
     ///
@@ -258,8 +258,8 @@ impl LockManager {
     ///
     /// # Errors
     ///
-    /// The survey ends with the first error: [`Error::Unavailable`], [`Error::Refused`],
-    /// [`Error::Tls`], [`Error::Forked`].
+    /// The survey ends with the first error: [`Error::Unavailable`] (also at a key that has the
+    /// prefix and 4 MiB or more), [`Error::Refused`], [`Error::Tls`], [`Error::Forked`].
     pub fn survey(&self, limit: Duration) -> Survey {
         Survey::new(&self.session, limit)
     }

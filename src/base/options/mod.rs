@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
+use crate::base::key::MAX_BYTES;
 
 pub use crate::base::options::replicas::Replicas;
 
@@ -239,6 +240,10 @@ impl Settings {
             ));
         }
         self.options.check(self.max_lease)?;
+        if self.prefix.len() > MAX_BYTES {
+            let reason = "it is longer than 64 KiB";
+            return Err(invalid_option("prefix", self.prefix.len(), reason));
+        }
         if self.pool_size == 0 {
             return Err(invalid_option(
                 "pool_size",
@@ -540,6 +545,7 @@ mod tests {
 
     #[test]
     fn settings_that_cannot_work_are_refused() {
+        assert_eq!(refused(|s| s.prefix = "p".repeat(MAX_BYTES + 1)), "prefix");
         assert_eq!(refused(|s| s.pool_size = 0), "pool_size");
         assert_eq!(refused(|s| s.pool_size = MOST_CONNECTIONS + 1), "pool_size");
         assert_eq!(refused(|s| s.pool_size = u32::MAX), "pool_size");

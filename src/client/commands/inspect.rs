@@ -112,7 +112,7 @@ impl ServerConnection {
         self.retire_if_nonsense(expect_pong(reply))
     }
 
-    fn ask_server(
+    pub(super) fn ask_server(
         &mut self,
         command: &[&str],
         deadline: Moment,

@@ -103,7 +103,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::client::wire::resp::tests::garbled_reply;
+    use crate::base::key::{Key, MAX_BYTES};
+    use crate::client::wire::resp::tests::{encode, garbled_reply, list, whole};
     use crate::simulation::garbled;
 
     fn written(keys: &[Vec<u8>]) -> Reply {
@@ -130,5 +131,18 @@ mod tests {
             };
             prop_assert_eq!(read(payload), expected);
         }
+    }
+
+    /// Before Redis 7.2, a counter that a script has read is named as well.
+    #[test]
+    fn an_invalidation_of_the_longest_key_is_not_too_long() {
+        let longest = "k".repeat(MAX_BYTES);
+        let counter = Key::new(&longest, &*longest).unwrap().counter().unwrap();
+        let Reply::Array(mut message) = list(["message", CHANNEL]) else {
+            panic!("it is a list")
+        };
+        message.push(written(&[counter.into_bytes()]));
+        let message = Reply::Array(message);
+        assert_eq!(whole(&encode(&message)).unwrap(), message);
     }
 }

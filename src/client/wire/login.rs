@@ -143,7 +143,7 @@ impl Access {
             link.stream.hide(password);
         }
         if self.expected == Expected::ClusterNode && !first.is_empty() {
-            link.stream.expect_map();
+            link.stream.expect_list();
         }
         let answer = link.exchange(&batch, deadline).and_then(|replies| {
             let mut replies = replies.into_iter();
@@ -280,7 +280,7 @@ fn check_greeting(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
 /// proxies call themselves so in a cluster. But it may also be a server that has the address of a
 /// node which has left: if locks were taken there, they would have two holders.
 fn knows_slots(link: &mut Link, deadline: Moment) -> Result<(), Failure> {
-    link.stream.expect_map();
+    link.stream.expect_list();
     let slots = link.exchange(&Batch::of(&["CLUSTER", "SLOTS"]), deadline)?;
     slots.into_iter().try_for_each(|reply| match accept(reply) {
         Err(Failure::Refused(refusal)) if refusal.code == "ERR" => {

@@ -11,11 +11,13 @@ use std::time::Duration;
 
 use crate::client::wire::refusal::Refusal;
 
-/// The longest reply. A token is a hundred bytes, a key at most 64 KiB.
+/// The longest reply. A token is a hundred bytes. The longest key that an invalidation names is the
+/// counter of a fenced lock, which has the prefix twice and the name once: less than 192 KiB.
 pub(crate) const LONGEST_REPLY: usize = 256 * 1024;
 
-/// The longest reply to `CLUSTER SLOTS`: ten thousand ranges of slots, each with three nodes.
-const LONGEST_MAP: usize = 4 * 1024 * 1024;
+/// The longest reply to `CLUSTER SLOTS`: ten thousand ranges of slots, each with three nodes. And
+/// to `SCAN`: twenty of the longest keys, and Redis names few more than it is asked for.
+const LONGEST_LIST: usize = 4 * 1024 * 1024;
 
 /// How much of the longest reply an element of an array takes at least. It has three bytes or more,
 /// and takes some ten times as much memory, an error some forty times.
@@ -170,9 +172,9 @@ impl Reader {
         }
     }
 
-    /// From now on, a reply may be as long as the map of a large cluster.
-    pub(crate) fn expect_map(&mut self) {
-        self.longest = LONGEST_MAP;
+    /// From now on, a reply may be as long as the map of a large cluster, or as many keys.
+    pub(crate) fn expect_list(&mut self) {
+        self.longest = LONGEST_LIST;
     }
 
     /// The next reply. Calls `receive` for more bytes only if the buffer has no whole reply.
@@ -397,7 +399,7 @@ pub(crate) mod tests {
         Reply::Error(Refusal::new(error, "").into())
     }
 
-    fn encode(reply: &Reply) -> Vec<u8> {
+    pub(in crate::client) fn encode(reply: &Reply) -> Vec<u8> {
         match reply {
             Reply::Ok => b"+OK\r\n".to_vec(),
             Reply::Line(line) => format!("+{line}\r\n").into_bytes(),
@@ -569,7 +571,7 @@ pub(crate) mod tests {
         Ok((replies, end))
     }
 
-    fn whole(bytes: &[u8]) -> io::Result<Reply> {
+    pub(in crate::client) fn whole(bytes: &[u8]) -> io::Result<Reply> {
         patiently(&mut Reader::new(), &mut dripping(bytes, &[usize::MAX]))
     }
 
@@ -710,7 +712,7 @@ pub(crate) mod tests {
         let range = format!("*5\r\n:10000\r\n:10001\r\n{node}{node}{node}");
         let read = |map: String| {
             let mut reader = Reader::new();
-            reader.expect_map();
+            reader.expect_list();
             patiently(&mut reader, &mut dripping(map.as_bytes(), &[usize::MAX]))
         };
         assert!(read(format!("*10000\r\n{}", range.repeat(10_000))).is_ok());

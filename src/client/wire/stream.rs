@@ -57,9 +57,9 @@ impl Stream {
         })
     }
 
-    /// From now on, a reply may be as long as the map of a large cluster.
-    pub(crate) fn expect_map(&mut self) {
-        self.reader.expect_map();
+    /// From now on, a reply may be as long as the map of a large cluster, or as many keys.
+    pub(crate) fn expect_list(&mut self) {
+        self.reader.expect_list();
     }
 
     /// From now on, no error that the server sends shows this password.

@@ -131,7 +131,7 @@ impl Builder {
         }
     }
 
-    /// The text that each key begins with in Redis. Defaults to `lock:`.
+    /// The text that each key begins with in Redis, of 64 KiB at most. Defaults to `lock:`.
     ///
     /// ```
     /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")

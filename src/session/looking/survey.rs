@@ -12,11 +12,8 @@ use crate::base::owner::holder::{Holder, KEPT};
 use crate::session::Session;
 use crate::store::{Failure, Node, Seen, ServerConnection};
 
-/// Past how many keys Redis walks in one command: less than a millisecond.
+/// Past how many keys Redis walks in one command at most: less than a millisecond.
 const KEYS_A_STEP: u32 = 500;
-
-/// The same if the keys are so long that a reply with more of them would be refused.
-const FEW_KEYS: u32 = 10;
 
 /// How many keys are looked at in one round trip.
 const LOOKS_AT_ONCE: usize = 100;
@@ -182,27 +179,23 @@ impl Walk {
                 .scan(&self.cursor, prefix, self.count, deadline)
             {
                 // Perhaps the reply was too long. The cursor is as good as before.
-                Err(Failure::Unanswered { .. }) if self.count > FEW_KEYS => {
-                    self.count = FEW_KEYS;
+                Err(Failure::Unanswered { .. }) if self.count > 1 => {
+                    self.count = (self.count / 50).max(1);
                     self.connection = session.core.store.connect_to(&self.node, deadline)?;
                 }
                 step => break step?,
             }
         };
+        self.count = KEYS_A_STEP.min(2 * self.count);
         let mut keys = step.keys;
         keys.retain(|key| !is_counter(prefix, key));
         for some in keys.chunks(LOOKS_AT_ONCE) {
-            let names = some.iter().filter_map(|key| str::from_utf8(key).ok());
-            let names: Vec<_> = names.collect();
-            let mut looks = self.connection.look_at_all(&names, deadline)?.into_iter();
-            for key in some {
-                let holder = match str::from_utf8(key) {
-                    Err(_) => None,
-                    Ok(_) => match looks.next() {
-                        Some(Seen::Somebody(holder)) => Some(holder),
-                        Some(Seen::NotAString) => None,
-                        Some(Seen::Nothing) | None => continue, // It is gone meanwhile.
-                    },
+            let looks = self.connection.look_at_all(some, deadline)?;
+            for (key, seen) in some.iter().zip(looks) {
+                let holder = match seen {
+                    Seen::Somebody(holder) => str::from_utf8(key).is_ok().then_some(holder),
+                    Seen::NotAString => None,
+                    Seen::Nothing => continue, // It is gone meanwhile.
                 };
                 found.extend(surveyed(prefix, key.clone(), holder));
             }
@@ -270,7 +263,12 @@ impl fmt::Debug for Survey {
 
 #[cfg(test)]
 mod tests {
+    use relatch_rig::{FakeServer, Reply as Say};
+
     use super::*;
+    use crate::base::key::MAX_BYTES;
+    use crate::base::options::Settings;
+    use crate::store::Address;
 
     fn found(raw: &str, remaining: Option<u64>) -> Found {
         let remaining = remaining.map(Duration::from_secs);
@@ -285,6 +283,79 @@ mod tests {
         assert_eq!(found("kept:x", Some(1)), Found::Foreign);
         assert_eq!(found("", Some(1)), Found::Foreign);
         assert_eq!(found(&token, None), Found::NeverExpires);
+    }
+
+    /// What is found at a server with these keys, each of which holds its own beginning.
+    fn survey(keys: Vec<Vec<u8>>) -> Vec<SurveyedLock> {
+        let bulk =
+            |bytes: &[u8]| [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
+        let server = FakeServer::start(move |command| {
+            let number = |at: usize| command[at].parse::<usize>().unwrap();
+            Say::Bytes(match command.first().map(String::as_str) {
+                None => Vec::new(),
+                Some("SCAN") => {
+                    let (from, count) = (number(1), number(5));
+                    let some: Vec<_> = keys.iter().skip(from).take(count).collect();
+                    let next = if from + count < keys.len() {
+                        from + count
+                    } else {
+                        0
+                    };
+                    let mut step = b"*2\r\n".to_vec();
+                    step.extend(bulk(next.to_string().as_bytes()));
+                    step.extend(format!("*{}\r\n", some.len()).into_bytes());
+                    step.extend(some.into_iter().flat_map(|key| bulk(key)));
+                    step
+                }
+                Some("GETRANGE") => bulk(&command[1].as_bytes()[..6]),
+                Some("PTTL") => b":1000\r\n".to_vec(),
+                Some(_) => b"+OK\r\n".to_vec(),
+            })
+        });
+        let url = format!("redis://{}", server.address());
+        let target = Address::parse(&url).unwrap().with_tls(None).unwrap();
+        let settings = Settings {
+            connect_timeout: Duration::from_secs(10),
+            response_timeout: Duration::from_secs(10),
+            ..Settings::default()
+        };
+        let session = Arc::new(Session::new(target, settings, None).unwrap());
+        let found: Result<Vec<_>, _> = Survey::new(&session, Duration::from_secs(60)).collect();
+        found.unwrap()
+    }
+
+    /// A step has fewer of them, so that its reply is not too long: one, if nothing else helps.
+    #[test]
+    fn keys_are_found_whatever_their_length() {
+        let keys = |count: usize, length: usize| {
+            let key = |n: usize| format!("lock:{n}:{}", "x".repeat(length)).into_bytes();
+            (0..count).map(key).collect::<Vec<_>>()
+        };
+        let all = [
+            keys(1000, 10),
+            keys(100, MAX_BYTES),
+            keys(3, 3 << 20),
+            keys(1000, 10),
+        ]
+        .concat();
+        let found = survey(all.clone()).into_iter().map(|it| it.redis_key);
+        assert!(found.eq(all), "some are missing");
+    }
+
+    /// Such a key is no lock of this crate, and shifts no other's holder.
+    #[test]
+    fn a_key_that_is_not_utf_8_is_found_between_others() {
+        let keys = [&b"lock:1"[..], b"lock:\xff", b"lock:2"].map(<[u8]>::to_vec);
+        let found = survey(keys.to_vec());
+        let found = found.iter().map(|it| {
+            let holder = it.holder.as_ref().map(|it| &*it.raw);
+            (&*it.key, it.found, holder)
+        });
+        assert!(found.eq([
+            ("1", Found::Foreign, Some("lock:1")),
+            ("\u{fffd}", Found::NotALock, None),
+            ("2", Found::Foreign, Some("lock:2")),
+        ]));
     }
 
     #[test]

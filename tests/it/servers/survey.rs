@@ -50,11 +50,12 @@ fn a_survey_finds_each_lock_and_says_whose_it_is() {
 fn a_survey_walks_through_more_keys_than_one_command_may() {
     let (server, locks) = place();
     let more = "for n = 1, 3000 do redis.call('SET', 'other:' .. n, 1) end
-        for n = 1, 300 do redis.call('SET', 'lock:' .. string.rep('x', 8000) .. n, 'y', 'PX', 60000) end";
+        for n = 1, 300 do redis.call('SET', 'lock:' .. string.rep('x', 8000) .. n, 'y', 'PX', 60000) end
+        for n = 1, 90 do redis.call('SET', 'lock:' .. string.rep('x', 65000) .. n, 'y', 'PX', 60000) end";
     server.query::<()>(&["EVAL", more, "0"]);
     assert_eq!(
         survey(&locks).len(),
-        300,
+        390,
         "also though their names are long"
     );
 }
