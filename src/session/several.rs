@@ -12,8 +12,8 @@ use crate::base::error::Error;
 use crate::base::options::Options;
 use crate::base::stop::StopHandle;
 use crate::hold::Unlocked;
-use crate::session::Session;
 use crate::session::thread_map::{self, Held};
+use crate::session::{Session, release};
 
 impl Session {
     /// Takes all these locks, or none. `MultiLock` has sorted the names, and no two are the same.
@@ -58,10 +58,7 @@ impl Session {
             if let Error::Timeout { waited, .. } = &mut error {
                 *waited = Moment::now().since(whole.began);
             }
-            let deadline = self.undone_by(&whole);
-            for one in &held {
-                self.undo_taking(one, &error, deadline);
-            }
+            self.undo_taking(&held, &error, self.undone_by(&whole));
             return Err(error);
         }
         let now = Moment::now();
@@ -79,27 +76,18 @@ impl Session {
         names
     }
 
-    /// Takes one guard off each of these holds, and releases those that have no other. The results
-    /// have the order of `held`.
-    ///
-    /// Answers that do not come take the response timeout in all: each release but the last waits
-    /// for half of what is left of that, since the node of one may be silent. Answers that come use
-    /// up nothing, or a slow link would have too little time for many locks.
-    pub(crate) fn leave_all(&self, held: &[Rc<Held>]) -> Vec<Result<Unlocked, Error>> {
-        let mut silence = self.core.settings.response_timeout;
-        let mut to_release = held.len();
-        let leave = |one: &Rc<Held>| {
-            let (began, share) = (
-                Moment::now(),
-                if to_release > 1 { silence / 2 } else { silence },
-            );
-            to_release -= 1;
-            let left = self.leave(one, began.after(share));
-            if left.is_err() {
-                silence = silence.saturating_sub(Moment::now().since(began));
-            }
-            left
-        };
-        held.iter().map(leave).collect()
+    /// Takes one guard off each of these holds, and releases those that have no other, together.
+    /// The results have the order of `held`.
+    pub(crate) fn leave_all(
+        &self,
+        held: &[Rc<Held>],
+        deadline: Moment,
+    ) -> Vec<Result<Unlocked, Error>> {
+        let begin = |one| self.begins_to_leave(one, deadline);
+        let mut begun: Vec<_> = held.iter().map(begin).collect();
+        let releases = begun.iter_mut().flatten().flatten();
+        release::delete_all(&self.core.store, releases, deadline);
+        let end = |(one, begun)| self.ends_to_leave(one, begun);
+        held.iter().zip(begun).map(end).collect()
     }
 }

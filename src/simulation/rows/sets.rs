@@ -1,6 +1,6 @@
 //! Several locks at a time.
 
-use crate::base::sync::scheduler::{now, thread};
+use crate::base::sync::scheduler::{change_link, now, thread};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
 use crate::{Error, LostCause};
 
@@ -85,6 +85,39 @@ fn a_set_gives_back_the_others_if_one_was_lost() {
             "{unlocked:?}"
         );
         assert!(!world.exists("c"), "the third one stays");
+    });
+}
+
+/// Half of the time is too short, and Redis has done it within all of it.
+#[test]
+fn a_set_is_given_back_to_a_redis_that_pauses_as_one_lock_is() {
+    in_scenes(100, |world| {
+        let locks = locks(|builder| builder.response_timeout(SECOND));
+        let names = ["a", "b", "c"];
+        let all = locks.several(names).lock().expect("locks");
+        let pause = now() + 600_000_000;
+        world.servers.nodes[0]
+            .borrow_mut()
+            .act(|redis, _| redis.pause_until(pause, false));
+        let unlocked = all.unlock();
+        assert!(unlocked.is_ok(), "{unlocked:?}");
+        assert!(names.iter().all(|name| !world.exists(name)));
+    });
+}
+
+#[test]
+fn a_set_is_given_back_in_one_round_trip() {
+    in_scenes(40, |world| {
+        let locks = locks(|builder| builder);
+        let all = locks.several(["a", "b", "c"]);
+        drop(all.lock().expect("locks"));
+        let all = all.lock().expect("locks");
+        let way = SECOND / 20;
+        let nanos = u64::try_from(way.as_nanos()).expect("a short time");
+        change_link(world.servers.address(0), |it| it.latency = (nanos, nanos));
+        let began = now();
+        all.unlock().expect("unlocks");
+        assert!(since(began) < 2 * way + QUICK, "took {:?}", since(began));
     });
 }
 
