@@ -184,8 +184,7 @@ impl Session {
         turn: Turn,
         deadline: Moment,
     ) -> Result<Release<'a>, Error> {
-        let now = Moment::now();
-        if let Err(forked) = self.own_process(now) {
+        if let Err(forked) = self.own_process(Moment::now()) {
             // Dropping the turn would lock the queue. If the fork came while another thread had the
             // queue locked, the child's copy stays locked, and the child would wait for ever.
             mem::forget(turn);
@@ -193,9 +192,7 @@ impl Session {
         }
         // A turn in a queue tells a shutdown itself that its release is under way.
         let under_way = turn.is_outside().then(|| UnderWay::begin(&self.under_way));
-        // The lock may have to stay taken for a while: see `Lock::keep_at_least`.
-        let is_kept = hold.keep_until() > now;
-        let handoff = (!is_kept).then(|| self.core.settings.local_handoff());
+        let handoff = self.core.settings.local_handoff();
         let mut begun = Release::begin(&self.keeper, hold, turn, handoff, deadline);
         begun.under_way = under_way;
         Ok(begun)

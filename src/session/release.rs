@@ -33,25 +33,23 @@ pub(crate) struct Release<'a> {
     /// began.
     valid_until: Option<Moment>,
     deadline: Moment,
-    /// False if the lock stays taken for a while.
-    deletes: bool,
+    /// Until when the lock stays taken, if that is not over yet: see `Lock::keep_at_least`. No thread
+    /// gets it before, and nothing deletes its key.
+    kept_until: Option<Moment>,
     /// What came of a first try that went out with those of other releases.
     first: Option<Result<Compared, Failure>>,
     /// A try had no answer, and may have been executed.
     maybe_done: bool,
-    /// Redis has said what became of the key.
-    answered: bool,
+    /// Why Redis has not said what became of the key.
+    failed: Option<Failure>,
     /// What became of the claim of the next thread.
     handed: HandoffOutcome,
     pub(super) under_way: Option<UnderWay<'a>>,
 }
 
 impl<'a> Release<'a> {
-    /// Begins to give a lock back by the deadline.
-    ///
-    /// `local_handoff` says how long threads of this process may hand the lock off among
-    /// themselves. `None`: the lock stays taken for a while, so no thread gets it, and nothing
-    /// deletes its key until then.
+    /// Begins to give a lock back by the deadline. `local_handoff` says how long threads of this
+    /// process may hand the lock off among themselves.
     ///
     /// The caller has taken the hold out of the thread's map already. If it were still there, a
     /// destructor that takes the lock meanwhile would re-enter a hold that is being released.
@@ -59,13 +57,15 @@ impl<'a> Release<'a> {
         keeper: &'a Arc<Keeper>,
         hold: &'a Hold,
         turn: Turn,
-        local_handoff: Option<Duration>,
+        local_handoff: Duration,
         deadline: Moment,
     ) -> Release<'a> {
         let began = Moment::now();
+        let kept_until = Some(hold.keep_until()).filter(|until| *until > began);
         // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the
         //    claim could not go out with the release, and each turn would cost one more round trip.
-        let next = turn.begin_release(local_handoff.unwrap_or_default(), began, deadline);
+        let budget = kept_until.map_or(local_handoff, |_| Duration::ZERO);
+        let next = turn.begin_release(budget, began, deadline);
 
         // 2. Close the hold, so that no thread trusts it any more. If this came after step 3, the
         //    holder would trust a lock that another process may have by then. The keeper would find
@@ -80,10 +80,10 @@ impl<'a> Release<'a> {
             next,
             valid_until,
             deadline,
-            deletes: local_handoff.is_some(),
+            kept_until,
             first: None,
             maybe_done: false,
-            answered: false,
+            failed: None,
             handed: HandoffOutcome::NotTaken,
             under_way: None,
         }
@@ -91,18 +91,18 @@ impl<'a> Release<'a> {
 
     /// Gives the lock back.
     pub(crate) fn finish(mut self, store: &Store) -> Result<Unlocked, Error> {
-        let (hold, deletes) = (self.hold, self.deletes);
+        let (hold, kept_until) = (self.hold, self.kept_until);
         let mut first = self.first.take();
-        self.finish_by(|claim, by| match first.take() {
-            Some(answer) => (answer, HandoffOutcome::NotTaken),
-            None if deletes => delete(store, hold, claim, by),
-            None => (keep(store, hold, by), HandoffOutcome::NotTaken),
+        self.finish_by(|claim, by| match (first.take(), kept_until) {
+            (Some(answer), _) => (answer, HandoffOutcome::NotTaken),
+            (None, None) => delete(store, hold, claim, by),
+            (None, Some(until)) => (keep(store, hold, until, by), HandoffOutcome::NotTaken),
         })?;
-        if deletes {
-            return Ok(Unlocked::Released);
-        }
-        let until = Instant::now() + hold.keep_until().since(Moment::now());
-        Ok(Unlocked::Kept { until })
+        Ok(
+            kept_until.map_or(Unlocked::Released, |until| Unlocked::Kept {
+                until: Instant::now() + until.since(Moment::now()),
+            }),
+        )
     }
 
     /// The rest of the steps. `command` sends one try by a deadline, and the claim of the next thread
@@ -176,9 +176,11 @@ impl<'a> Release<'a> {
         //    keeper could delete the key first, and the answer to our own release would look like a
         //    loss. This is done even if the lease has run out by our clock: a renewal without an
         //    answer may have extended it. A key that was to be kept stays until its time.
-        if !self.answered {
-            let from = self.kept_until().max(Moment::now());
+        if let Some(failure) = &self.failed {
+            let from = self.kept_until.unwrap_or(Moment::PAST);
             delete_not_before(self.keeper, self.hold, from);
+            let it = [self.hold.key.in_redis(), &*self.hold.token];
+            self.keeper.report_refusal("releasing", it, failure);
         }
 
         // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have
@@ -193,15 +195,6 @@ impl<'a> Release<'a> {
         }
     }
 
-    /// Until when the key is to stay.
-    fn kept_until(&self) -> Moment {
-        if self.deletes {
-            Moment::PAST
-        } else {
-            self.hold.keep_until()
-        }
-    }
-
     /// Handles the answer to a try, or its failure. Returns the end of the release, or the pause
     /// before the next try. After the first lost answer there is no pause: the next try goes over
     /// another connection.
@@ -212,10 +205,7 @@ impl<'a> Release<'a> {
         now: Moment,
     ) -> ControlFlow<Result<(), Error>, Duration> {
         let failure = match answer {
-            Ok(compared) => {
-                self.answered = true;
-                return ControlFlow::Break(self.judge(compared, now));
-            }
+            Ok(compared) => return ControlFlow::Break(self.judge(compared, now)),
             Err(failure) => failure,
         };
         debug!(target: "relatch::release", "releasing lock {:?}: {failure:?}", self.hold.key.name());
@@ -229,6 +219,7 @@ impl<'a> Release<'a> {
         if failure.can_pass() && now.after(pause) < self.deadline {
             return ControlFlow::Continue(pause);
         }
+        self.failed = Some(failure.copy());
         ControlFlow::Break(Err(self.no_answer(failure, now)))
     }
 
@@ -253,7 +244,7 @@ impl<'a> Release<'a> {
                 let source = "the lease ran out while the release was on its way";
                 return Err(self.unconfirmed(Duration::ZERO, source.into()));
             }
-            (_, Some(_)) if self.maybe_done && (self.deletes || self.hold.keep_until() <= now) => {
+            (_, Some(_)) if self.maybe_done && self.kept_until.is_none_or(|until| until <= now) => {
                 return Ok(());
             }
             (Compared::Absent, Some(_)) => LostCause::Deleted,
@@ -272,7 +263,11 @@ impl<'a> Release<'a> {
         if self.valid_until.is_none() || self.hold.lost().is_some() {
             return self.hold.lose(LostCause::Expired);
         }
-        let at_most = self.hold.gone_by().max(self.kept_until()).since(now);
+        let at_most = self
+            .hold
+            .gone_by()
+            .max(self.kept_until.unwrap_or(now))
+            .since(now);
         let name = self.hold.key.name();
         warn!(
             target: "relatch::release",
@@ -298,7 +293,7 @@ pub(super) fn delete_all<'e, 'a: 'e>(
     deadline: Moment,
 ) {
     let mut by_node = BTreeMap::<_, Vec<_>>::new();
-    for one in all.filter(|it| it.deletes && it.next.is_none()) {
+    for one in all.filter(|it| it.kept_until.is_none() && it.next.is_none()) {
         if let Some(node) = store.node_of(one.hold.key.in_redis()) {
             by_node.entry(node.number).or_default().push(one);
         }
@@ -382,15 +377,17 @@ pub(crate) fn delete(store: &Store, hold: &Hold, claim: Option<&Claim>, deadline
 }
 
 /// Sends one try of the release of a lock that stays taken for a while.
-pub(crate) fn keep(store: &Store, hold: &Hold, deadline: Moment) -> Result<Compared, Failure> {
+pub(crate) fn keep(
+    store: &Store,
+    hold: &Hold,
+    until: Moment,
+    deadline: Moment,
+) -> Result<Compared, Failure> {
     let key = hold.key.in_redis();
     let mut connection = store.checkout(key, deadline)?;
     // A lease is whole milliseconds. If the fraction were cut off, the key would expire too soon.
     // If the time is over by now, the key has to end; Redis refuses an expiry of zero.
-    let rest = hold
-        .keep_until()
-        .since(Moment::now())
-        .max(Duration::from_nanos(1));
+    let rest = until.since(Moment::now()).max(Duration::from_nanos(1));
     let rest = Lease::new(rest + Duration::from_nanos(999_999));
     connection.keep(key, &hold.token, rest.millis(), deadline)
 }
@@ -454,10 +451,10 @@ mod tests {
             next: None,
             valid_until,
             deadline: Moment::NEVER,
-            deletes: true,
+            kept_until: None,
             first: None,
             maybe_done: false,
-            answered: false,
+            failed: None,
             handed: HandoffOutcome::NotTaken,
             under_way: None,
         }
@@ -537,7 +534,7 @@ mod tests {
             let hold = sample_with("a", &options, sent);
             let valid_until = Some(hold.valid_until());
             let keeping = Release {
-                deletes: false,
+                kept_until: Some(hold.keep_until()),
                 maybe_done: true,
                 ..release_of(&hold, valid_until)
             };
@@ -630,7 +627,7 @@ mod tests {
             panic!("Redis has answered");
         };
         assert!(
-            release.answered && released.is_ok(),
+            release.failed.is_none() && released.is_ok(),
             "an earlier try may have deleted it"
         );
     }
@@ -646,7 +643,7 @@ mod tests {
                 ..release_of(&hold, valid_until)
             };
             match release.next(Err(failure), &mut backoff, now) {
-                ControlFlow::Break(Err(error)) if !release.answered => Some(error),
+                ControlFlow::Break(Err(error)) if release.failed.is_some() => Some(error),
                 ControlFlow::Break(released) => panic!("{released:?}"),
                 ControlFlow::Continue(_) => None,
             }
@@ -678,7 +675,7 @@ mod tests {
             &mut Backoff::after_failure(),
             Moment::now(),
         );
-        assert!(matches!(next, ControlFlow::Break(Err(_))) && !release.answered);
+        assert!(matches!(next, ControlFlow::Break(Err(_))) && release.failed.is_some());
     }
 
     #[test]

@@ -203,7 +203,7 @@ impl Scene {
         let hold = &self.hold;
         let turn = self.keeper.core.queues.free_turn(hold.key.name());
         let deadline = Moment::now().after(LEASE);
-        let handoff = Some(Duration::ZERO);
+        let handoff = Duration::ZERO;
         let begun = Release::begin(&self.keeper, hold, turn, handoff, deadline);
         let released = begun.finish_by(|_, _| self.delete());
         assert!(!hold.is_valid(Moment::now()));
