@@ -51,7 +51,7 @@ const NEEDED_BY: [(&str, &[&str]); 11] = [
         ],
     ),
     ("+del", &["unlock", "unlock, taught", "force_unlock"]),
-    ("+pexpire", &["extend"]),
+    ("+pexpire", &["extend", "keep"]),
     (
         "+pttl",
         &["wait", "holder", "verify", "extend", "force_unlock"],
