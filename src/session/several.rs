@@ -32,41 +32,48 @@ impl Session {
             keep_at_least: Duration::ZERO,
             ..*options
         };
-        let mut held = Vec::with_capacity(names.len());
-        let mut entered = Ok(());
-        for name in self.mine_first(names) {
-            // Each wait begins now, and all end by one deadline. A single try has time for an
-            // answer of its own for each lock, or many of them would be too slow for a link that is
-            // well.
-            let mut patience = self.patience(limit);
-            if !patience.once {
-                patience.deadline = whole.deadline;
-            }
-            match self.enter(name.into(), options, &patience, stop) {
-                Ok(one) => held.push(one),
-                Err(error) => {
-                    entered = Err(error);
-                    break;
+        loop {
+            let mut held = Vec::with_capacity(names.len());
+            let mut entered = Ok(());
+            for name in self.mine_first(names) {
+                // Each wait begins now, and all end by one deadline. A single try has time for an
+                // answer of its own for each lock, or many of them would be too slow for a link
+                // that is well.
+                let mut patience = self.patience(limit);
+                if !patience.once {
+                    patience.deadline = whole.deadline;
+                }
+                match self.enter(name.into(), options, &patience, stop) {
+                    Ok(one) => held.push(one),
+                    Err(error) => {
+                        entered = Err(error);
+                        break;
+                    }
                 }
             }
-        }
-        // One of them may have been lost while this thread waited for another one.
-        let lost = held
-            .iter()
-            .find_map(|one| one.hold.check(Moment::now()).err());
-        if let Err(mut error) = lost.map_or(entered, Err) {
-            if let Error::Timeout { waited, .. } = &mut error {
-                *waited = Moment::now().since(whole.began);
+            // One of them may have been lost while this thread waited for another one. If this call
+            // had taken it, no work was done under it, and the call begins anew while it may wait.
+            let now = Moment::now();
+            let lost = held.iter().find(|one| !one.hold.is_valid(now));
+            let was_mine = lost.is_some_and(|one| one.hold.depth() == 1);
+            let anew = was_mine && !whole.once && now < whole.deadline;
+            let lost = lost.filter(|_| !was_mine || entered.is_ok());
+            if let Err(mut error) = lost.map_or(entered, |one| one.hold.check(now)) {
+                if let Error::Timeout { waited, .. } = &mut error {
+                    *waited = now.since(whole.began);
+                }
+                self.undo_taking(&held, &error, self.undone_by(&whole));
+                if anew {
+                    continue;
+                }
+                return Err(error);
             }
-            self.undo_taking(&held, &error, self.undone_by(&whole));
-            return Err(error);
+            for one in &held {
+                one.hold.keep_at_least(keep, now);
+            }
+            held.sort_by(|one, other| one.hold.key.name().cmp(other.hold.key.name()));
+            return Ok(held);
         }
-        let now = Moment::now();
-        for one in &held {
-            one.hold.keep_at_least(keep, now);
-        }
-        held.sort_by(|one, other| one.hold.key.name().cmp(other.hold.key.name()));
-        Ok(held)
     }
 
     /// What this thread has already comes first: if it is lost, nothing is to be sent.

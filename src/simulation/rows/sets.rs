@@ -1,19 +1,22 @@
 //! Several locks at a time.
 
+use std::time::Duration;
+
+use crate::Error;
 use crate::base::sync::scheduler::{change_link, now, thread};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
-use crate::{Error, LostCause};
 
 /// Another manager has `b`, and gives it back after three seconds. Meanwhile `a` is deleted.
 #[test]
-fn a_set_of_which_a_lock_is_lost_while_it_waits_for_another_is_not_given() {
+fn a_set_of_which_a_lock_is_lost_while_it_waits_for_another_is_taken_anew() {
     in_scenes(100, |world| {
         let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
         let guard = other.lock("b").expect("locks");
         let waits = thread::spawn(move || {
-            let taken = mine.several(["a", "b"]).lock();
-            let is_lost = |error: &Error| matches!(error, Error::Lost { key, cause: LostCause::Deleted, .. } if key == "a");
-            assert!(taken.as_ref().is_err_and(is_lost), "{taken:?}");
+            let all = mine.several(["a", "b"]).lock().expect("no work was done");
+            all.confirm(Duration::ZERO).expect("both are held");
+            assert_eq!(mine.stats().lost, 1);
+            all.unlock().expect("unlocks");
             assert!(mine.held().is_empty());
         });
         thread::sleep(10 * QUICK + some(SECOND));
@@ -22,6 +25,28 @@ fn a_set_of_which_a_lock_is_lost_while_it_waits_for_another_is_not_given() {
         drop(guard);
         waits.join().expect("no panic");
         assert!(!world.exists("a") && !world.exists("b"));
+    });
+}
+
+/// A wait for a later lock is longer than an earlier one may be held.
+#[test]
+fn a_set_with_max_hold_waits_for_its_limit_and_ends_as_a_wait_for_one_lock() {
+    in_scenes(40, |world| {
+        let other = locks(|builder| builder);
+        let mine = locks(|builder| builder.lease(SECOND).max_hold(SECOND));
+        let taken = other.lock("b").expect("locks").detach().expect("detaches");
+        let all = mine.several(["a", "b"]);
+        let busy = all.try_lock_for(5 * SECOND + some(SECOND));
+        assert!(matches!(busy, Ok(None)), "{busy:?}");
+        assert!(!world.exists("a") && mine.held().is_empty());
+        let release = thread::spawn(move || {
+            thread::sleep(4 * SECOND + some(SECOND));
+            drop(taken);
+        });
+        let all = all.try_lock_for(20 * SECOND).expect("Redis works");
+        let all = all.expect("`b` was released in time");
+        all.unlock().expect("both were held");
+        release.join().expect("no panic");
     });
 }
 

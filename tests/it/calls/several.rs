@@ -659,9 +659,9 @@ fn a_node_that_is_away_keeps_none_of_the_others_locks() {
 fn a_lock_that_is_lost_during_a_wait_is_told_at_its_end() {
     let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD));
     let lose_while =
-        |take: &(dyn Fn() -> Result<(), Error> + Sync), lost: &str, busy: &str, ends: bool| {
+        |take: &(dyn Fn() -> Result<bool, Error> + Sync), lost: &str, busy: &str, ends: bool| {
             occupy(&rig.server, busy, MINUTE);
-            let error = thread::scope(|scope| {
+            let taken = thread::scope(|scope| {
                 let taker = scope.spawn(take);
                 eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
                 let before = rig.locks.stats().lost;
@@ -672,43 +672,39 @@ fn a_lock_that_is_lost_during_a_wait_is_told_at_its_end() {
                 if ends {
                     delete(&rig.server, busy);
                 }
-                taker.join().expect("no panic").expect_err("one is lost")
+                taker.join().expect("no panic")
             });
             delete(&rig.server, busy);
             assert!(rig.locks.held().is_empty());
-            error
+            taken
         };
     let nested = || {
         let _outer = rig.locks.lock("outer")?;
-        rig.locks.lock("inner").map(drop)
+        rig.locks.lock("inner").map(|_| true)
     };
-    let error = lose_while(&nested, "outer", "inner", true);
+    let taken = lose_while(&nested, "outer", "inner", true);
     assert!(
-        matches!(&error, Error::OuterLost { outer, .. } if outer == "outer"),
-        "{error:?}"
+        matches!(&taken, Err(Error::OuterLost { outer, .. }) if outer == "outer"),
+        "{taken:?}"
     );
-    // Of a set, none is around another one.
-    let body = || panic!("it runs without a");
-    let error = lose_while(
-        &|| rig.locks.several(["a", "b"]).with_lock(body),
-        "a",
-        "b",
-        true,
-    );
-    assert!(
-        matches!(&error, Error::Lost { key, .. } if key == "a"),
-        "{error:?}"
-    );
-    let limited = || {
-        rig.locks
-            .several(["a", "b"])
-            .try_lock_for(3 * SOON)
-            .map(drop)
+    // Of a set, none is around another one: all are taken anew.
+    let all = rig.locks.several(["a", "b"]);
+    let holds = |name| rig.locks.named(name).assert_held().is_ok();
+    let whole = || all.with_lock(|| holds("a") && holds("b"));
+    let taken = lose_while(&whole, "a", "b", true);
+    assert!(matches!(taken, Ok(true)), "{taken:?}");
+    let limited = || Ok(all.try_lock_for(3 * SOON)?.is_some());
+    let taken = lose_while(&limited, "a", "b", false);
+    assert!(matches!(taken, Ok(false)), "{taken:?}");
+    // Unless the thread has work under the lock that was lost.
+    let around = || {
+        let _a = rig.locks.lock("a")?;
+        all.lock().map(|_| true)
     };
-    let error = lose_while(&limited, "a", "b", false);
+    let taken = lose_while(&around, "a", "b", true);
     assert!(
-        matches!(&error, Error::Lost { key, .. } if key == "a"),
-        "{error:?}: that says more than a limit"
+        matches!(&taken, Err(Error::Lost { key, .. }) if key == "a"),
+        "{taken:?}"
     );
 }
 
