@@ -1048,3 +1048,36 @@ fn a_lock_whose_release_has_no_answer_delays_no_other_by_all_of_the_time() {
         rig.value_of("a").is_none()
     });
 }
+
+/// A sort that is not stable leaves a few names in their order, and not so many. The fences of the
+/// locks in memory have one counter, so they show in which order the locks were taken.
+#[test]
+fn many_names_of_which_the_thread_holds_some_are_taken_in_order() {
+    let locks = LockManager::in_memory();
+    let names: Vec<_> = (100..160).map(|n| n.to_string()).collect();
+    let fenced = |name: &String| locks.named(name).fenced(true).lock().expect("locks");
+    let before: Vec<_> = names.iter().step_by(7).map(fenced).collect();
+    let all = locks.several(&names).options(|lock| lock.fenced(true));
+    let all = all.lock().expect("locks");
+    let held: Vec<_> = before.iter().filter_map(|guard| guard.fence()).collect();
+    let fences: Vec<_> = names.iter().filter_map(|name| all.fence(name)).collect();
+    assert_eq!(fences.len(), names.len());
+    let taken: Vec<_> = fences.into_iter().filter(|it| !held.contains(it)).collect();
+    assert!(taken.is_sorted(), "{taken:?}");
+}
+
+#[test]
+fn a_set_that_cannot_be_had_leaves_the_outer_hold_to_be_kept() {
+    let locks = LockManager::in_memory();
+    let outer = locks.named("a").keep_at_least(MINUTE);
+    let outer = outer.lock().expect("locks");
+    let busy = locks.lock("b").expect("locks").detach().expect("detaches");
+    let both = locks.several(["a", "b"]);
+    assert!(both.try_lock().expect("answers").is_none(), "`b` is busy");
+    let unlocked = outer.unlock();
+    assert!(
+        matches!(unlocked, Ok(Unlocked::Kept { .. })),
+        "{unlocked:?}"
+    );
+    drop(busy);
+}
