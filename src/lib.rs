@@ -180,7 +180,8 @@
 //! | `relatch::sentinel` | | no sentinel reports another master (logged once, until one does); the thread panicked, or still connects when the last handle is dropped | another master; reports come again | |
 //! | `relatch::cluster` | | no node sends a map (logged once, until one does); the thread panicked, or still asks when the last handle is dropped | a node sends a map again | a node without a map, or with an old one; how many slots have another node |
 //! | `relatch::connection` | | | | each new connection: version, mode and role of the server |
-//! | `relatch::keeper` | | each try that left leases without renewal; the thread panicked | | |
+//! | `relatch::keeper` | | each try that left leases without renewal, unless Redis refuses it for good; the thread panicked | | |
+//! | `relatch::refused` | Redis refuses for good to renew a lease, or to delete the key of a release: once for each | | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
 //! | `relatch::slow` | | a wait or a hold that lasts longer than [`Builder::warn_after`] says | | |
 //! | `relatch::wait` | | | a wait lasts for 5 s, 10 s, 20 s and so on: who has the lock, and what is left of the lease | a thread is about to sleep until it has a lock; how that wait ended |

@@ -168,7 +168,8 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// - [`Error::InvalidOption`]: the lease is too short or too long. Nothing was sent.
+    /// - [`Error::InvalidOption`]: the lease is too short or too long, also for what
+    ///   [`max_hold`](crate::Lock::max_hold) leaves. Nothing was sent.
     /// - [`Error::InvalidOption`] for `max_hold`: time is up, as no lease extends the hold any more
     ///   ([`max_hold`](crate::Lock::max_hold)). Nothing was sent.
     /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that

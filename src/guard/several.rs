@@ -22,10 +22,9 @@ use crate::session::thread_map::Held;
 /// `verify`, [`Lock::current`](crate::Lock::current) makes a guard of one lock. A set cannot be
 /// detached.
 ///
-/// Dropping the guard releases the locks that have no other guard, one after the other. That blocks
-/// for one answer for each; answers that do not come take the response timeout in all. Dropping a
-/// guard never panics, and logs errors. A guard stays in the thread that took it: it is neither
-/// `Send` nor `Sync`.
+/// Dropping the guard releases the locks that have no other guard, as
+/// [`unlock`](MultiLockGuard::unlock) does. Dropping a guard never panics, and logs errors. A guard
+/// stays in the thread that took it: it is neither `Send` nor `Sync`.
 #[must_use = "the locks are released as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct MultiLockGuard {
@@ -141,9 +140,8 @@ impl MultiLockGuard {
     /// Drops the guard, and returns the result. All locks are given back, also if one of them was
     /// lost.
     ///
-    /// Blocks for one answer for each lock. All missing answers together cost the response timeout
-    /// at most. (In a cluster, an idle connection that is dead costs up to a quarter of it more,
-    /// for each node, until another one has the answer.)
+    /// Blocks for one round trip to each node, and for one more for each lock that a thread of this
+    /// process waits for or that is to be kept; for the response timeout at most.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -165,7 +163,7 @@ impl MultiLockGuard {
 
     fn leave_(&mut self) -> Result<(), Error> {
         let held = mem::take(&mut self.held);
-        let results = self.session.leave_all(&held);
+        let results = self.session.leave_all(&held, self.session.one_release());
         let mut errors = Vec::new();
         for (held, result) in held.iter().zip(results) {
             match result {

@@ -89,10 +89,14 @@ fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
             for hold in &failed {
                 let counters = keeper.core.counters.of(hold.key.name());
                 counters.renewal_errors.add(1);
+                let it = [hold.key.in_redis(), &*hold.token];
+                keeper.report_refusal("renewing", it, &failure);
             }
-            let error = keeper.core.store.error(None, "renewing", failure);
-            warn!(target: "relatch::keeper",
-                "{} leases were not renewed, trying again while they last: {error}", failed.len());
+            if failure.can_pass() {
+                let error = keeper.core.store.error(None, "renewing", failure);
+                warn!(target: "relatch::keeper",
+                    "{} leases were not renewed, trying again while they last: {error}", failed.len());
+            }
         }
     }
     answered
@@ -295,6 +299,7 @@ fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[O
                 counters.late_releases.add(u64::from(is_done));
             }
             Err(failure) => {
+                keeper.report_refusal("releasing", [&orphan.redis_key, &orphan.token], failure);
                 debug!(target: "relatch::release",
                     "a late release of {:?}: {failure:?}, trying again while its lease lasts", orphan.redis_key);
             }
@@ -550,6 +555,28 @@ mod tests {
             );
             assert!(holds.iter().all(|hold| hold.is_valid(Moment::now())));
         }
+    }
+
+    #[test]
+    fn what_redis_refuses_for_good_is_told_once_for_each_key_and_hold() {
+        let (keeper, holds) = keeps(2);
+        let mut redis =
+            Redis::new(|_| Err(Failure::Refused(Refusal::found("NOPERM", "NOPERM no"))));
+        let told = || keeper.core.counters.read().refused;
+        for _ in 0..3 {
+            renews(&keeper, &mut redis, &holds);
+            assert_eq!(told(), 2);
+        }
+        keeper.delete_not_before(orphan("token"), Moment::PAST);
+        let remove = vec![orphan("token")];
+        for _ in 0..3 {
+            assert!(remove_orphans(&keeper, &mut redis, &remove), "it answers");
+            assert_eq!(told(), 3);
+        }
+        let mut passes = Redis::new(refused);
+        keeper.delete_not_before(orphan("other"), Moment::PAST);
+        remove_orphans(&keeper, &mut passes, &[orphan("other")]);
+        assert_eq!(told(), 3, "that will pass");
     }
 
     #[test]

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
-use crate::base::emit::warn;
+use crate::base::emit::{error, warn};
 use crate::base::error::LostCause;
 use crate::base::options::WarnAfter;
 use crate::base::owner::process::Workers;
 use crate::base::sync::thread::JoinHandle;
-use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::sync::{Condvar, HashSet, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::keeping::due::{RenewalRequest, WorkDue};
 use crate::keeping::leases::Leases;
 use crate::keeping::losses::LossNotifier;
-use crate::store::Node;
+use crate::store::{Failure, Node};
 use crate::waiting::core::Core;
 use crate::waiting::deadlocks::wake_holders;
 
@@ -39,6 +39,8 @@ pub(crate) struct Work {
     pub(crate) warn_after: Option<WarnAfter>,
     pub(crate) thread: Option<JoinHandle<()>>,
     pub(crate) stop: bool,
+    /// What was told of which token. Only of the last ones, so that it does not grow.
+    told: HashSet<(&'static str, String)>,
 }
 
 impl Work {
@@ -51,7 +53,15 @@ impl Work {
             warn_after: None,
             thread: None,
             stop: false,
+            told: HashSet::default(),
         }
+    }
+
+    fn tell_once(&mut self, action: &'static str, token: &str) -> bool {
+        if self.told.len() > 10_000 {
+            self.told.clear();
+        }
+        self.told.insert((action, token.to_owned()))
     }
 
     pub(crate) fn take_due(&mut self, now: Moment) -> WorkDue {
@@ -123,6 +133,20 @@ impl Keeper {
         }
         self.core.queues.wake_first(hold.key.name());
         wake_holders(hold);
+    }
+
+    /// Reports what Redis refuses for good to do with the key of this token, to the log and the
+    /// statistics: the lock will be lost, or stays taken, and no call may say so. Once, however
+    /// often that is tried.
+    pub(crate) fn report_refusal(&self, action: &'static str, it: [&str; 2], failure: &Failure) {
+        let [redis_key, token] = it;
+        if failure.can_pass() || !self.work.lock().tell_once(action, token) {
+            return;
+        }
+        let error = self.core.store.error(None, action, failure.copy());
+        self.core.counters_of(redis_key).failed(&error);
+        error!(target: "relatch::refused",
+            "key {redis_key:?} ends with its lease: {error}; `LockManager::check` says what is missing");
     }
 
     /// Handles the invalidation of a key. `None`: any key of the node may have changed. If the key

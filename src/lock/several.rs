@@ -28,9 +28,8 @@ const MOST_AT_ONCE: usize = 64;
 /// comes *behind* one that is still to be taken, the order is broken: then only a limited
 /// [`wait`](Lock::wait), or [`Error::WouldDeadlock`] within a process, ends a deadlock.
 ///
-/// Each lock is taken as by [`Lock::lock`], and released as by
-/// [`LockGuard::unlock`](crate::LockGuard::unlock): n free locks cost 2n commands, one after the
-/// other.
+/// The locks are taken one after the other, as by [`Lock::lock`], and released together: n free
+/// locks cost n + 1 round trips.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -89,6 +88,8 @@ impl MultiLock {
 
     /// Takes the locks, and blocks while one of them is busy, for their [`wait`](Lock::wait) at
     /// most.
+    ///
+    /// If one of them is lost before all are taken, the call gives all back, and begins anew.
     ///
     /// Giving back what was taken before an error may make the call up to 200 ms longer than its
     /// limit; without a limit, up to twice the response timeout. What has no answer by then is

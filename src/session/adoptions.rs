@@ -4,6 +4,7 @@ use crate::base::sync::Mutex;
 
 /// An adoption, or the release of what was adopted, is under way until this is dropped. No queue
 /// knows of it, so the manager counts them.
+#[derive(Debug)]
 pub(super) struct UnderWay<'a>(&'a Mutex<usize>);
 
 impl UnderWay<'_> {

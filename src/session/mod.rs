@@ -22,14 +22,13 @@ mod memory;
 mod taking;
 mod deadlines;
 mod setup;
-mod adoptions;
 pub(crate) mod release;
+mod adoptions;
 pub(crate) mod thread_map;
 
 use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::acquire::Acquisition;
 use crate::base::clock::Moment;
@@ -41,10 +40,9 @@ use crate::base::sync::Mutex;
 use crate::hold::{Hold, Unlocked};
 use crate::keeping::work::Keeper;
 use crate::session::adoptions::UnderWay;
-use crate::session::release::Tried;
+use crate::session::release::Release;
 use crate::session::thread_map::{Held, still_has_outer};
 use crate::waiting::core::Core;
-use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
 use crate::waiting::queues::Turn;
 
@@ -125,17 +123,37 @@ impl Session {
 
     /// Takes one guard off a hold, and gives the lock back with the last guard, by the deadline.
     pub(crate) fn leave(&self, held: &Rc<Held>, deadline: Moment) -> Result<Unlocked, Error> {
+        self.ends_to_leave(held, self.begins_to_leave(held, deadline))
+    }
+
+    /// `Ok(None)` if there are other guards.
+    fn begins_to_leave<'a>(
+        &'a self,
+        held: &'a Rc<Held>,
+        deadline: Moment,
+    ) -> Result<Option<Release<'a>>, Error> {
         // The thread's map comes first. If the hold stayed there during the release, a destructor
         // that takes the lock meanwhile would re-enter a hold that is being released.
-        let depth = held.leave();
-        if depth > 0 {
-            return Ok(Unlocked::StillHeld { depth });
+        if held.leave() > 0 {
+            return Ok(None);
         }
         let turn = held.take_out().unwrap_or_else(|| {
             // The thread is ending: the map is gone, and the turn with it.
             Turn::outside(&self.core.queues, held.hold.key.name())
         });
-        let released = self.release(&held.hold, turn, deadline);
+        self.begins_to_release(&held.hold, turn, deadline).map(Some)
+    }
+
+    fn ends_to_leave(
+        &self,
+        held: &Rc<Held>,
+        begun: Result<Option<Release<'_>>, Error>,
+    ) -> Result<Unlocked, Error> {
+        let depth = held.hold.depth();
+        let Some(begun) = begun.transpose() else {
+            return Ok(Unlocked::StillHeld { depth });
+        };
+        let released = begun.and_then(|release| release.finish(&self.core.store));
         held.span.outcome(match &released {
             Ok(Unlocked::Kept { .. }) => "kept",
             Ok(_) => "released",
@@ -149,14 +167,23 @@ impl Session {
         }
     }
 
-    /// Gives back a lock whose hold is in no thread's map any more: [`release::give_back`] has the
-    /// steps.
+    /// Gives back a lock whose hold is in no thread's map any more: [`Release`] has the steps.
     pub(crate) fn release(
         &self,
         hold: &Hold,
         turn: Turn,
         deadline: Moment,
     ) -> Result<Unlocked, Error> {
+        self.begins_to_release(hold, turn, deadline)?
+            .finish(&self.core.store)
+    }
+
+    fn begins_to_release<'a>(
+        &'a self,
+        hold: &'a Hold,
+        turn: Turn,
+        deadline: Moment,
+    ) -> Result<Release<'a>, Error> {
         if let Err(forked) = self.own_process(Moment::now()) {
             // Dropping the turn would lock the queue. If the fork came while another thread had the
             // queue locked, the child's copy stays locked, and the child would wait for ever.
@@ -164,20 +191,11 @@ impl Session {
             return Err(forked);
         }
         // A turn in a queue tells a shutdown itself that its release is under way.
-        let _under_way = turn.is_outside().then(|| UnderWay::begin(&self.under_way));
-        let store = &self.core.store;
-        let rest = hold.keep_until().since(Moment::now());
-        if rest.is_zero() {
-            let handoff = self.core.settings.local_handoff();
-            let delete = |claim: Option<&Claim>, by| release::delete(store, hold, claim, by);
-            release::give_back(&self.keeper, hold, turn, Some(handoff), deadline, delete)?;
-            return Ok(Unlocked::Released);
-        }
-        // The lock stays taken for a while: see `Lock::keep_at_least`.
-        let until = Instant::now() + rest;
-        let keep = |_: Option<&Claim>, by| Tried::alone(release::keep(store, hold, by));
-        release::give_back(&self.keeper, hold, turn, None, deadline, keep)?;
-        Ok(Unlocked::Kept { until })
+        let under_way = turn.is_outside().then(|| UnderWay::begin(&self.under_way));
+        let handoff = self.core.settings.local_handoff();
+        let mut begun = Release::begin(&self.keeper, hold, turn, handoff, deadline);
+        begun.under_way = under_way;
+        Ok(begun)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Giving a lock back: the order of the steps, compare and delete, and what the answer means.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
@@ -10,242 +11,176 @@ use crate::base::emit::{debug, warn};
 use crate::base::error::{Error, LostCause};
 use crate::base::options::Lease;
 use crate::base::sync::thread;
-use crate::hold::Hold;
+use crate::hold::{Hold, Unlocked};
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::work::Keeper;
-use crate::store::{ClaimReply, Compared, Failure, Store};
+use crate::session::adoptions::UnderWay;
+use crate::store::{Cause, ClaimReply, Compared, Connection, Failure, Store};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
+use crate::waiting::waiter::Waiter;
 
-/// Gives a lock back by the deadline.
-///
-/// `local_handoff` says how long threads of this process may hand the lock off among themselves.
-/// `None`: the lock stays taken for a while, so no thread gets it, and nothing deletes its key
-/// until then.
-///
-/// `command` sends one try by a deadline. The claim of the next thread of this process goes out
-/// behind it, so Redis executes the end of this hold first.
-///
-/// The caller has taken the hold out of the thread's map already. If it were still there, a
-/// destructor that takes the lock meanwhile would re-enter a hold that is being released.
-pub(crate) fn give_back(
-    keeper: &Arc<Keeper>,
-    hold: &Hold,
-    turn: Turn,
-    local_handoff: Option<Duration>,
-    deadline: Moment,
-    command: impl FnMut(Option<&Claim>, Moment) -> Tried,
-) -> Result<(), Error> {
-    let began = Moment::now();
-    // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the claim
-    //    could not go out with the release, and each turn would cost one more round trip.
-    let next = turn.begin_release(local_handoff.unwrap_or_default(), began, deadline);
-
-    // 2. Close the hold, so that no thread trusts it any more. If this came after step 3, the
-    //    holder would trust a lock that another process may have by then. The keeper would find the
-    //    key gone, and report our own release as a loss.
-    let valid_until = keeper.close(hold, began);
-    keeper
-        .core
-        .counters
-        .of(hold.key.name())
-        .given_back(began.since(hold.acquired.answered), hold.thread_has_ended());
-
-    // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
-    let deletes = local_handoff.is_some();
-    let mut release = Release {
-        hold,
-        valid_until,
-        deadline,
-        deletes,
-        maybe_done: false,
-    };
-    let outcome = release.run(next.as_ref().map(|next| &next.claim), command);
-
-    // 4. to 6. What follows from the answer.
-    release.conclude(keeper, &turn, &outcome);
-
-    // 7. End the turn. If this came before step 3, the next thread would compete with this release.
-    //    If it came before step 4, the next thread could hold the lock while this hold does not
-    //    count as over yet.
-    let Some(next) = next else {
-        drop(turn);
-        return outcome.result;
-    };
-    if turn.settle(&next, outcome.handed) {
-        keeper.delete_later(OrphanKey {
-            redis_key: hold.key.in_redis().to_owned(),
-            token: next.claim.token.clone(),
-            gone_by: next.claim.lease.gone_by(Moment::now()),
-            // If there was no answer, Redis may still execute the `SET`.
-            may_reappear: matches!(outcome.handed, HandoffOutcome::Unanswered { .. }),
-        });
-    }
-    outcome.result
-}
-
-/// Has the keeper delete what a hold may have left in Redis, but not before this moment. (A renewal
-/// that is executed late may add another lease.)
-pub(crate) fn delete_not_before(keeper: &Arc<Keeper>, hold: &Hold, moment: Moment) {
-    let redis_key = hold.key.in_redis().to_owned();
-    let token = hold.token.clone();
-    let gone_by = hold.lease().gone_by(hold.gone_by());
-    keeper.delete_not_before(
-        OrphanKey {
-            redis_key,
-            token,
-            gone_by,
-            may_reappear: false,
-        },
-        moment,
-    );
-}
-
-/// What came of one try.
-#[derive(Debug)]
-pub(crate) struct Tried {
-    pub(crate) answer: Result<Compared, Failure>,
-    /// What became of the claim behind it.
-    pub(crate) handed: HandoffOutcome,
-}
-
-impl Tried {
-    pub(crate) fn alone(answer: Result<Compared, Failure>) -> Tried {
-        Tried {
-            answer,
-            handed: HandoffOutcome::NotTaken,
-        }
-    }
-}
-
-/// Sends one try of a release that deletes the key, and behind it the claim of the next thread.
-pub(crate) fn delete(store: &Store, hold: &Hold, claim: Option<&Claim>, deadline: Moment) -> Tried {
-    let key = hold.key.in_redis();
-    let token = &hold.token;
-    let mut connection = match store.checkout(key, deadline) {
-        Ok(connection) => connection,
-        Err(failure) => return Tried::alone(Err(failure)),
-    };
-    let Some(claim) = claim else {
-        return Tried::alone(connection.remove(key, token, deadline));
-    };
-    let sent = Moment::now();
-    match connection.remove_and_claim(token, claim.wanted(key), deadline) {
-        Ok((removed, ClaimReply::Taken { fence })) => Tried {
-            answer: removed,
-            handed: HandoffOutcome::Taken {
-                sent,
-                answered: Moment::now(),
-                fence,
-            },
-        },
-        Ok((removed, _)) => Tried::alone(removed),
-        Err(failure) => {
-            let Failure::Unanswered { link_stands, .. } = failure else {
-                return Tried::alone(Err(failure));
-            };
-            if link_stands {
-                // Redis may still execute the claim. `abandon` writes a deletion behind it on the
-                // same connection, so that Redis executes the deletion later.
-                connection.abandon(key, &claim.token);
-            }
-            Tried {
-                answer: Err(failure),
-                handed: HandoffOutcome::Unanswered { sent },
-            }
-        }
-    }
-}
-
-/// Sends one try of the release of a lock that stays taken for a while.
-pub(crate) fn keep(store: &Store, hold: &Hold, deadline: Moment) -> Result<Compared, Failure> {
-    let key = hold.key.in_redis();
-    let mut connection = store.checkout(key, deadline)?;
-    // A lease is whole milliseconds. If the fraction were cut off, the key would expire too soon.
-    // If the time is over by now, the key has to end; Redis refuses an expiry of zero.
-    let rest = hold
-        .keep_until()
-        .since(Moment::now())
-        .max(Duration::from_nanos(1));
-    let rest = Lease::new(rest + Duration::from_nanos(999_999));
-    connection.keep(key, &hold.token, rest.millis(), deadline)
-}
-
-/// The release of one hold, over as many tries as it takes.
+/// The release of one hold, over as many tries as it takes. From `begin` on, nobody trusts the hold,
+/// and its key is still in Redis.
 #[derive(Debug)]
 pub(crate) struct Release<'a> {
+    keeper: &'a Arc<Keeper>,
     hold: &'a Hold,
+    turn: Turn,
+    /// The thread of this process that gets the lock with the release.
+    next: Option<Arc<Waiter>>,
     /// When the validity of the hold would have ended. `None` if the hold was over when the release
     /// began.
     valid_until: Option<Moment>,
     deadline: Moment,
-    /// False if the lock stays taken for a while.
-    deletes: bool,
+    /// Until when the lock stays taken, if that is not over yet: see `Lock::keep_at_least`. No thread
+    /// gets it before, and nothing deletes its key.
+    kept_until: Option<Moment>,
+    /// What came of a first try that went out with those of other releases.
+    first: Option<Result<Compared, Failure>>,
     /// A try had no answer, and may have been executed.
     maybe_done: bool,
-}
-
-/// What came of a release.
-#[derive(Debug)]
-struct Outcome {
-    result: Result<(), Error>,
-    /// Redis has said what became of the key.
-    answered: bool,
+    /// Why Redis has not said what became of the key.
+    failed: Option<Failure>,
     /// What became of the claim of the next thread.
     handed: HandoffOutcome,
+    pub(super) under_way: Option<UnderWay<'a>>,
 }
 
-impl Release<'_> {
+impl<'a> Release<'a> {
+    /// Begins to give a lock back by the deadline. `local_handoff` says how long threads of this
+    /// process may hand the lock off among themselves.
+    ///
+    /// The caller has taken the hold out of the thread's map already. If it were still there, a
+    /// destructor that takes the lock meanwhile would re-enter a hold that is being released.
+    pub(crate) fn begin(
+        keeper: &'a Arc<Keeper>,
+        hold: &'a Hold,
+        turn: Turn,
+        local_handoff: Duration,
+        deadline: Moment,
+    ) -> Release<'a> {
+        let began = Moment::now();
+        let kept_until = Some(hold.keep_until()).filter(|until| *until > began);
+        // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the
+        //    claim could not go out with the release, and each turn would cost one more round trip.
+        let budget = kept_until.map_or(local_handoff, |_| Duration::ZERO);
+        let next = turn.begin_release(budget, began, deadline);
+
+        // 2. Close the hold, so that no thread trusts it any more. If this came after step 3, the
+        //    holder would trust a lock that another process may have by then. The keeper would find
+        //    the key gone, and report our own release as a loss.
+        let valid_until = keeper.close(hold, began);
+        let counters = keeper.core.counters.of(hold.key.name());
+        counters.given_back(began.since(hold.acquired.answered), hold.thread_has_ended());
+        Release {
+            keeper,
+            hold,
+            turn,
+            next,
+            valid_until,
+            deadline,
+            kept_until,
+            first: None,
+            maybe_done: false,
+            failed: None,
+            handed: HandoffOutcome::NotTaken,
+            under_way: None,
+        }
+    }
+
+    /// Gives the lock back.
+    pub(crate) fn finish(mut self, store: &Store) -> Result<Unlocked, Error> {
+        let (hold, kept_until) = (self.hold, self.kept_until);
+        let mut first = self.first.take();
+        self.finish_by(|claim, by| match (first.take(), kept_until) {
+            (Some(answer), _) => (answer, HandoffOutcome::NotTaken),
+            (None, None) => delete(store, hold, claim, by),
+            (None, Some(until)) => (keep(store, hold, until, by), HandoffOutcome::NotTaken),
+        })?;
+        Ok(
+            kept_until.map_or(Unlocked::Released, |until| Unlocked::Kept {
+                until: Instant::now() + until.since(Moment::now()),
+            }),
+        )
+    }
+
+    /// The rest of the steps. `command` sends one try by a deadline, and the claim of the next thread
+    /// of this process behind it, so Redis executes the end of this hold first.
+    pub(crate) fn finish_by(
+        mut self,
+        command: impl FnMut(Option<&Claim>, Moment) -> Tried,
+    ) -> Result<(), Error> {
+        // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
+        let next = self.next.take();
+        let result = self.run(next.as_ref().map(|next| &next.claim), command);
+
+        // 4. to 6. What follows from the answer.
+        self.conclude(&result);
+
+        // 7. End the turn. If this came before step 3, the next thread would compete with this
+        //    release. If it came before step 4, the next thread could hold the lock while this hold
+        //    does not count as over yet.
+        let Some(next) = next else {
+            drop(self.turn);
+            return result;
+        };
+        if self.turn.settle(&next, self.handed) {
+            self.keeper.delete_later(OrphanKey {
+                redis_key: self.hold.key.in_redis().to_owned(),
+                token: next.claim.token.clone(),
+                gone_by: next.claim.lease.gone_by(Moment::now()),
+                // If there was no answer, Redis may still execute the `SET`.
+                may_reappear: matches!(self.handed, HandoffOutcome::Unanswered { .. }),
+            });
+        }
+        result
+    }
+
     /// Repeats the release until Redis answers, another try would not help, or the next try would
     /// come after the deadline.
     fn run(
         &mut self,
         claim: Option<&Claim>,
         mut command: impl FnMut(Option<&Claim>, Moment) -> Tried,
-    ) -> Outcome {
+    ) -> Result<(), Error> {
         let mut backoff = Backoff::after_failure();
-        let mut handed = HandoffOutcome::NotTaken;
         loop {
             // The claim is sent once. If a try has no answer, Redis may still execute the claim
             // that went out with it.
-            let claim = claim.filter(|_| handed == HandoffOutcome::NotTaken);
-            let tried = command(claim, self.deadline);
+            let claim = claim.filter(|_| self.handed == HandoffOutcome::NotTaken);
+            let (answer, handed) = command(claim, self.deadline);
             if claim.is_some() {
-                handed = tried.handed;
+                self.handed = handed;
             }
-            match self.next(tried.answer, &mut backoff, Moment::now()) {
-                ControlFlow::Break(outcome) => return Outcome { handed, ..outcome },
+            match self.next(answer, &mut backoff, Moment::now()) {
+                ControlFlow::Break(result) => return result,
                 ControlFlow::Continue(pause) => thread::sleep(pause),
             }
         }
     }
 
-    /// The steps between the answer to a release and the end of its turn: see [`give_back`].
-    fn conclude(&self, keeper: &Arc<Keeper>, turn: &Turn, outcome: &Outcome) {
+    /// The steps between the answer to a release and the end of its turn.
+    fn conclude(&self, result: &Result<(), Error>) {
         // 4. Record how the hold ended. If this came before step 3, the first thread in the queue
         //    would see that the hold is over, and ask Redis for a key that still exists.
-        if let Ok(()) | Err(Error::Unconfirmed { .. }) = &outcome.result {
+        if let Ok(()) | Err(Error::Unconfirmed { .. }) = result {
             self.hold.mark_released();
         }
         // This does nothing unless a loss is on record. There may be one although Redis has found
         // the token: a call such as `ensure` has told the thread that the lease had run out, and
         // the keeper, which would have reported that, does not have this hold since step 2.
-        keeper.report_loss(self.hold);
+        self.keeper.report_loss(self.hold);
 
         // 5. Have the keeper delete what may be left of the key. If this came before step 3, the
         //    keeper could delete the key first, and the answer to our own release would look like a
         //    loss. This is done even if the lease has run out by our clock: a renewal without an
         //    answer may have extended it. A key that was to be kept stays until its time.
-        if !outcome.answered {
-            delete_not_before(
-                keeper,
-                self.hold,
-                if self.deletes {
-                    Moment::now()
-                } else {
-                    self.hold.keep_until()
-                },
-            );
+        if let Some(failure) = &self.failed {
+            let from = self.kept_until.unwrap_or(Moment::PAST);
+            delete_not_before(self.keeper, self.hold, from);
+            let it = [self.hold.key.in_redis(), &*self.hold.token];
+            self.keeper.report_refusal("releasing", it, failure);
         }
 
         // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have
@@ -254,12 +189,9 @@ impl Release<'_> {
         //    true if the waiter had the turn all along: this hold was adopted outside of the queue,
         //    or its thread is ending. If this came before step 3, the waiter would find the key and
         //    sleep again.
-        if self.valid_until.is_none() || turn.is_outside() {
-            keeper
-                .core
-                .listeners
-                .wakeups
-                .wake(self.hold.key.in_redis().as_bytes());
+        if self.valid_until.is_none() || self.turn.is_outside() {
+            let wakeups = &self.keeper.core.listeners.wakeups;
+            wakeups.wake(self.hold.key.in_redis().as_bytes());
         }
     }
 
@@ -271,15 +203,9 @@ impl Release<'_> {
         answer: Result<Compared, Failure>,
         backoff: &mut Backoff,
         now: Moment,
-    ) -> ControlFlow<Outcome, Duration> {
+    ) -> ControlFlow<Result<(), Error>, Duration> {
         let failure = match answer {
-            Ok(compared) => {
-                return ControlFlow::Break(Outcome {
-                    result: self.judge(compared, now),
-                    answered: true,
-                    handed: HandoffOutcome::NotTaken,
-                });
-            }
+            Ok(compared) => return ControlFlow::Break(self.judge(compared, now)),
             Err(failure) => failure,
         };
         debug!(target: "relatch::release", "releasing lock {:?}: {failure:?}", self.hold.key.name());
@@ -293,11 +219,8 @@ impl Release<'_> {
         if failure.can_pass() && now.after(pause) < self.deadline {
             return ControlFlow::Continue(pause);
         }
-        ControlFlow::Break(Outcome {
-            result: Err(self.unconfirmed(failure, now)),
-            answered: false,
-            handed: HandoffOutcome::NotTaken,
-        })
+        self.failed = Some(failure.copy());
+        ControlFlow::Break(Err(self.no_answer(failure, now)))
     }
 
     /// Redis decides how a release ends. [`Compared::Done`] means that the key held the token until
@@ -317,8 +240,11 @@ impl Release<'_> {
         }
         let cause = match (compared, self.valid_until) {
             (Compared::Done, _) => return Ok(()),
-            (_, Some(until)) if until <= now => return Err(self.ran_out_on_the_way()),
-            (_, Some(_)) if self.maybe_done && (self.deletes || self.hold.keep_until() <= now) => {
+            (_, Some(until)) if until <= now => {
+                let source = "the lease ran out while the release was on its way";
+                return Err(self.unconfirmed(Duration::ZERO, source.into()));
+            }
+            (_, Some(_)) if self.maybe_done && self.kept_until.is_none_or(|until| until <= now) => {
                 return Ok(());
             }
             (Compared::Absent, Some(_)) => LostCause::Deleted,
@@ -330,47 +256,150 @@ impl Release<'_> {
         Err(self.hold.lose(cause))
     }
 
-    fn ran_out_on_the_way(&self) -> Error {
-        let source = "the lease ran out while the release was on its way".into();
-        Error::Unconfirmed {
-            key: self.hold.key.name().to_string(),
-            at_most: Duration::ZERO,
-            source,
-        }
-    }
-
     /// Returns the error of a release without an answer. If the hold was over when the release
     /// began, or was found lost since, it is lost. Otherwise, the caller had the lock until the
     /// release began.
-    fn unconfirmed(&self, failure: Failure, now: Moment) -> Error {
+    fn no_answer(&self, failure: Failure, now: Moment) -> Error {
         if self.valid_until.is_none() || self.hold.lost().is_some() {
             return self.hold.lose(LostCause::Expired);
         }
-        let kept = if self.deletes {
-            Moment::PAST
-        } else {
-            self.hold.keep_until()
-        };
-        let gone_by = self.hold.gone_by().max(kept);
+        let at_most = self
+            .hold
+            .gone_by()
+            .max(self.kept_until.unwrap_or(now))
+            .since(now);
         let name = self.hold.key.name();
-        let at_most = gone_by.since(now);
         warn!(
             target: "relatch::release",
             "the release of lock {name:?} is not confirmed: its key may exist for up to {at_most:.1?}"
         );
+        self.unconfirmed(at_most, failure.into_cause())
+    }
+
+    fn unconfirmed(&self, at_most: Duration, source: Cause) -> Error {
         Error::Unconfirmed {
-            key: name.to_string(),
+            key: self.hold.key.name().to_string(),
             at_most,
-            source: failure.into_cause(),
+            source,
         }
     }
 }
 
+/// Sends the first tries of these releases, those for each node in one round trip. What goes out
+/// alone is left out: what has a claim behind it, and what is kept.
+pub(super) fn delete_all<'e, 'a: 'e>(
+    store: &Store,
+    all: impl Iterator<Item = &'e mut Release<'a>>,
+    deadline: Moment,
+) {
+    let mut by_node = BTreeMap::<_, Vec<_>>::new();
+    for one in all.filter(|it| it.kept_until.is_none() && it.next.is_none()) {
+        if let Some(node) = store.node_of(one.hold.key.in_redis()) {
+            by_node.entry(node.number).or_default().push(one);
+        }
+    }
+    for releases in by_node.into_values() {
+        let holds = releases.iter().map(|one| one.hold);
+        let removals: Vec<_> = holds.map(|it| (it.key.in_redis(), &*it.token)).collect();
+        let Ok(Connection::To(mut server)) = store.checkout(removals[0].0, deadline) else {
+            continue;
+        };
+        let mut answers = server.remove_all(&removals, deadline).map(Vec::into_iter);
+        for one in releases {
+            one.first = match &mut answers {
+                Ok(answers) => answers.next(),
+                Err(failure) => Some(Err(failure.copy())),
+            };
+        }
+    }
+}
+
+/// Has the keeper delete what a hold may have left in Redis, but not before this moment. (A renewal
+/// that is executed late may add another lease.)
+pub(crate) fn delete_not_before(keeper: &Arc<Keeper>, hold: &Hold, moment: Moment) {
+    let redis_key = hold.key.in_redis().to_owned();
+    let token = hold.token.clone();
+    let gone_by = hold.lease().gone_by(hold.gone_by());
+    keeper.delete_not_before(
+        OrphanKey {
+            redis_key,
+            token,
+            gone_by,
+            may_reappear: false,
+        },
+        moment,
+    );
+}
+
+/// What came of one try, and of the claim behind it.
+pub(crate) type Tried = (Result<Compared, Failure>, HandoffOutcome);
+
+/// Sends one try of a release that deletes the key, and behind it the claim of the next thread.
+pub(crate) fn delete(store: &Store, hold: &Hold, claim: Option<&Claim>, deadline: Moment) -> Tried {
+    let key = hold.key.in_redis();
+    let token = &hold.token;
+    let mut connection = match store.checkout(key, deadline) {
+        Ok(connection) => connection,
+        Err(failure) => return (Err(failure), HandoffOutcome::NotTaken),
+    };
+    let Some(claim) = claim else {
+        return (
+            connection.remove(key, token, deadline),
+            HandoffOutcome::NotTaken,
+        );
+    };
+    let sent = Moment::now();
+    match connection.remove_and_claim(token, claim.wanted(key), deadline) {
+        Ok((removed, ClaimReply::Taken { fence })) => {
+            let answered = Moment::now();
+            (
+                removed,
+                HandoffOutcome::Taken {
+                    sent,
+                    answered,
+                    fence,
+                },
+            )
+        }
+        Ok((removed, _)) => (removed, HandoffOutcome::NotTaken),
+        Err(failure) => {
+            let Failure::Unanswered { link_stands, .. } = failure else {
+                return (Err(failure), HandoffOutcome::NotTaken);
+            };
+            if link_stands {
+                // Redis may still execute the claim. `abandon` writes a deletion behind it on the
+                // same connection, so that Redis executes the deletion later.
+                connection.abandon(key, &claim.token);
+            }
+            (Err(failure), HandoffOutcome::Unanswered { sent })
+        }
+    }
+}
+
+/// Sends one try of the release of a lock that stays taken for a while.
+pub(crate) fn keep(
+    store: &Store,
+    hold: &Hold,
+    until: Moment,
+    deadline: Moment,
+) -> Result<Compared, Failure> {
+    let key = hold.key.in_redis();
+    let mut connection = store.checkout(key, deadline)?;
+    // A lease is whole milliseconds. If the fraction were cut off, the key would expire too soon.
+    // If the time is over by now, the key has to end; Redis refuses an expiry of zero.
+    let rest = until.since(Moment::now()).max(Duration::from_nanos(1));
+    let rest = Lease::new(rest + Duration::from_nanos(999_999));
+    connection.keep(key, &hold.token, rest.millis(), deadline)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use crate::base::options::{Lease, Options};
     use crate::hold::tests::{sample, sample_with};
+    use crate::keeping::keeper::tests::keeper_without_redis;
     use crate::keeping::renewal::on_renewal;
     use crate::store::Refusal;
 
@@ -414,13 +443,20 @@ mod tests {
     use Timing::{InTime, Over, ValidButAnsweredLate};
 
     fn release_of(hold: &Hold, valid_until: Option<Moment>) -> Release<'_> {
-        let deadline = Moment::NEVER;
+        static KEEPER: LazyLock<Arc<Keeper>> = LazyLock::new(keeper_without_redis);
         Release {
+            keeper: &KEEPER,
             hold,
+            turn: Turn::outside(&KEEPER.core.queues, hold.key.name()),
+            next: None,
             valid_until,
-            deadline,
-            deletes: true,
+            deadline: Moment::NEVER,
+            kept_until: None,
+            first: None,
             maybe_done: false,
+            failed: None,
+            handed: HandoffOutcome::NotTaken,
+            under_way: None,
         }
     }
 
@@ -498,7 +534,7 @@ mod tests {
             let hold = sample_with("a", &options, sent);
             let valid_until = Some(hold.valid_until());
             let keeping = Release {
-                deletes: false,
+                kept_until: Some(hold.keep_until()),
                 maybe_done: true,
                 ..release_of(&hold, valid_until)
             };
@@ -591,7 +627,7 @@ mod tests {
             panic!("Redis has answered");
         };
         assert!(
-            released.answered && released.result.is_ok(),
+            release.failed.is_none() && released.is_ok(),
             "an earlier try may have deleted it"
         );
     }
@@ -607,11 +643,7 @@ mod tests {
                 ..release_of(&hold, valid_until)
             };
             match release.next(Err(failure), &mut backoff, now) {
-                ControlFlow::Break(Outcome {
-                    result: Err(error),
-                    answered: false,
-                    handed: HandoffOutcome::NotTaken,
-                }) => Some(error),
+                ControlFlow::Break(Err(error)) if release.failed.is_some() => Some(error),
                 ControlFlow::Break(released) => panic!("{released:?}"),
                 ControlFlow::Continue(_) => None,
             }
@@ -634,19 +666,13 @@ mod tests {
     fn a_release_that_redis_refuses_for_good_is_not_tried_again() {
         let hold = sample("a", LEASE, Moment::now());
         let refusal = Refusal::found("NOPERM", "NOPERM no");
-        let next = release_of(&hold, Some(hold.valid_until())).next(
+        let mut release = release_of(&hold, Some(hold.valid_until()));
+        let next = release.next(
             Err(Failure::Refused(refusal)),
             &mut Backoff::after_failure(),
             Moment::now(),
         );
-        assert!(matches!(
-            next,
-            ControlFlow::Break(Outcome {
-                answered: false,
-                handed: HandoffOutcome::NotTaken,
-                ..
-            })
-        ));
+        assert!(matches!(next, ControlFlow::Break(Err(_))) && release.failed.is_some());
     }
 
     #[test]
@@ -662,18 +688,18 @@ mod tests {
         let released = release.run(Some(&next), |claim, _| {
             tries.push(claim.is_some());
             if tries.len() == 2 {
-                return Tried::alone(Ok(Compared::Done));
+                return (Ok(Compared::Done), HandoffOutcome::NotTaken);
             }
-            Tried {
-                answer: Err(lost_answer()),
-                handed: HandoffOutcome::Unanswered { sent: Moment::PAST },
-            }
+            (
+                Err(lost_answer()),
+                HandoffOutcome::Unanswered { sent: Moment::PAST },
+            )
         });
         assert_eq!(
-            released.handed,
+            release.handed,
             HandoffOutcome::Unanswered { sent: Moment::PAST }
         );
-        assert!(released.result.is_ok());
+        assert!(released.is_ok());
         assert_eq!(tries, [true, false]);
     }
 }

@@ -12,8 +12,8 @@ use crate::base::error::Error;
 use crate::base::options::Options;
 use crate::base::stop::StopHandle;
 use crate::hold::Unlocked;
-use crate::session::Session;
 use crate::session::thread_map::{self, Held};
+use crate::session::{Session, release};
 
 impl Session {
     /// Takes all these locks, or none. `MultiLock` has sorted the names, and no two are the same.
@@ -32,44 +32,48 @@ impl Session {
             keep_at_least: Duration::ZERO,
             ..*options
         };
-        let mut held = Vec::with_capacity(names.len());
-        let mut entered = Ok(());
-        for name in self.mine_first(names) {
-            // Each wait begins now, and all end by one deadline. A single try has time for an
-            // answer of its own for each lock, or many of them would be too slow for a link that is
-            // well.
-            let mut patience = self.patience(limit);
-            if !patience.once {
-                patience.deadline = whole.deadline;
-            }
-            match self.enter(name.into(), options, &patience, stop) {
-                Ok(one) => held.push(one),
-                Err(error) => {
-                    entered = Err(error);
-                    break;
+        loop {
+            let mut held = Vec::with_capacity(names.len());
+            let mut entered = Ok(());
+            for name in self.mine_first(names) {
+                // Each wait begins now, and all end by one deadline. A single try has time for an
+                // answer of its own for each lock, or many of them would be too slow for a link
+                // that is well.
+                let mut patience = self.patience(limit);
+                if !patience.once {
+                    patience.deadline = whole.deadline;
+                }
+                match self.enter(name.into(), options, &patience, stop) {
+                    Ok(one) => held.push(one),
+                    Err(error) => {
+                        entered = Err(error);
+                        break;
+                    }
                 }
             }
-        }
-        // One of them may have been lost while this thread waited for another one.
-        let lost = held
-            .iter()
-            .find_map(|one| one.hold.check(Moment::now()).err());
-        if let Err(mut error) = lost.map_or(entered, Err) {
-            if let Error::Timeout { waited, .. } = &mut error {
-                *waited = Moment::now().since(whole.began);
+            // One of them may have been lost while this thread waited for another one. If this call
+            // had taken it, no work was done under it, and the call begins anew while it may wait.
+            let now = Moment::now();
+            let lost = held.iter().find(|one| !one.hold.is_valid(now));
+            let was_mine = lost.is_some_and(|one| one.hold.depth() == 1);
+            let anew = was_mine && !whole.once && now < whole.deadline;
+            let lost = lost.filter(|_| !was_mine || entered.is_ok());
+            if let Err(mut error) = lost.map_or(entered, |one| one.hold.check(now)) {
+                if let Error::Timeout { waited, .. } = &mut error {
+                    *waited = now.since(whole.began);
+                }
+                self.undo_taking(&held, &error, self.undone_by(&whole));
+                if anew {
+                    continue;
+                }
+                return Err(error.while_holding(thread_map::names()));
             }
-            let deadline = self.undone_by(&whole);
             for one in &held {
-                self.undo_taking(one, &error, deadline);
+                one.hold.keep_at_least(keep, now);
             }
-            return Err(error.while_holding(thread_map::names()));
+            held.sort_by(|one, other| one.hold.key.name().cmp(other.hold.key.name()));
+            return Ok(held);
         }
-        let now = Moment::now();
-        for one in &held {
-            one.hold.keep_at_least(keep, now);
-        }
-        held.sort_by(|one, other| one.hold.key.name().cmp(other.hold.key.name()));
-        Ok(held)
     }
 
     /// What this thread has already comes first: if it is lost, nothing is to be sent.
@@ -79,27 +83,18 @@ impl Session {
         names
     }
 
-    /// Takes one guard off each of these holds, and releases those that have no other. The results
-    /// have the order of `held`.
-    ///
-    /// Answers that do not come take the response timeout in all: each release but the last waits
-    /// for half of what is left of that, since the node of one may be silent. Answers that come use
-    /// up nothing, or a slow link would have too little time for many locks.
-    pub(crate) fn leave_all(&self, held: &[Rc<Held>]) -> Vec<Result<Unlocked, Error>> {
-        let mut silence = self.core.settings.response_timeout;
-        let mut to_release = held.len();
-        let leave = |one: &Rc<Held>| {
-            let (began, share) = (
-                Moment::now(),
-                if to_release > 1 { silence / 2 } else { silence },
-            );
-            to_release -= 1;
-            let left = self.leave(one, began.after(share));
-            if left.is_err() {
-                silence = silence.saturating_sub(Moment::now().since(began));
-            }
-            left
-        };
-        held.iter().map(leave).collect()
+    /// Takes one guard off each of these holds, and releases those that have no other, together.
+    /// The results have the order of `held`.
+    pub(crate) fn leave_all(
+        &self,
+        held: &[Rc<Held>],
+        deadline: Moment,
+    ) -> Vec<Result<Unlocked, Error>> {
+        let begin = |one| self.begins_to_leave(one, deadline);
+        let mut begun: Vec<_> = held.iter().map(begin).collect();
+        let releases = begun.iter_mut().flatten().flatten();
+        release::delete_all(&self.core.store, releases, deadline);
+        let end = |(one, begun)| self.ends_to_leave(one, begun);
+        held.iter().zip(begun).map(end).collect()
     }
 }

@@ -98,9 +98,10 @@ impl Session {
         let (deadline, latest) = (self.one_release(), self.one_answer(Moment::now()));
         for hold in &holds {
             self.keeper.report_loss(hold);
-            let is_kept = hold.keep_until() > Moment::now();
-            if !is_kept || release::keep(&self.core.store, hold, deadline).is_err() {
-                release::delete_not_before(&self.keeper, hold, hold.keep_until());
+            let until = hold.keep_until();
+            let is_kept = until > Moment::now();
+            if !is_kept || release::keep(&self.core.store, hold, until, deadline).is_err() {
+                release::delete_not_before(&self.keeper, hold, until);
             }
         }
         self.wait_for_answers(latest);

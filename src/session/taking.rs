@@ -2,6 +2,7 @@
 //! hold known.
 
 use std::rc::Rc;
+use std::slice;
 use std::sync::Arc;
 
 use crate::acquire::AcquireContext;
@@ -158,20 +159,23 @@ impl Session {
         let held = thread_map::enter(self.id, hold, turn);
         // A lock around this one may have been lost during the wait.
         if let Err(lost) = thread_map::still_has_outer(&held) {
-            self.undo_taking(&held, &lost, self.undone_by(patience));
+            self.undo_taking(slice::from_ref(&held), &lost, self.undone_by(patience));
             return Err(lost);
         }
         Ok(held)
     }
 
-    /// Gives back a lock that this thread has just taken and must not have, because of `error`. A
+    /// Gives back locks that this thread has just taken and must not have, because of `error`. A
     /// lock that was to be kept is not: nobody has done what it is kept for.
-    pub(super) fn undo_taking(&self, held: &Rc<Held>, error: &Error, deadline: Moment) {
-        if held.hold.depth() == 1 {
-            held.hold.keep_nothing();
-        }
-        if let Err(also) = self.leave(held, deadline) {
-            debug!(target: "relatch::release", "giving {:?} back after {error}: {also}", held.hold.key.name());
+    pub(super) fn undo_taking(&self, held: &[Rc<Held>], error: &Error, deadline: Moment) {
+        let new = held.iter().filter(|one| one.hold.depth() == 1);
+        new.for_each(|one| one.hold.keep_nothing());
+        for also in self
+            .leave_all(held, deadline)
+            .into_iter()
+            .filter_map(Result::err)
+        {
+            debug!(target: "relatch::release", "giving back after {error}: {also}");
         }
     }
 }

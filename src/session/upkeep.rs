@@ -109,8 +109,13 @@ impl Session {
         if self.core.store.is_disabled() {
             return Ok(()); // The hold has a lease without end.
         }
-        check_limit(hold, Lease::new(lease))?;
-        hold.set_lease(Lease::new(lease), Moment::now());
+        check_limit(hold, hold.first_lease)?; // No lease is shorter for this.
+        let (new, now) = (Lease::new(lease), Moment::now());
+        if hold.limit_of(new, now).is_some() {
+            let reason = "`max_hold` does not leave so much time: a shorter lease extends the hold";
+            return Err(invalid_option("set_lease", lease, reason));
+        }
+        hold.set_lease(new, now);
         self.keeper.renew_sooner(hold)?;
         self.push(hold)
     }

@@ -32,7 +32,7 @@ pub(crate) static UNAVAILABLE: Metric = metric(
 );
 pub(crate) static REFUSED: Metric = metric(
     "relatch_refused_total",
-    "Calls that ended because Redis refused them, or TLS failed.",
+    "Calls, releases and renewals that Redis refused, or whose TLS failed.",
 );
 pub(crate) static LOST: Metric = metric("relatch_lost_total", "Holds that were lost.");
 pub(crate) static RENEWED: Metric = metric("relatch_renewed_total", "Leases that Redis extended.");

@@ -32,7 +32,8 @@ pub struct Stats {
     /// `force_unlock`.
     pub unavailable: u64,
     /// Such calls that ended with [`Refused`](crate::Error::Refused) or
-    /// [`Tls`](crate::Error::Tls), which waiting does not change.
+    /// [`Tls`](crate::Error::Tls), which waiting does not change. A release counts here, too, and so
+    /// does a hold whose renewal is refused: each once, and with a line at `error` in the log.
     pub refused: u64,
     /// Losses, as [`on_lost`](crate::Builder::on_lost) is told of them.
     pub lost: u64,

@@ -56,7 +56,7 @@ pub(crate) static RELEASE: LazyLock<Script> =
 pub(crate) static DELETE: LazyLock<Script> =
     LazyLock::new(|| Script::new("return redis.call('DEL', KEYS[1])", "+del"));
 pub(crate) static KEEP: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/keep.lua"), "+get +set"));
+    LazyLock::new(|| Script::new(include_str!("lua/keep.lua"), "+get +pexpire +set"));
 pub(crate) static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("lua/renew.lua"), "+get +pttl +pexpire"));
 pub(crate) static LOOK: LazyLock<Script> = LazyLock::new(|| look("1"));

@@ -19,9 +19,10 @@ use crate::keeping::connection::{ExtendAnswers, Extended, KeeperCommands, Remove
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::renewal::{on_renewal, round};
 use crate::keeping::work::Keeper;
-use crate::session::release::{Tried, give_back};
+use crate::session::release::{Release, Tried};
 use crate::simulation::interleavings::wakeups::{Redis, a_change};
 use crate::store::{Compared, Extension, Failure, Node};
+use crate::waiting::handoff::HandoffOutcome;
 
 const LEASE: Duration = Duration::from_millis(300);
 
@@ -202,14 +203,9 @@ impl Scene {
         let hold = &self.hold;
         let turn = self.keeper.core.queues.free_turn(hold.key.name());
         let deadline = Moment::now().after(LEASE);
-        let released = give_back(
-            &self.keeper,
-            hold,
-            turn,
-            Some(Duration::ZERO),
-            deadline,
-            |_, _| self.delete(),
-        );
+        let handoff = Duration::ZERO;
+        let begun = Release::begin(&self.keeper, hold, turn, handoff, deadline);
+        let released = begun.finish_by(|_, _| self.delete());
         assert!(!hold.is_valid(Moment::now()));
         self.log.lock().released = released.is_ok();
         on_the_way();
@@ -230,7 +226,7 @@ impl Scene {
             !is_trusted(),
             "it is trusted while its release is under way"
         );
-        Tried::alone(Ok(compared))
+        (Ok(compared), HandoffOutcome::NotTaken)
     }
 }
 

@@ -1,19 +1,22 @@
 //! Several locks at a time.
 
-use crate::base::sync::scheduler::{now, thread};
+use std::time::Duration;
+
+use crate::Error;
+use crate::base::sync::scheduler::{change_link, now, thread};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
-use crate::{Error, LostCause};
 
 /// Another manager has `b`, and gives it back after three seconds. Meanwhile `a` is deleted.
 #[test]
-fn a_set_of_which_a_lock_is_lost_while_it_waits_for_another_is_not_given() {
+fn a_set_of_which_a_lock_is_lost_while_it_waits_for_another_is_taken_anew() {
     in_scenes(100, |world| {
         let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
         let guard = other.lock("b").expect("locks");
         let waits = thread::spawn(move || {
-            let taken = mine.several(["a", "b"]).lock();
-            let is_lost = |error: &Error| matches!(error, Error::Lost { key, cause: LostCause::Deleted, .. } if key == "a");
-            assert!(taken.as_ref().is_err_and(is_lost), "{taken:?}");
+            let all = mine.several(["a", "b"]).lock().expect("no work was done");
+            all.confirm(Duration::ZERO).expect("both are held");
+            assert_eq!(mine.stats().lost, 1);
+            all.unlock().expect("unlocks");
             assert!(mine.held().is_empty());
         });
         thread::sleep(10 * QUICK + some(SECOND));
@@ -22,6 +25,28 @@ fn a_set_of_which_a_lock_is_lost_while_it_waits_for_another_is_not_given() {
         drop(guard);
         waits.join().expect("no panic");
         assert!(!world.exists("a") && !world.exists("b"));
+    });
+}
+
+/// A wait for a later lock is longer than an earlier one may be held.
+#[test]
+fn a_set_with_max_hold_waits_for_its_limit_and_ends_as_a_wait_for_one_lock() {
+    in_scenes(40, |world| {
+        let other = locks(|builder| builder);
+        let mine = locks(|builder| builder.lease(SECOND).max_hold(SECOND));
+        let taken = other.lock("b").expect("locks").detach().expect("detaches");
+        let all = mine.several(["a", "b"]);
+        let busy = all.try_lock_for(5 * SECOND + some(SECOND));
+        assert!(matches!(busy, Ok(None)), "{busy:?}");
+        assert!(!world.exists("a") && mine.held().is_empty());
+        let release = thread::spawn(move || {
+            thread::sleep(4 * SECOND + some(SECOND));
+            drop(taken);
+        });
+        let all = all.try_lock_for(20 * SECOND).expect("Redis works");
+        let all = all.expect("`b` was released in time");
+        all.unlock().expect("both were held");
+        release.join().expect("no panic");
     });
 }
 
@@ -85,6 +110,39 @@ fn a_set_gives_back_the_others_if_one_was_lost() {
             "{unlocked:?}"
         );
         assert!(!world.exists("c"), "the third one stays");
+    });
+}
+
+/// Half of the time is too short, and Redis has done it within all of it.
+#[test]
+fn a_set_is_given_back_to_a_redis_that_pauses_as_one_lock_is() {
+    in_scenes(100, |world| {
+        let locks = locks(|builder| builder.response_timeout(SECOND));
+        let names = ["a", "b", "c"];
+        let all = locks.several(names).lock().expect("locks");
+        let pause = now() + 600_000_000;
+        world.servers.nodes[0]
+            .borrow_mut()
+            .act(|redis, _| redis.pause_until(pause, false));
+        let unlocked = all.unlock();
+        assert!(unlocked.is_ok(), "{unlocked:?}");
+        assert!(names.iter().all(|name| !world.exists(name)));
+    });
+}
+
+#[test]
+fn a_set_is_given_back_in_one_round_trip() {
+    in_scenes(40, |world| {
+        let locks = locks(|builder| builder);
+        let all = locks.several(["a", "b", "c"]);
+        drop(all.lock().expect("locks"));
+        let all = all.lock().expect("locks");
+        let way = SECOND / 20;
+        let nanos = u64::try_from(way.as_nanos()).expect("a short time");
+        change_link(world.servers.address(0), |it| it.latency = (nanos, nanos));
+        let began = now();
+        all.unlock().expect("unlocks");
+        assert!(since(began) < 2 * way + QUICK, "took {:?}", since(began));
     });
 }
 

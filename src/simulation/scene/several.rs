@@ -31,6 +31,7 @@ impl Player {
             );
         }
         let call = Call::begins(who, keys, how.name_of_several());
+        let lost = manager.stats().lost;
         let taken = match how {
             How::Lock => manager.several(&names).lock().map(Some),
             How::Try => manager.several(&names).try_lock(),
@@ -45,9 +46,11 @@ impl Player {
             how => self.limit(how),
         };
         call.ends(limit.map(|limit| limit + millis(200)));
-        let Some(guard) = call.got(taken) else {
-            return judge::undone(who);
-        };
+        let taken = call.got(taken);
+        if taken.is_none() || manager.stats().lost != lost {
+            judge::undone(who); // What is lost before all are taken is given back, and taken anew.
+        }
+        let Some(guard) = taken else { return };
         let numbers = self.have_several(&call, manager, &guard, under);
         let call = Call::begins(who, keys, "give back several");
         let unlocked = match end {
@@ -82,9 +85,13 @@ impl Player {
 
     fn with_several(&self, call: &Call, manager: &LockManager, names: &[&str], under: &[Under]) {
         let mut numbers = None;
+        let lost = manager.stats().lost;
         let result = manager.several(names).with_lock_result(|guard| {
             call.ends(self.limit(How::Lock).map(|limit| limit + millis(200)));
             call.has_got();
+            if manager.stats().lost != lost {
+                judge::undone(call.who); // As above.
+            }
             numbers = Some(self.have_several(call, manager, guard, under));
             Ok(())
         });

@@ -447,6 +447,11 @@ fn a_parcel_is_adopted_once(place: &Place) {
         scope.spawn(move || drop(hold.attach().expect("attaches")));
     });
     assert!(place.is_free("a"));
+    let too_late = place.locks.adopt(&parcel);
+    assert!(
+        matches!(too_late, Err(Error::NothingToAdopt { .. })),
+        "{too_late:?}"
+    );
 }
 
 fn a_parcel_that_nobody_adopts_ends(place: &Place) {

@@ -203,6 +203,23 @@ pub(crate) fn holder() {
     }
 }
 
+/// A role: may not release what it has taken, and reports what was logged until the lease was over.
+pub(crate) fn refused() {
+    log::set_logger(&LINES).expect("the only logger");
+    log::set_max_level(LevelFilter::Info);
+    let builder = LockManager::builder(&role::arg("url")).lease(Duration::from_secs(1));
+    let locks = builder.build().expect("connects");
+    assert_eq!(locks.with_lock("a", || 5).expect("it was protected"), 5);
+    assert_eq!(locks.stats().refused, 1);
+    eventually(LONG, "the lease ends", || {
+        locks.named("a").holder().expect("answers").is_none()
+    });
+    assert_eq!(locks.stats().refused, 1, "the tries in the background");
+    for line in LINES.0.lock().expect("no panic").iter() {
+        role::report(line);
+    }
+}
+
 fn logged(what: &str) -> bool {
     LINES
         .0

@@ -106,6 +106,30 @@ fn only_the_outermost_release_keeps() {
     assert!(rig.server.pttl("lock:a") > 31_000, "the rest of a minute");
 }
 
+/// Redis refuses a `SET` that is the first write of a script then.
+#[test]
+fn a_lock_is_kept_until_its_time_and_not_for_its_lease_though_the_memory_is_full() {
+    let server = Server::with(&["--maxmemory-policy", "noeviction"]);
+    let builder = LockManager::builder(&server.url()).lease(MINUTE);
+    let locks = builder.build().expect("connects");
+    let lock = locks.named("a").keep_at_least(5 * KEPT);
+    drop(lock.lock().expect("locks").unlock_now()); // Redis knows all scripts but one.
+    let guard = lock.lock().expect("locks");
+    let kept = format!("kept:{}", guard.token());
+    server.query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    let unlocked = guard.unlock();
+    assert!(
+        matches!(unlocked, Ok(Unlocked::Kept { .. })),
+        "{unlocked:?}"
+    );
+    assert_eq!(server.get("lock:a"), Some(kept), "nobody owns it");
+    let left = server.pttl("lock:a");
+    assert!(left <= 2_000, "{left} ms");
+    server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(locks.try_lock("a").expect("answers").is_none());
+    eventually(LONG, "the time is over", || !server.exists("lock:a"));
+}
+
 #[test]
 fn a_kept_lock_is_not_renewed() {
     let rig = Rig::renewing();

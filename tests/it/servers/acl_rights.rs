@@ -51,7 +51,7 @@ const NEEDED_BY: [(&str, &[&str]); 11] = [
         ],
     ),
     ("+del", &["unlock", "unlock, taught", "force_unlock"]),
-    ("+pexpire", &["extend"]),
+    ("+pexpire", &["extend", "keep"]),
     (
         "+pttl",
         &["wait", "holder", "verify", "extend", "force_unlock"],
@@ -236,15 +236,36 @@ fn row_23_a_renewal_without_a_right_is_logged_with_the_right() {
         let mut holder = Worker::spawn("holder", &[("url", &*url)]);
         holder.expect_line("renewed", LONG);
         grant(&server, &without(&[right]));
-        let logged = holder.expect_line("WARN relatch::keeper", LONG);
+        let logged = holder.expect_line("ERROR relatch::refused", LONG);
         assert!(
-            names_right(&logged, right),
+            names_right(&logged, right) && logged.contains("\"lock:a\""),
             "does not name {right}: {logged}"
         );
         // The lock cannot be renewed, so it is lost when its lease ends, and the loss is logged.
         holder.expect_line("WARN relatch::lost", LONG);
         assert!(holder.wait(LONG).success());
+        let told = holder.printed().matches("refused").count();
+        assert_eq!(told, 2, "one line, which has the word twice");
     }
+}
+
+/// The work was protected. But nobody gets the lock until the lease ends.
+#[test]
+fn row_23_a_refused_release_is_told_whatever_the_closure_returned() {
+    let (_server, url) = server_for(&without(&["+del"]));
+    let mut child = Worker::spawn("refused", &[("url", &*url)]);
+    let logged = child.expect_line("ERROR relatch::refused", LONG);
+    assert!(
+        names_right(&logged, "+del") && logged.contains("\"lock:a\""),
+        "{logged}"
+    );
+    assert!(child.wait(LONG).success());
+    assert_eq!(
+        child.printed().matches("ERROR").count(),
+        1,
+        "{}",
+        child.printed()
+    );
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub(crate) fn run_role(name: &str) {
         "logger" => crate::calls::logs::logger(),
         "waiter" => crate::calls::logs::waiter(),
         "holder" => crate::calls::logs::holder(),
+        "refused" => crate::calls::logs::refused(),
         "drawer" => drawer(),
         "builder" => crate::turns::processes::build_as_told(),
         "two waiters" => crate::turns::processes::wait_as_told(),

@@ -15,6 +15,8 @@
 local found = redis.call('GET', KEYS[1])
 local kept = 'kept:' .. ARGV[1]
 if found == ARGV[1] then
+  -- With full memory, Redis refuses a `SET` unless the script has written before.
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
   redis.call('SET', KEYS[1], kept, 'PX', ARGV[2])
   return 1
 elseif found == kept then

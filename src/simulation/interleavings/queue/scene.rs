@@ -11,7 +11,7 @@ use crate::base::sync::thread;
 use crate::hold::{Hold, tests::sample_by};
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::work::Keeper;
-use crate::session::release::{Tried, give_back};
+use crate::session::release::{Release, Tried};
 use crate::simulation::interleavings::expiring_key::Redis;
 use crate::store::Failure;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
@@ -237,7 +237,8 @@ impl Scene {
             handing(false);
             tried
         };
-        let released = give_back(&self.keeper, hold, turn, Some(local_handoff), deadline, ask);
+        let begun = Release::begin(&self.keeper, hold, turn, local_handoff, deadline);
+        let released = begun.finish_by(ask);
         let is_lost = matches!(released, Err(Error::Lost { .. }));
         assert_eq!(hold.lost().is_some(), is_lost, "{released:?}");
         assert!(hold.is_over(Moment::now()), "{released:?}");
@@ -284,10 +285,8 @@ impl Scene {
             link_stands: false,
             cause: "no answer".into(),
         };
-        Tried {
-            answer: answer.map(|(compared, _)| compared).ok_or_else(lost),
-            handed,
-        }
+        let answer = answer.map(|(compared, _)| compared);
+        (answer.ok_or_else(lost), handed)
     }
 
     /// Takes the turn, which no thread has or waits for.
