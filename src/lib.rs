@@ -138,14 +138,16 @@
 //! | `relatch-pool-0` | looks after idle connections | the start |
 //! | `relatch-keeper` | knows when leases are to be renewed, and reports losses | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`], the first hold; or the first orphan (a key that a lost answer may have left behind); with [`Builder::warn_after`], the start |
 //! | `relatch-renewer`, for each server | renews leases, finishes late releases | the first renewal, or the first orphan |
-//! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | the first loss |
+//! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | a loss, until no call is due |
+//! | `relatch-log`, one in the process | logs and counts for the other threads, which must not stand still with the program's logger | a line, until none is left |
+//! | `relatch-login` | asks [`Builder::credentials`] | each connection, until it returns |
 //! | `relatch-listen`, for each server | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
 //! | `relatch-sentinel` | receives the sentinels' reports of another master | with sentinels: the first connection |
 //! | `relatch-cluster` | reads the map of the cluster | in a cluster: the first command |
 //!
 //! Only a cluster has more than one server in this table: each master with locks of this manager.
 //! These threads end when the program drops the last handle or guard. The drop [waits](LockManager)
-//! for all but the first two.
+//! for all but the first two and `relatch-login`.
 //!
 //! # Waiting
 //!
@@ -183,6 +185,7 @@
 //! | `relatch::keeper` | | each try that left leases without renewal, unless Redis refuses it for good; the thread panicked | | |
 //! | `relatch::refused` | Redis refuses for good to renew a lease, or to delete the key of a release: once for each | | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
+//! | `relatch::log` | | how many lines were dropped because the logger was slow | | |
 //! | `relatch::slow` | | a wait or a hold that lasts longer than [`Builder::warn_after`] says | | |
 //! | `relatch::wait` | | | a wait lasts for 5 s, 10 s, 20 s and so on: who has the lock, and what is left of the lease | a thread is about to sleep until it has a lock; how that wait ended |
 //! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |

@@ -4,11 +4,22 @@
 //!
 //! None of this may be called while a lock is held: the program's code may use the manager.
 //!
+//! No thread on duty calls any of it: one that renews leases, hears what has changed, or watches
+//! where the servers are. The program's code may stand still (a pipe that is full), and all holds
+//! would be lost. What such a thread has to say goes to a thread of the process, the outlet.
+//!
 //! A panic of the program's code ends here, after the program's panic hook has reported it. It
 //! could come at any step of a lock. If it went on, a key could stay taken, a thread could wait for
 //! a turn that never comes, and the drop of a guard could abort the process.
 
+use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use crate::base::background::{Errands, is_on_duty};
+use crate::base::sync::PerProcess;
 
 #[cfg(feature = "metrics")]
 pub(crate) use with_recorder::Series;
@@ -33,19 +44,70 @@ pub(crate) fn may_be_on() -> bool {
     cfg!(feature = "metrics") || log::max_level() >= log::LevelFilter::Debug
 }
 
+/// The most lines that wait for the logger.
+const MOST: usize = 1000;
+
+static OUTLET: PerProcess<LazyLock<Arc<Errands>>> =
+    PerProcess::new(LazyLock::new(outlet), || LazyLock::new(outlet));
+
+fn outlet() -> Arc<Errands> {
+    Errands::new("relatch-log")
+}
+
+/// Has the outlet call the program's code.
+fn leave(call: impl FnOnce() + Send + 'static) {
+    // If no thread can be started, the next call tries again.
+    let _ = OUTLET.with(|outlet| outlet.run(call));
+}
+
+/// Waits until the outlet has nothing left to say, until `limit` at most.
+pub(crate) fn settle(limit: Duration) {
+    OUTLET.with(|outlet| outlet.settle(limit));
+}
+
+/// Logs a line by `log`. A thread on duty leaves it to the outlet, unless the logger is far behind.
+pub(crate) fn say(line: fmt::Arguments<'_>, log: fn(fmt::Arguments<'_>)) {
+    static DROPPED: AtomicU64 = AtomicU64::new(0);
+    if !is_on_duty() {
+        contain(|| log(line));
+    } else if OUTLET.with(|outlet| outlet.due()) < MOST {
+        let line = line.to_string();
+        leave(move || {
+            log(format_args!("{line}"));
+            let dropped = DROPPED.swap(0, Ordering::Relaxed);
+            if dropped > 0 {
+                warn!(target: "relatch::log", "the logger was slow: {dropped} lines were dropped");
+            }
+        });
+    } else {
+        DROPPED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+macro_rules! log_line {
+    ($level:ident, target: $target:expr, $($line:tt)+) => {
+        if ::log::Level::$level <= ::log::max_level() {
+            $crate::base::emit::say(format_args!($($line)+), |line| {
+                ::log::log!(target: $target, ::log::Level::$level, "{line}");
+            });
+        }
+    };
+}
 macro_rules! log_error {
-    ($($line:tt)+) => { $crate::base::emit::contain(|| ::log::error!($($line)+)) };
+    ($($line:tt)+) => { $crate::base::emit::log_line!(Error, $($line)+) };
 }
 macro_rules! log_warn {
-    ($($line:tt)+) => { $crate::base::emit::contain(|| ::log::warn!($($line)+)) };
+    ($($line:tt)+) => { $crate::base::emit::log_line!(Warn, $($line)+) };
 }
 macro_rules! log_info {
-    ($($line:tt)+) => { $crate::base::emit::contain(|| ::log::info!($($line)+)) };
+    ($($line:tt)+) => { $crate::base::emit::log_line!(Info, $($line)+) };
 }
 macro_rules! log_debug {
-    ($($line:tt)+) => { $crate::base::emit::contain(|| ::log::debug!($($line)+)) };
+    ($($line:tt)+) => { $crate::base::emit::log_line!(Debug, $($line)+) };
 }
-pub(crate) use {log_debug as debug, log_error as error, log_info as info, log_warn as warn};
+pub(crate) use {
+    log_debug as debug, log_error as error, log_info as info, log_line, log_warn as warn,
+};
 
 /// Calls code of the program. A panic in it ends here.
 #[inline]
@@ -56,6 +118,8 @@ pub(crate) fn contain(call: impl FnOnce()) {
 
 #[cfg(feature = "metrics")]
 mod with_recorder {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
     use ::metrics::{
@@ -63,7 +127,7 @@ mod with_recorder {
         describe_histogram, with_recorder,
     };
 
-    use super::{Metric, contain};
+    use super::{Metric, contain, is_on_duty, leave};
 
     static METADATA: Metadata<'_> =
         Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
@@ -71,8 +135,12 @@ mod with_recorder {
     /// A metric of one class of locks, as the recorder knows it. It is made with the manager, so
     /// that a lock allocates nothing for its labels. The recorder is asked for it each time: the
     /// program may set its recorder later.
-    #[derive(Debug)]
-    pub(crate) struct Series(Key);
+    #[derive(Clone, Debug)]
+    pub(crate) struct Series {
+        key: Key,
+        /// What threads on duty have counted, and the outlet has not told yet.
+        untold: Arc<AtomicU64>,
+    }
 
     impl Series {
         /// A counter. The recorder shows it at once, with a zero: alerts on its growth would not
@@ -106,11 +174,23 @@ mod with_recorder {
                 .map(|class| Label::new("class", class.to_owned()))
                 .into_iter()
                 .collect();
-            Series(Key::from_parts(metric.name, labels))
+            Series {
+                key: Key::from_parts(metric.name, labels),
+                untold: Arc::default(),
+            }
         }
 
+        /// (A thread on duty only counts.)
         pub(crate) fn count(&self, more: u64) {
-            self.tell(|it, key| it.register_counter(key, &METADATA).increment(more));
+            let tell = |it: &Series, more| {
+                it.tell(|it, key| it.register_counter(key, &METADATA).increment(more));
+            };
+            if !is_on_duty() {
+                tell(self, more);
+            } else if self.untold.fetch_add(more, Ordering::Relaxed) == 0 {
+                let series = self.clone();
+                leave(move || tell(&series, series.untold.swap(0, Ordering::Relaxed)));
+            }
         }
 
         pub(crate) fn change(&self, by: f64) {
@@ -123,7 +203,7 @@ mod with_recorder {
         }
 
         fn tell(&self, tell: impl FnOnce(&dyn Recorder, &Key)) {
-            contain(|| with_recorder(|recorder| tell(recorder, &self.0)));
+            contain(|| with_recorder(|recorder| tell(recorder, &self.key)));
         }
     }
 }
@@ -240,5 +320,48 @@ mod without_subscriber {
 
         #[inline]
         pub(crate) fn holder(&self, _: impl Display) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    use super::*;
+    use crate::base::background::go_on_duty;
+    use crate::base::sync::{mpsc, thread};
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    /// The thread is on duty, and the logger stands still at its first line.
+    #[test]
+    fn a_thread_on_duty_does_not_wait_for_the_logger_and_lines_do_not_pile_up() {
+        static GOES_ON: AtomicBool = AtomicBool::new(false);
+        static LOGGED: AtomicUsize = AtomicUsize::new(0);
+        let (said, all_said) = mpsc::channel();
+        thread::spawn(move || {
+            go_on_duty();
+            for n in 0..3 * MOST {
+                say(format_args!("{n}"), |line| {
+                    while !GOES_ON.load(Ordering::SeqCst) {
+                        std::thread::yield_now();
+                    }
+                    let before = LOGGED.fetch_add(1, Ordering::SeqCst);
+                    assert_eq!(line.to_string(), before.to_string(), "in order");
+                });
+            }
+            said.send(()).unwrap();
+        });
+        let all = all_said.recv_timeout(LONG);
+        let meanwhile = LOGGED.load(Ordering::SeqCst);
+        GOES_ON.store(true, Ordering::SeqCst);
+        assert_eq!(
+            (all, meanwhile),
+            (Ok(()), 0),
+            "the thread stands still, too"
+        );
+        settle(LONG);
+        let logged = LOGGED.load(Ordering::SeqCst);
+        assert!((MOST - 10..=MOST + 1).contains(&logged), "{logged} lines");
     }
 }

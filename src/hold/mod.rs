@@ -225,15 +225,21 @@ impl Hold {
         self.shorten_to(self.valid_until().before(span));
     }
 
-    /// The time from one renewal to the next. `None` if the keeper does not renew the hold, or not
-    /// any more.
-    pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
-        let stopped = self.thread_has_ended() || self.limit_of(self.lease(), now).is_some();
-        if stopped {
+    /// The time from one renewal to the next. `None` if the keeper does not renew the hold.
+    pub(crate) fn renews_every(&self) -> Option<Duration> {
+        if self.thread_has_ended() {
             None
         } else {
             self.renewal.every(self.lease())
         }
+    }
+
+    /// The lease that a renewal asks for at `now`. Once `max_hold` has passed, that is what is left:
+    /// Redis extends nothing, and says whether the key still has the token.
+    pub(crate) fn lease_to_ask(&self, now: Moment) -> Lease {
+        let lease = self.lease();
+        self.limit_of(lease, now)
+            .map_or(lease, |_| Lease::new(self.remaining(now)))
     }
 
     /// The `max_hold` of this hold, if no lease may begin at `now` any more: it would end later
@@ -280,24 +286,22 @@ impl Hold {
         self.older.store(0, Ordering::Relaxed);
         self.gone_by
             .fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
-        self.shorten_to(lease.valid_until(now));
+        if self.limit_of(lease, now).is_none() {
+            self.shorten_to(lease.valid_until(now));
+        }
     }
 
     /// Redis has extended the lease by a command sent at `sent`: the hold is valid for a lease from
-    /// then on, but not past its latest end. (The keeper looks at `max_hold` before it sends; the
-    /// command may have been sent much later than that.) Returns an error if the hold is not valid
-    /// any more at `now`, or if another thread has found it over.
+    /// then on. (Not if `max_hold` had passed by then, perhaps since the keeper looked at it.) An
+    /// error: the hold is not valid any more at `now`, or another thread has found it over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
         let older = Duration::from_nanos(self.older.load(Ordering::Relaxed));
-        let new = lease
-            .valid_until(sent)
-            .before(older)
-            .min(self.latest_end())
-            .as_nanos();
+        let new = lease.valid_until(sent).before(older).as_nanos();
+        let extends = self.limit_of(lease, sent).is_none();
         let changed = self
             .valid_until
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
-                (now < Moment::from_nanos(old)).then_some(new)
+                (now < Moment::from_nanos(old)).then_some(if extends { new } else { old })
             });
         if changed.is_err() || self.end.get().is_some() {
             return Err(self.lose(LostCause::Expired));
@@ -503,6 +507,31 @@ pub(crate) mod tests {
         assert_eq!(hold.renewals(), 1);
     }
 
+    /// Redis may execute a command until its answer is due, or has come.
+    #[test]
+    fn a_key_is_gone_a_lease_after_the_last_moment_of_its_commands() {
+        let (hold, lease) = one_second();
+        let [taken, due, early] = [200, 700, 600].map(|it| SENT.after(Duration::from_millis(it)));
+        let acquired = AcquiredAt {
+            sent: SENT,
+            answered: taken,
+        };
+        let taken_late = Hold::new(
+            hold.key.clone(),
+            hold.owner.clone(),
+            hold.token.clone(),
+            None,
+            &Options::default(),
+            acquired,
+        );
+        assert_eq!(hold.gone_by(), SENT.after(lease.time()));
+        hold.renewing(lease, SENT, due);
+        assert_eq!(hold.gone_by(), due.after(lease.time()));
+        hold.renewing(lease, SENT, early);
+        assert_eq!(hold.gone_by(), due.after(lease.time()), "never sooner");
+        assert_eq!(taken_late.gone_by(), taken.after(Options::default().lease));
+    }
+
     #[test]
     fn a_late_renewal_does_not_make_a_hold_valid_again() {
         let (hold, lease) = one_second();
@@ -566,19 +595,27 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_hold_is_renewed_until_max_hold_or_the_end_of_its_thread() {
-        let (mut hold, _) = one_second();
+    fn a_hold_is_extended_until_max_hold_or_the_end_of_its_thread() {
+        let (mut hold, lease) = one_second();
         let limit = Duration::from_secs(5);
-        let every = hold.renews_every(SENT);
-        assert_eq!(every, Some(Duration::from_secs(1) / 3));
         set_max_hold(&mut hold, limit);
+        assert_eq!(hold.renews_every(), Some(Duration::from_secs(1) / 3));
+        let sent = SENT.after(Duration::from_millis(4999));
+        hold.renewed(lease, SENT.after(limit / 2), SENT).unwrap();
+        hold.renewed(lease, sent, SENT).unwrap();
+        assert_eq!(hold.lease_to_ask(sent).time(), lease.time());
+        let late = SENT.after(limit + Duration::from_millis(300));
+        let end = hold.valid_until();
+        let left = hold.lease_to_ask(late);
         assert_eq!(
-            hold.renews_every(SENT.after(Duration::from_millis(4999))),
-            every
+            left.time(),
+            Duration::from_millis(687),
+            "no more than it has"
         );
-        assert_eq!(hold.renews_every(SENT.after(limit)), None);
+        hold.renewed(left, late, late).unwrap();
+        assert_eq!(hold.valid_until(), end);
         hold.mark_thread_ended();
-        assert_eq!(hold.renews_every(SENT), None);
+        assert_eq!(hold.renews_every(), None);
         assert!(!hold.can_be_forgotten(SENT), "the lease has not run out");
         assert!(hold.can_be_forgotten(hold.valid_until()));
     }
@@ -594,11 +631,11 @@ pub(crate) mod tests {
             hold.renewed(lease, sent, sent).unwrap();
             assert_eq!(
                 hold.valid_until(),
-                lease.valid_until(sent).min(latest),
+                lease.valid_until(SENT.after(n.min(5) * Duration::from_millis(900))),
                 "renewal {n}"
             );
         }
-        assert_eq!(hold.valid_until(), latest);
+        assert!(hold.valid_until() < latest);
         assert!(hold.renewed(lease, latest, latest).is_err());
     }
 
@@ -606,12 +643,11 @@ pub(crate) mod tests {
     fn a_shorter_lease_is_renewed_until_max_hold_too_and_no_longer() {
         let (mut hold, _) = one_second();
         set_max_hold(&mut hold, Duration::from_secs(5));
-        hold.set_lease(Lease::new(Duration::from_millis(100)), SENT);
-        assert!(
-            hold.renews_every(SENT.after(Duration::from_millis(4999)))
-                .is_some()
-        );
-        assert_eq!(hold.renews_every(SENT.after(Duration::from_secs(5))), None);
+        let short = Lease::new(Duration::from_millis(100));
+        hold.set_lease(short, SENT);
+        let asked = |millis| hold.lease_to_ask(SENT.after(Duration::from_millis(millis)));
+        assert_eq!(asked(4999).millis(), 100);
+        assert_eq!(asked(5000).millis(), 0, "nothing is left");
     }
 
     /// A control for tests makes a hold older while its renewal is under way: the key is older,

@@ -8,13 +8,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::background;
 use crate::base::clock::Moment;
-use crate::base::emit::warn;
+use crate::base::emit::{self, warn};
 use crate::base::error::{Error, LostCause, SystemCause};
 use crate::base::options::WarnAfter;
-use crate::base::owner::process::Workers;
 use crate::base::sync::mpsc::{self, Receiver};
-use crate::base::sync::thread;
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::Hold;
 use crate::keeping::due::RenewalRequest;
@@ -34,7 +33,6 @@ impl Keeper {
             core,
             notifier,
             due_sooner: Condvar::new(),
-            workers: Workers::default(),
         });
         let weak = Arc::downgrade(&keeper);
         let store = &keeper.core.store;
@@ -211,8 +209,7 @@ impl Keeper {
         }
         if work.thread.is_none() && !work.stop {
             let keeper = Arc::clone(self);
-            let thread = thread::Builder::new().name("relatch-keeper".to_owned());
-            let started = thread.spawn(move || run(&keeper));
+            let started = background::spawn("relatch-keeper", move || run(&keeper));
             work.thread = Some(started.map_err(|error| Error::System {
                 cause: SystemCause::NoThread,
                 source: error,
@@ -223,8 +220,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Ends the keeper's thread, the listener's, the store's and the one that calls `on_lost`. A
-    /// forked child has none of these threads, and must not call this.
+    /// Ends the keeper's thread, the listener's, the store's and the one that calls `on_lost`, and
+    /// waits for the outlet. A forked child has none of these threads, and must not call this.
     pub(crate) fn stop(&self) {
         self.core.stop();
         let mut work = self.work.lock();
@@ -232,22 +229,17 @@ impl Keeper {
         let thread = work.thread.take();
         drop(work);
         self.due_sooner.notify_one();
-        // A logger of the program may drop the last handle in one of these threads, for which the
-        // keeper waits.
-        if let Some(thread) = thread
-            && !self.workers.is_current()
-            && thread.join().is_err()
-        {
+        if thread.is_some_and(|thread| thread.join().is_err()) {
             warn!(target: "relatch::keeper", "the keeper had panicked");
         }
         if let Some(notifier) = &self.notifier {
             notifier.stop(self.core.settings.response_timeout);
         }
+        emit::settle(self.core.settings.response_timeout);
     }
 }
 
 fn run(keeper: &Arc<Keeper>) {
-    keeper.workers.enter();
     let mut renewers = Renewers::default();
     let mut slow = keeper.work.lock().warn_after.map(Slow::new);
     while let Some(work) = keeper.next_round(slow.as_ref().map_or(Moment::NEVER, Slow::next)) {
@@ -271,6 +263,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::base::options::Settings;
     use crate::base::owner::identity::Identity;
+    use crate::base::sync::thread;
     use crate::hold::tests::sample;
     use crate::store::{Store, Target};
 

@@ -71,7 +71,7 @@ impl Leases {
         }
         // The hold was perhaps taken at the server that had the key before, and is not entered
         // until now.
-        let has_moved = hold.acquired.sent < self.moved && hold.renews_every(now).is_some();
+        let has_moved = hold.acquired.sent < self.moved && hold.renews_every().is_some();
         let due = if has_moved {
             Moment::PAST
         } else {
@@ -103,7 +103,7 @@ impl Leases {
 
     /// When a hold that was taken or renewed at `sent` is due.
     fn regularly_due(&self, hold: &Hold, sent: Moment) -> Moment {
-        match period(hold, sent) {
+        match period(hold) {
             Some(every) => sent.after(every).min(hold.valid_until()),
             None if self.reports_losses => hold.valid_until(),
             None => Moment::NEVER,
@@ -155,7 +155,7 @@ impl Leases {
             .values()
             .filter(|it| it.due < Moment::NEVER && it.hold.is_valid(now));
         let leases = renewed
-            .filter(|it| it.hold.renews_every(now).is_some())
+            .filter(|it| it.hold.renews_every().is_some())
             .map(|it| it.hold.lease().time());
         leases.min().unwrap_or(Duration::MAX)
     }
@@ -179,7 +179,7 @@ impl Leases {
                 due.over.push(Arc::clone(&entry.hold));
                 // Reported once. `held` lists it until its guards are gone.
                 entry.due = Moment::NEVER;
-            } else if let Some(every) = period(&entry.hold, now) {
+            } else if let Some(every) = period(&entry.hold) {
                 let early = if entry.asked {
                     Duration::ZERO
                 } else {
@@ -302,7 +302,7 @@ impl Leases {
         self.moved = now;
         let mut due = self.invalidated_those(&has_moved, now);
         for entry in self.by_number.values_mut() {
-            let is_renewed = entry.hold.renews_every(now).is_some();
+            let is_renewed = entry.hold.renews_every().is_some();
             if is_renewed && has_moved(entry.hold.key.in_redis().as_bytes()) {
                 due = due.min(entry.renew_soon(now));
             }
@@ -317,7 +317,7 @@ impl Leases {
         let Some(entry) = entry.filter(|entry| entry.due < Moment::NEVER) else {
             return Moment::NEVER;
         };
-        let sooner = hold.renews_every(now).map_or(hold.valid_until(), |every| {
+        let sooner = hold.renews_every().map_or(hold.valid_until(), |every| {
             now.after(every.min(hold.remaining(now) / 3))
         });
         entry.due = entry.due.min(sooner);
@@ -371,8 +371,8 @@ impl Leases {
 
 /// The time until the next renewal of a hold that is taken or renewed now. `None` if it is not
 /// renewed.
-fn period(hold: &Hold, now: Moment) -> Option<Duration> {
-    let every = hold.renews_every(now)?;
+fn period(hold: &Hold) -> Option<Duration> {
+    let every = hold.renews_every()?;
     Some(if hold.renewals() == 0 {
         every.min(FIRST_RENEWAL)
     } else {

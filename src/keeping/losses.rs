@@ -2,18 +2,15 @@
 //! whether a loss is reported.)
 
 use std::fmt;
-use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::background::Background;
+use crate::base::background::{Errands, go_on_duty};
 use crate::base::clock::Moment;
 use crate::base::emit::error;
 use crate::base::error::LostCause;
 use crate::base::owner::Owner;
-use crate::base::sync::Mutex;
-use crate::base::sync::mpsc::{self, Sender};
 use crate::hold::Hold;
 
 /// A hold that was lost, as the callback of [`on_lost`](crate::Builder::on_lost) gets it.
@@ -48,23 +45,20 @@ impl fmt::Display for LostLock {
 
 pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
 
-/// Calls `on_lost`, for one loss after the other, on a thread that the first loss starts.
+/// Calls `on_lost`, for one loss after the other.
 ///
-/// The keeper's thread does not call the callback: while a slow callback ran, no lease would be
+/// None of the threads that renew calls the callback: while a slow one ran, no lease would be
 /// renewed.
 pub(crate) struct LossNotifier {
     on_lost: OnLost,
-    /// To the thread. `None` until the first loss, and once the thread is to end.
-    losses: Mutex<Option<Sender<LostLock>>>,
-    thread: Background,
+    calls: Arc<Errands>,
 }
 
 impl LossNotifier {
     pub(crate) fn new(on_lost: OnLost) -> LossNotifier {
         LossNotifier {
             on_lost,
-            losses: Mutex::default(),
-            thread: Background::default(),
+            calls: Errands::new("relatch-on-lost"),
         }
     }
 
@@ -76,44 +70,25 @@ impl LossNotifier {
             cause,
             held_for: now.since(hold.acquired.answered),
         };
-        let mut losses = self.losses.lock();
-        let mut started = Ok(());
-        if losses.is_none() {
-            started = self.start().map(|sender| *losses = Some(sender));
-        }
-        if let Some(losses) = &*losses {
-            // This fails only after the end, when no thread receives any more.
-            let _ = losses.send(lost);
-        }
-        drop(losses); // The program's logger may call this manager.
-        if let Err(error) = started {
-            error!(target: "relatch::lost", "on_lost cannot be called, no thread can be started: {error}");
-        }
-    }
-
-    /// Starts the thread. After [`stop`](Self::stop), nobody receives what is sent.
-    fn start(&self) -> io::Result<Sender<LostLock>> {
-        let (sender, losses) = mpsc::channel::<LostLock>();
         let on_lost = Arc::clone(&self.on_lost);
-        self.thread.start("relatch-on-lost", move || {
-            while let Ok(lost) = losses.recv() {
-                let key = lost.key.clone();
-                if panic::catch_unwind(AssertUnwindSafe(|| on_lost(&lost))).is_err() {
-                    error!(target: "relatch::lost", "the on_lost callback panicked, called for lock {key:?}");
-                }
+        let call = move || {
+            go_on_duty(); // A logger that stands still holds up no call.
+            if panic::catch_unwind(AssertUnwindSafe(|| on_lost(&lost))).is_err() {
+                error!(target: "relatch::lost", "the on_lost callback panicked, called for lock {:?}", lost.key);
             }
-        })?;
-        Ok(sender)
+        };
+        if let Err(error) = self.calls.run(call) {
+            error!(target: "relatch::lost", "on_lost is not called yet, no thread can be started: {error}");
+        }
     }
 
-    /// Waits until the callback was called for all losses so far, a little longer than `limit` at
-    /// most, and ends the thread. A callback that takes longer is left behind with its thread. If
-    /// the callback itself drops the last handle, nothing is waited for.
+    /// Waits until the callback was called for all losses so far, until `limit` at most. A callback
+    /// that takes longer is left behind with its thread. If the callback itself drops the last
+    /// handle, nothing is waited for.
     pub(crate) fn stop(&self, limit: Duration) {
-        self.thread.tell_to_stop(); // A first loss starts no thread any more.
-        self.losses.lock().take();
-        if let Err(what) = self.thread.stop(limit) {
-            error!(target: "relatch::lost", "the thread that calls on_lost {what}");
+        self.calls.close();
+        if !self.calls.settle(limit) {
+            error!(target: "relatch::lost", "the callback on_lost does not return in time: it is left behind");
         }
     }
 }
@@ -127,8 +102,8 @@ impl fmt::Debug for LossNotifier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::sync::mpsc::Receiver;
-    use crate::base::sync::thread;
+    use crate::base::sync::mpsc::{self, Receiver};
+    use crate::base::sync::{Mutex, thread};
     use crate::hold::tests::sample;
 
     const LONG: Duration = Duration::from_secs(10);

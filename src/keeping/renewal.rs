@@ -185,7 +185,7 @@ fn renew<'h>(
     // renewal.
     let client_id = listener.as_ref().and_then(|listener| listener.client_id());
     let sending = |hold: &&'h Arc<Hold>| {
-        let lease = hold.lease();
+        let lease = hold.lease_to_ask(now);
         hold.renewing(lease, now, deadline);
         work.leases.sending(hold, client_id.is_some(), now);
         Extension {
@@ -555,6 +555,15 @@ mod tests {
             );
             assert!(holds.iter().all(|hold| hold.is_valid(Moment::now())));
         }
+    }
+
+    /// Redis may execute it until its answer is due.
+    #[test]
+    fn a_key_may_exist_for_a_lease_after_the_deadline_of_a_renewal_without_an_answer() {
+        let (keeper, holds) = keeps(1);
+        let due = Moment::now().after(2 * keeper.core.settings.response_timeout);
+        renews(&keeper, &mut Redis::silent(1), &holds);
+        assert!(holds[0].gone_by() >= due.after(LONG));
     }
 
     #[test]

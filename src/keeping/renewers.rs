@@ -8,11 +8,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::background;
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
 use crate::base::sync::HashMap;
 use crate::base::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use crate::base::sync::thread::{self, JoinHandle};
+use crate::base::sync::thread::JoinHandle;
 use crate::keeping::connection::KeeperConnection;
 use crate::keeping::due::{RenewalRequest, WorkDue};
 use crate::keeping::renewal;
@@ -94,9 +95,7 @@ impl Renewer {
         let keeper = Arc::clone(keeper);
         let its_node = Arc::clone(node);
         let run = move || serve(&keeper, &its_node, &inbox);
-        let thread = thread::Builder::new()
-            .name("relatch-renewer".to_owned())
-            .spawn(run)?;
+        let thread = background::spawn("relatch-renewer", run)?;
         Ok(Renewer {
             node: Arc::clone(node),
             work,
@@ -107,7 +106,6 @@ impl Renewer {
 
 /// Does rounds of work. What comes during a round is done together in the next one.
 fn serve(keeper: &Keeper, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
-    keeper.workers.enter();
     let mut connection = KeeperConnection::new(keeper, Arc::clone(node));
     while !node.is_retired() {
         let work = inbox.recv_timeout(LOOKS_EVERY);

@@ -6,7 +6,6 @@ use crate::base::clock::Moment;
 use crate::base::emit::{error, warn};
 use crate::base::error::LostCause;
 use crate::base::options::WarnAfter;
-use crate::base::owner::process::Workers;
 use crate::base::sync::thread::JoinHandle;
 use crate::base::sync::{Condvar, HashSet, Mutex, MutexGuard};
 use crate::hold::Hold;
@@ -25,8 +24,6 @@ pub(crate) struct Keeper {
     pub(crate) work: Mutex<Work>,
     /// Wakes the thread when something is due sooner than the thread knew.
     pub(crate) due_sooner: Condvar,
-    /// The threads that do the keeper's work: they must not wait for their own end.
-    pub(crate) workers: Workers,
 }
 
 #[derive(Debug)]
@@ -120,19 +117,19 @@ impl Keeper {
         }
     }
 
-    /// Reports a loss, once per hold: to the log, to `on_lost`, to the first waiter for the key, and
-    /// to a thread that has the hold and waits for another lock.
+    /// Reports a loss, once per hold: to `on_lost`, to the first waiter for the key, to a thread that
+    /// has the hold and waits for another lock, and to the log, which may hold up the thread.
     pub(crate) fn report_loss(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;
         };
-        self.core.counters.of(hold.key.name()).lost.add(1);
-        warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key.name());
         if let Some(notifier) = &self.notifier {
             notifier.notify(hold, cause, Moment::now());
         }
         self.core.queues.wake_first(hold.key.name());
         wake_holders(hold);
+        self.core.counters.of(hold.key.name()).lost.add(1);
+        warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key.name());
     }
 
     /// Reports what Redis refuses for good to do with the key of this token, to the log and the

@@ -30,8 +30,8 @@ use crate::waiting::waits::WaitingThread;
 /// [`Error::WouldDeadlock`].
 ///
 /// Dropping the last handle or guard ends the manager's threads. The drop waits for the keeper,
-/// renewer, callback, listener, sentinel and cluster threads, for each at most 0.1 s longer than
-/// the response timeout (a timeout below 0.1 s counts as 0.1 s).
+/// renewer, callback, log, listener, sentinel and cluster threads, for each at most 0.1 s longer
+/// than the response timeout (a timeout below 0.1 s counts as 0.1 s).
 ///
 /// The methods that take a lock exist here, with a key, and on a [`Lock`]. A `Lock` also has
 /// options, [`holder`](Lock::holder) and [`force_unlock`](Lock::force_unlock).

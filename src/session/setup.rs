@@ -152,3 +152,35 @@ impl fmt::Debug for Session {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::base::sync::{mpsc, thread};
+
+    /// A thread of the parent had the mutex at the fork, so the child's copy is locked for ever.
+    #[test]
+    fn a_stop_in_a_forked_child_locks_no_mutex_of_the_parents_manager() {
+        let mut parent = Identity::in_memory();
+        parent.pid += 1;
+        let store = Arc::new(Store::in_memory());
+        let session = Session::over(Core::new(parent, store, Settings::default(), None), None);
+        let stop = StopHandle::new();
+        session.heed(&stop);
+        let wakeups = &session.core.listeners.wakeups;
+        let _waits = wakeups.register("a");
+        let (tell, told) = mpsc::channel();
+        wakeups.wake_those(|_| {
+            let (stop, tell) = (stop.clone(), tell.clone());
+            thread::spawn(move || {
+                stop.stop();
+                let _ = tell.send(());
+            });
+            let told = told.recv_timeout(Duration::from_secs(10));
+            told.expect("it waits for the mutex");
+            false
+        });
+    }
+}

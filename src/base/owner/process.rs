@@ -5,7 +5,6 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::sync::Mutex;
 use crate::base::sync::{per_thread, process};
 
 /// For how long a process id is reused after it was read.
@@ -19,24 +18,6 @@ const REUSED_FOR: Duration = Duration::from_micros(10);
 per_thread! {
     static LAST_READ: Cell<(Moment, u32)> = const { Cell::new((Moment::PAST, 0)) };
     static THREAD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
-}
-
-/// The threads that do a manager's work, so that none of them waits for its own end.
-///
-/// `std::thread::current` would not do: it can panic in a destructor of a thread-local.
-#[derive(Debug, Default)]
-pub(crate) struct Workers(Mutex<Vec<u64>>);
-
-impl Workers {
-    /// A worker's thread calls this first.
-    pub(crate) fn enter(&self) {
-        self.0.lock().push(thread_id(process::id()));
-    }
-
-    /// True in one of these threads.
-    pub(crate) fn is_current(&self) -> bool {
-        self.0.lock().contains(&thread_id(process::id()))
-    }
 }
 
 /// This process's id at `now`.
@@ -98,21 +79,6 @@ mod tests {
         assert_eq!(here, thread_id(pid));
         let there = std::thread::spawn(move || thread_id(pid)).join().unwrap();
         assert_ne!(here, there);
-    }
-
-    #[test]
-    fn only_the_workers_own_threads_are_current() {
-        let worker = Workers::default();
-        assert!(!worker.is_current());
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                worker.enter();
-                assert!(worker.is_current());
-            });
-        });
-        assert!(!worker.is_current());
-        worker.enter();
-        assert!(worker.is_current());
     }
 
     #[test]

@@ -5,13 +5,13 @@
 
 use std::fmt;
 use std::io;
-use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::owner::host_name;
-use crate::base::sync::process;
+use crate::base::sync::mpsc::{self, RecvTimeoutError};
+use crate::base::sync::{process, thread};
 use crate::client::wire::endpoint::{Endpoint, Login, Way};
 use crate::client::wire::failure::{Failure, accept, expect_ok, nonsense};
 use crate::client::wire::link::Link;
@@ -27,6 +27,10 @@ pub(crate) const CLUSTER_NODE: &str = "CLUSTERNODE";
 
 /// The code of the refusal of a server that should be a node of a cluster, and is not.
 pub(crate) const NO_NODE: &str = "NOCLUSTER";
+
+/// How often [`AskCredentials`] is called at a time, if it does not return. (Each call has a
+/// reference, and so have a few others.)
+const MOST_ASKED: usize = 100;
 
 /// How to begin a connection.
 #[derive(Clone)]
@@ -135,7 +139,7 @@ impl Access {
         let credentials = self
             .credentials
             .as_ref()
-            .map(Credentials::get)
+            .map(|it| it.get(deadline))
             .transpose()?;
         let batch = self.batch(credentials.as_ref(), first);
         let authenticates = credentials.is_some();
@@ -226,21 +230,31 @@ impl Access {
 
 impl Credentials {
     /// The user, if one is named, and the password.
-    fn get(&self) -> Result<(Option<String>, String), Failure> {
-        match self {
+    ///
+    /// The program's function runs on a thread of its own: it may be a thread that renews leases
+    /// that opens a connection, or a drop.
+    fn get(&self, deadline: Moment) -> Result<(Option<String>, String), Failure> {
+        let ask = match self {
             Credentials::Fixed(Login { username, password }) => {
-                Ok((username.clone(), password.clone()))
+                return Ok((username.clone(), password.clone()));
             }
-            Credentials::Asked(ask) => {
-                // A connection may be opened by a drop or by a thread of the manager. A panic would
-                // end that thread.
-                let asked = panic::catch_unwind(AssertUnwindSafe(|| ask()));
-                let (username, password) = asked.map_err(|_| {
-                    Failure::not_sent("the function that returns the credentials panicked")
-                })?;
-                Ok((Some(username), password))
-            }
+            Credentials::Asked(ask) => Arc::clone(ask),
+        };
+        let failed =
+            |what| Failure::not_sent(format!("the function that returns the credentials {what}"));
+        if Arc::strong_count(&ask) > MOST_ASKED {
+            return Err(failed("has not returned too often"));
         }
+        let (tell, told) = mpsc::channel();
+        let thread = thread::Builder::new().name("relatch-login".to_owned());
+        let asks = thread.spawn(move || tell.send(ask()));
+        asks.map_err(Failure::not_sent)?;
+        let answer = told.recv_timeout(deadline.since(Moment::now()));
+        let (username, password) = answer.map_err(|why| match why {
+            RecvTimeoutError::Timeout => failed("takes too long"),
+            RecvTimeoutError::Disconnected => failed("panicked"),
+        })?;
+        Ok((Some(username), password))
     }
 }
 
@@ -409,6 +423,32 @@ mod tests {
         for error in ["WRONGPASS no such user", "LOADING the dataset"] {
             assert!(matches!(read(error), Err(Failure::Refused(_))), "{error}");
         }
+    }
+
+    #[test]
+    fn nobody_waits_for_credentials_past_the_deadline_and_calls_do_not_pile_up() {
+        let (go, may_go) = mpsc::channel::<()>();
+        let may_go = parking_lot::Mutex::new(may_go);
+        let ask = move || {
+            let _ = may_go.lock().recv();
+            ("user".to_owned(), "password".to_owned())
+        };
+        let credentials = Credentials::Asked(Arc::new(ask));
+        let by = |limit| credentials.get(Moment::now().after(limit));
+        let told = |limit| by(limit).unwrap_err().text();
+        let tried = (0..=MOST_ASKED).map(|_| told(Duration::from_millis(1)));
+        let tried: Vec<_> = tried.collect();
+        assert!(tried[0].contains("too long"), "{tried:?}");
+        assert!(tried[MOST_ASKED].contains("too often"), "{tried:?}");
+        drop(go);
+        let end = Moment::now().after(Duration::from_secs(10));
+        let (user, password) = loop {
+            match by(Duration::from_secs(10)) {
+                Ok(found) => break found,
+                Err(failure) => assert!(Moment::now() < end, "{failure:?}"),
+            }
+        };
+        assert_eq!((user.as_deref(), &*password), (Some("user"), "password"));
     }
 
     fn way(port: u16) -> Way {

@@ -14,7 +14,7 @@ impl Builder {
     /// login in the URL. For passwords that expire. (The user of a Redis without ACLs is
     /// `default`.)
     ///
-    /// The threads of the manager and the destructors of guards open connections, too, so
+    /// Each call is on a thread of its own. Nobody waits for it longer than for the connection, so
     /// `provider` has to return soon, and must not take a lock of this manager. If it panics,
     /// opening the connection fails.
     ///

@@ -150,7 +150,8 @@ impl Builder {
     /// [`is_valid`](crate::LockGuard::is_valid) between its steps.
     ///
     /// The calls come one after the other, on a thread of their own (`relatch-on-lost`): a slow or
-    /// panicking callback stops no renewal, and a callback may take locks of this manager. Dropping
+    /// panicking callback stops no renewal, and a callback may take locks of this manager. One that
+    /// hangs delays the calls for later losses, and if it never returns, there are none. Dropping
     /// the last handle waits for the calls that are due, for little more than the response timeout.
     ///
     /// ```

@@ -28,7 +28,9 @@ pub(crate) use events::{
     removes, was_paused, was_released, was_removed,
 };
 pub(crate) use rules::{all_told, gone, nobody_else};
-pub(crate) use trust::{are_listed, has_deleted, has_run_out, is_as_good, is_nowhere, none_of};
+pub(crate) use trust::{
+    are_listed, has_deleted, has_run_out, is_as_good, is_nowhere, none_of, trusts,
+};
 
 thread_local! {
     static JUDGE: RefCell<Judge> = RefCell::default();

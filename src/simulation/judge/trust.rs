@@ -91,6 +91,14 @@ fn blame_trusted(who: Who, counts: impl Fn(&Hold) -> bool, why: &str) {
     }
 }
 
+/// Whether this thread can trust a hold of the lock.
+pub(crate) fn trusts(who: Who, key: usize) -> bool {
+    held_by(who).into_iter().any(|number| {
+        let hold = JUDGE.with_borrow(|judge| judge.holds[number].clone());
+        hold.key == key && as_process(who.process, || hold.watch.is_valid())
+    })
+}
+
 /// Whatever this thread holds through its manager is listed.
 pub(crate) fn are_listed(who: Who, listed: &[HeldLock]) {
     for number in held_by(who) {

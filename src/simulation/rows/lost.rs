@@ -155,6 +155,56 @@ fn a_key_that_is_deleted_while_it_is_renewed_is_told_in_time() {
     });
 }
 
+/// No lease is extended any more, but the hold is trusted until its last one ends.
+#[test]
+fn a_key_that_is_gone_after_max_hold_is_told_in_time() {
+    in_scenes(200, |world| {
+        let tracking = one_in(2);
+        let locks = locks(|builder| {
+            let builder = builder.max_hold(30 * SECOND);
+            builder.client_tracking(tracking)
+        });
+        let guard = locks.lock("a").expect("locks");
+        thread::sleep(30 * SECOND + some(9 * SECOND));
+        assert!(guard.is_valid());
+        let cause = if one_in(2) {
+            world.delete("a");
+            LostCause::Deleted
+        } else {
+            world.occupy("a", 1);
+            LostCause::Taken
+        };
+        let (gone, limit) = (now(), if tracking { 50 * QUICK } else { 10 * SECOND });
+        assert_eq!(guard.watch().wait_lost(60 * SECOND), Some(cause));
+        let told = since(gone);
+        assert!(told < limit, "told after {told:?}");
+    });
+}
+
+/// What asks for the key then pushes nothing out.
+#[test]
+fn a_key_ends_a_lease_after_max_hold() {
+    in_scenes(50, |world| {
+        let locks = locks(|builder| builder.max_hold(30 * SECOND));
+        let _guard = locks.lock("a").expect("locks");
+        thread::sleep(31 * SECOND + some(8 * SECOND));
+        let expires = || {
+            let server = world.servers.nodes[0].borrow();
+            server.redis.get(b"lock:a").and_then(|entry| entry.expires)
+        };
+        let before = expires();
+        assert!(before.is_some());
+        world.servers.nodes[0].borrow_mut().act(|redis, now| {
+            let entry = redis.get(b"lock:a").cloned().expect("it is held");
+            redis.set(b"lock:a", entry, now);
+        });
+        thread::sleep(10 * SECOND);
+        assert_eq!(expires(), before);
+        thread::sleep(20 * SECOND);
+        assert!(!world.exists("a"));
+    });
+}
+
 /// The swap was executed, and nobody can be asked again for a while.
 #[test]
 fn an_adoption_without_an_answer_leaves_no_lock_that_nobody_has() {

@@ -2,19 +2,20 @@
 //! has one logger.
 
 use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use relatch::{DetachedHold, LockManager, LostCause, Unlocked};
+use relatch::{DetachedHold, LockGuard, LockManager, LostCause, Unlocked};
 use relatch_rig::rights::login;
 use relatch_rig::{
-    Cluster, Fault, LONG, Proxy, Server, Worker, eventually, is_alone, role, server_version,
+    Cluster, Fault, LONG, Proxy, Server, SetOnDrop, Worker, eventually, is_alone, role,
+    server_version, within,
 };
 
-use crate::support::{ANSWER, Rig, delete};
+use crate::support::{ANSWER, PERIOD, Rig, delete, renewals};
 
 const CANARY: &str = "canary-7f3a";
 
@@ -259,10 +260,7 @@ fn a_logger_that_panics_changes_nothing() {
     let logs = |what: &str, act: &mut dyn FnMut()| {
         let before = PANICS.0.load(Ordering::SeqCst);
         act();
-        assert!(
-            PANICS.0.load(Ordering::SeqCst) > before,
-            "{what}: nothing was logged"
-        );
+        eventually(LONG, what, || PANICS.0.load(Ordering::SeqCst) > before);
     };
     let rig = Rig::renewing();
     logs("a lost answer", &mut || {
@@ -373,8 +371,8 @@ fn a_logger_may_use_a_cluster_without_a_map() {
     );
 }
 
-/// A logger that has the last handles of a manager, and drops them in the thread that renews
-/// leases.
+/// A logger that has the last handles of a manager, and drops them in the thread that logs for
+/// those that renew leases.
 struct Drops(Mutex<Option<(LockManager, DetachedHold)>>, AtomicU64);
 
 static DROPS: Drops = Drops(Mutex::new(None), AtomicU64::new(0));
@@ -385,8 +383,7 @@ impl Log for Drops {
     }
 
     fn log(&self, record: &Record<'_>) {
-        if record.target() == "relatch::lost" && thread::current().name() == Some("relatch-renewer")
-        {
+        if record.target() == "relatch::lost" && thread::current().name() == Some("relatch-log") {
             drop(self.0.lock().expect("no panic").take());
             self.1.fetch_add(1, Ordering::SeqCst);
         }
@@ -410,4 +407,102 @@ fn a_logger_may_drop_the_last_handle() {
     eventually(LONG, "the drop returns", || {
         DROPS.1.load(Ordering::SeqCst) == 1
     });
+}
+
+/// A logger that stands still at each line of a loss, as one does whose pipe is full.
+struct StandsStill {
+    stands: AtomicU64,
+    goes_on: AtomicBool,
+}
+
+static STANDS_STILL: StandsStill = StandsStill {
+    stands: AtomicU64::new(0),
+    goes_on: AtomicBool::new(false),
+};
+
+impl Log for StandsStill {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if record.target() == "relatch::lost" {
+            self.stands.fetch_add(1, Ordering::SeqCst);
+            eventually(10 * LONG, "the test is done", || {
+                self.goes_on.load(Ordering::SeqCst)
+            });
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_logger_that_stands_still_costs_no_other_hold_and_delays_no_report() {
+    if !is_alone(
+        module_path!(),
+        "a_logger_that_stands_still_costs_no_other_hold_and_delays_no_report",
+    ) {
+        return;
+    }
+    log::set_logger(&STANDS_STILL).expect("the only logger");
+    log::set_max_level(LevelFilter::Debug);
+    let (tell, told) = mpsc::channel();
+    let rig = Rig::with(|builder| {
+        builder
+            .lease(Duration::from_secs(3))
+            .renew_every(PERIOD)
+            .on_lost(move |lost| tell.send(lost.key.clone()).expect("somebody listens"))
+    });
+    let names: Vec<_> = (0..10).map(|n| n.to_string()).collect();
+    let take = |name: &String| rig.locks.named(name).renew(name != "1").lock();
+    let guards: Vec<_> = names.iter().map(|it| take(it).expect("locks")).collect();
+    let renewed = |more: u32| {
+        let before: Vec<_> = names.iter().map(|it| renewals(&rig.locks, it)).collect();
+        eventually(LONG, "the holds are renewed", || {
+            let mut all = names.iter().zip(&before).skip(2);
+            all.all(|(it, before)| renewals(&rig.locks, it) >= before + more)
+        });
+    };
+    renewed(1);
+    let stands = |times| STANDS_STILL.stands.load(Ordering::SeqCst) == times;
+    delete(&rig.server, "0");
+    assert_eq!(told.recv_timeout(LONG).as_deref(), Ok("0"));
+    eventually(LONG, "the logger stands still", || stands(1));
+    // A thread of the program that finds a loss itself, and has to wait for the logger. (No renewal
+    // finds it.)
+    thread::scope(|scope| {
+        let _goes_on = SetOnDrop(&STANDS_STILL.goes_on);
+        scope.spawn(|| rig.locks.named("1").force_unlock().expect("Redis works"));
+        assert_eq!(told.recv_timeout(LONG).as_deref(), Ok("1"));
+        eventually(LONG, "the logger stands still there, too", || stands(2));
+        renewed(40); // For longer than a lease.
+        assert!(guards[2..].iter().all(LockGuard::is_valid));
+        delete(&rig.server, "2");
+        assert_eq!(told.recv_timeout(LONG).as_deref(), Ok("2"));
+        assert!(guards[3..].iter().all(LockGuard::is_valid));
+    });
+    eventually(LONG, "each loss is logged", || stands(3));
+}
+
+#[test]
+fn a_logger_that_stands_still_does_not_hold_up_the_last_handle() {
+    if !is_alone(
+        module_path!(),
+        "a_logger_that_stands_still_does_not_hold_up_the_last_handle",
+    ) {
+        return;
+    }
+    log::set_logger(&STANDS_STILL).expect("the only logger");
+    log::set_max_level(LevelFilter::Warn);
+    let rig = Rig::renewing();
+    let guard = rig.locks.lock("a").expect("locks");
+    eventually(LONG, "it is renewed", || renewals(&rig.locks, "a") > 0);
+    delete(&rig.server, "a");
+    eventually(LONG, "the logger stands still", || {
+        STANDS_STILL.stands.load(Ordering::SeqCst) == 1
+    });
+    let _goes_on = SetOnDrop(&STANDS_STILL.goes_on);
+    drop(guard);
+    within(LONG, "dropping the last handle", || drop(rig.locks));
 }

@@ -15,7 +15,7 @@ use metrics::{
     SharedString, Unit,
 };
 use relatch::{Error, LockGuard, LockManager, LostCause, Stats};
-use relatch_rig::{LONG, eventually, is_alone};
+use relatch_rig::{LONG, SetOnDrop, eventually, is_alone};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Subscriber};
@@ -31,6 +31,12 @@ static PANICS: AtomicBool = AtomicBool::new(false);
 
 /// The recorder takes a lock the next time that a hold has ended.
 static TAKES: AtomicBool = AtomicBool::new(false);
+
+/// The recorder stands still at the next renewal.
+static STANDS_STILL: AtomicBool = AtomicBool::new(false);
+
+/// It may go on.
+static GOES_ON: AtomicBool = AtomicBool::new(false);
 
 /// One metric of the recorder.
 struct Sum(Sums, Key);
@@ -53,6 +59,11 @@ impl Sums {
         if name == "relatch_time_held_seconds_count" && TAKES.swap(false, Ordering::SeqCst) {
             let locks = relatch::installed().expect("a manager");
             locks.with_lock("another", || ()).expect("locks");
+        }
+        if name == "relatch_renewed_total" && STANDS_STILL.load(Ordering::SeqCst) {
+            eventually(10 * LONG, "the test is done", || {
+                GOES_ON.load(Ordering::SeqCst)
+            });
         }
         *self
             .0
@@ -382,6 +393,30 @@ fn a_recorder_that_panics_changes_nothing() {
         );
         assert!(sent[1] > 0.0, "{:?}", sums.all());
     }
+}
+
+#[test]
+fn a_recorder_that_stands_still_costs_no_hold() {
+    if !is_alone(module_path!(), "a_recorder_that_stands_still_costs_no_hold") {
+        return;
+    }
+    let sums = Sums::default();
+    metrics::set_global_recorder(sums.clone()).expect("the only recorder");
+    let lease = Duration::from_secs(3);
+    let rig = Rig::with(|builder| builder.lease(lease).renew_every(lease / 30));
+    STANDS_STILL.store(true, Ordering::SeqCst);
+    let _goes_on = SetOnDrop(&GOES_ON);
+    let guard = rig.locks.lock("a").expect("locks");
+    eventually(LONG, "renewals go on for longer than the lease", || {
+        renewals(&rig.locks, "a") > 40
+    });
+    assert!(guard.is_valid());
+    assert!(sums.get("relatch_renewed_total").abs() < 1e-6);
+    GOES_ON.store(true, Ordering::SeqCst);
+    drop(guard);
+    let stats = rig.locks.stats();
+    drop(rig.locks);
+    assert_same(&sums, &stats);
 }
 
 /// A subscriber that keeps the fields of each span, and whether it has ended.

@@ -1,13 +1,14 @@
 //! The beginning of a connection: the login, and what is at the other end.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use relatch::{Error, LockManager};
-use relatch_rig::{FakeServer, LONG, Reply, Server, eventually};
+use relatch_rig::{FakeServer, LONG, Reply, Server, SetOnDrop, eventually};
 
-use crate::support::{ANSWER, assert_unavailable, builder, chain, server_for};
+use crate::support::{ANSWER, assert_unavailable, builder, chain, renewals, server_for};
 
 #[track_caller]
 fn assert_refused(error: &Error, words: &str) {
@@ -200,6 +201,53 @@ fn the_provider_is_asked_for_each_connection() {
     locks
         .with_lock("a", || ())
         .expect("logs in with the new password");
+}
+
+/// The first calls after the connections are gone, of whatever threads, do not return.
+#[test]
+fn a_provider_that_stands_still_costs_no_hold() {
+    let server = Server::start();
+    let (stands, goes_on) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+    let (standing, end) = (Arc::clone(&stands), Arc::clone(&goes_on));
+    let lease = Duration::from_secs(3);
+    let builder = builder(&server.bare_url())
+        .lease(lease)
+        .renew_every(lease / 30);
+    let builder = builder.credentials(move || {
+        let less = |it: usize| it.checked_sub(1);
+        if standing
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
+            .is_ok()
+        {
+            eventually(10 * LONG, "the test is done", || end.load(Ordering::SeqCst));
+        }
+        ("worker".to_owned(), "password".to_owned())
+    });
+    let user = [
+        "ACL",
+        "SETUSER",
+        "worker",
+        "on",
+        ">password",
+        "~*",
+        "&*",
+        "+@all",
+    ];
+    server.query::<()>(&user);
+    let _goes_on = SetOnDrop(&goes_on);
+    let locks = builder.build().expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    eventually(LONG, "it is renewed", || renewals(&locks, "a") > 0);
+    stands.store(3, Ordering::SeqCst);
+    for id in server.clients_with("user=worker") {
+        server.query::<()>(&["CLIENT", "KILL", "ID", &id.to_string()]);
+    }
+    let before = renewals(&locks, "a");
+    eventually(LONG, "it is renewed for longer than the lease", || {
+        renewals(&locks, "a") > before + 40
+    });
+    assert_eq!(stands.load(Ordering::SeqCst), 0, "nobody has asked");
+    assert!(guard.is_valid());
 }
 
 #[test]

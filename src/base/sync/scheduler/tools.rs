@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::{below, inside, running, step, wait, wake};
+use crate::base::clock::Moment;
 
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T> {
@@ -135,6 +136,18 @@ impl Condvar {
         } else {
             self.real
                 .wait_for(guard.data.as_mut().expect("it is locked"), span);
+        }
+    }
+
+    pub(crate) fn wait_while_for<T>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        mut waits: impl FnMut(&mut T) -> bool,
+        span: Duration,
+    ) {
+        let until = Moment::now().after(span);
+        while waits(guard) && Moment::now() < until {
+            self.wait_for(guard, until.since(Moment::now()));
         }
     }
 
