@@ -43,7 +43,9 @@ pub(crate) fn wake_holders(lost: &Hold) {
     let has_it = |it: &&Arc<Blocked>| it.holds.iter().any(|(_, hold)| hold.number == lost.number);
     let holders: Vec<_> =
         BLOCKED.with(|all| all.lock().iter().filter(has_it).map(Arc::clone).collect());
-    holders.iter().for_each(|it| (it.wake)());
+    for holder in holders {
+        (holder.wake)();
+    }
 }
 
 /// A thread that holds locks and waits for another one.
