@@ -116,7 +116,9 @@ fn a_wait_ends_when_the_thread_loses_a_lock_that_it_holds() {
                 "{error:?}"
             );
             world.delete("b");
-            front.map(|front| front.join().expect("no panic"));
+            if let Some(front) = front {
+                front.join().expect("no panic");
+            }
         });
     }
 }
@@ -245,7 +247,7 @@ fn a_thread_behind_another_one_knows_at_its_end_whether_redis_is_silent() {
         if is_silent {
             let until = asked + 6_000_000_000;
             change_link(world.servers.address(0), |link| {
-                link.silent_until = [until; 2]
+                link.silent_until = [until; 2];
             });
         }
         let error = waits.join().expect("no panic").expect_err("it is taken");
@@ -290,7 +292,9 @@ fn without_hand_offs_other_processes_get_their_turns() {
                     })
                 };
                 let all: Vec<_> = (0..threads).map(begin).collect();
-                all.into_iter().for_each(|it| it.join().expect("no panic"));
+                for thread in all {
+                    thread.join().expect("no panic");
+                }
                 let longest = *longest.lock();
                 if threads == 1 {
                     assert!(longest < SECOND / 2, "waited for {longest:?}");
@@ -327,8 +331,8 @@ fn the_threads_of_a_queue_sleep_until_something_happens() {
         let steps = scheduler::steps() - before;
         assert!(steps < 5_000, "{steps} steps");
         world.delete("a");
-        threads
-            .into_iter()
-            .for_each(|it| it.join().expect("no panic"));
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
     });
 }

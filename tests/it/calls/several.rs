@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Client;
-use relatch::{Error, LockManager, LostCause, StopHandle, Unlocked};
+use relatch::{Error, LockGuard, LockManager, LostCause, StopHandle, Unlocked};
 use relatch_rig::{
     Cluster, ClusterSetup, Fault, LONG, Server, Worker, eventually, role, throughout, time, within,
 };
@@ -1055,7 +1055,7 @@ fn many_names_of_which_the_thread_holds_some_are_taken_in_order() {
     let before: Vec<_> = names.iter().step_by(7).map(fenced).collect();
     let all = locks.several(&names).options(|lock| lock.fenced(true));
     let all = all.lock().expect("locks");
-    let held: Vec<_> = before.iter().filter_map(|guard| guard.fence()).collect();
+    let held: Vec<_> = before.iter().filter_map(LockGuard::fence).collect();
     let fences: Vec<_> = names.iter().filter_map(|name| all.fence(name)).collect();
     assert_eq!(fences.len(), names.len());
     let taken: Vec<_> = fences.into_iter().filter(|it| !held.contains(it)).collect();
