@@ -390,12 +390,6 @@ impl Hold {
         }
     }
 
-    /// The name of the lock and how it was lost, if the hold cannot be trusted at `now`.
-    pub(crate) fn loss(&self, now: Moment) -> Option<(String, LostCause)> {
-        self.check(now).err()?;
-        Some((self.key.name().to_string(), self.lost()?))
-    }
-
     pub(crate) fn as_holder(&self, now: Moment) -> Holder {
         Holder::new(self.token.as_bytes(), Some(self.gone_by().since(now)))
     }

@@ -48,6 +48,12 @@ impl Hold {
         }
     }
 
+    /// The name of the lock and how it was lost, if the hold cannot be trusted at `now`.
+    pub(crate) fn loss(&self, now: Moment) -> Option<(String, LostCause)> {
+        self.check(now).err()?;
+        Some((self.key.name().to_string(), self.lost()?))
+    }
+
     /// Wakes the threads in `wait`.
     ///
     /// A thread may have looked at the hold just before this change and not be asleep yet. It would
