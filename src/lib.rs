@@ -190,7 +190,6 @@
 //! | `relatch::wait` | | | a wait lasts for 5 s, 10 s, 20 s and so on: who has the lock, and what is left of the lease | a thread is about to sleep until it has a lock; how that wait ended |
 //! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |
 //! | `relatch::force_unlock` | | a lock that was force-unlocked, and its holder | | |
-//! | `relatch::disabled` | | locks are [disabled](LockManager::disabled) (logged once in the process) | | |
 
 pub mod guide {
     //! The pages of the guide. They are also in the folder `docs` of the

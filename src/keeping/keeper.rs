@@ -107,9 +107,6 @@ impl Keeper {
 
     /// Has an orphan deleted, but not before this moment.
     pub(crate) fn delete_not_before(self: &Arc<Keeper>, orphan: OrphanKey, moment: Moment) {
-        if self.core.store.is_disabled() {
-            return; // There are no keys.
-        }
         let scheduled = self.schedule(|work| Ok(work.leases.orphans.add(orphan, moment)));
         if let Err(error) = scheduled {
             warn!(target: "relatch::release", "an orphan is not deleted, it expires with its lease: {error}");

@@ -131,10 +131,7 @@ impl Session {
         self.is_not_held(name.as_str())?;
         self.may_take(name.as_str(), options, stop, began)?;
         let fenced = options.fenced || parcel.fence.is_some();
-        let options = &Options {
-            fenced,
-            ..self.suited(options)
-        };
+        let options = &Options { fenced, ..*options };
         let key = self.key(name)?;
         let owner = self.core.identity.this_thread();
         let claim = self.fresh_claim(&key, &owner, options)?;
@@ -175,7 +172,7 @@ impl Session {
     /// The turn, if no thread of this process has it; otherwise one outside of the queue.
     fn turn_or_outside(&self, wait: &Wait<'_>, claim: &Claim) -> Turn {
         let queues = &self.core.queues;
-        let name = &self.queue_name(wait.key, &claim.token);
+        let name = wait.key.name();
         match queues.join(name, wait, || claim.clone()) {
             Ok(joined) => joined.turn,
             Err(_) => Turn::outside(queues, name),

@@ -1,4 +1,4 @@
-//! What is different for a manager without a Redis: in memory, or disabled; and the controls that
+//! What is different for a manager without a Redis: in memory; and the controls that
 //! tests have over a store in memory.
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::error::LostCause;
 use crate::base::key::Key;
-use crate::base::options::{Options, Renewal, Settings};
+use crate::base::options::Settings;
 use crate::base::owner::identity::Identity;
 use crate::keeping::losses::OnLost;
 use crate::session::Session;
@@ -140,76 +140,15 @@ impl MemoryControls {
 }
 
 impl Session {
-    /// A session without a Redis. If it is disabled, each lock is granted at once.
-    pub(crate) fn in_memory(
-        is_disabled: bool,
-        settings: Settings,
-        on_lost: Option<OnLost>,
-    ) -> Session {
+    /// A session without a Redis.
+    pub(crate) fn in_memory(settings: Settings, on_lost: Option<OnLost>) -> Session {
         // No other process can want a lock, so threads need not leave it free for one.
         let settings = Settings {
             local_handoff: Duration::MAX,
             ..settings
         };
-        let store = Arc::new(if is_disabled {
-            Store::disabled()
-        } else {
-            Store::in_memory()
-        });
+        let store = Arc::new(Store::in_memory());
         let core = Core::new(Identity::in_memory(), store, settings, None);
         Session::over(core, on_lost)
-    }
-
-    /// The name of the queue for threads that want this key. If the manager is disabled, that is
-    /// the thread's own token, so each thread has a queue to itself.
-    pub(super) fn queue_name(&self, key: &Key, token: &str) -> Arc<str> {
-        if self.core.store.is_disabled() {
-            token.into()
-        } else {
-            Arc::clone(key.name())
-        }
-    }
-
-    /// The options with which a lock is taken. If the manager is disabled, the hold does not end by
-    /// itself, and nothing is kept after it.
-    pub(super) fn suited(&self, options: &Options) -> Options {
-        if !self.core.store.is_disabled() {
-            return *options;
-        }
-        let renewal = Renewal {
-            on: false,
-            every: None,
-            max_hold: None,
-        };
-        Options {
-            lease: Duration::MAX,
-            renewal,
-            keep_at_least: Duration::ZERO,
-            ..*options
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn locks_that_are_disabled_have_no_end_and_are_not_kept() {
-        let options = Options {
-            keep_at_least: Duration::from_secs(1),
-            ..Options::default()
-        };
-        let suited = |is_disabled| {
-            let session = Session::in_memory(is_disabled, Settings::default(), None);
-            let Options {
-                lease,
-                keep_at_least,
-                ..
-            } = session.suited(&options);
-            (lease, keep_at_least)
-        };
-        assert_eq!(suited(true), (Duration::MAX, Duration::ZERO));
-        assert_eq!(suited(false), (options.lease, options.keep_at_least));
     }
 }

@@ -72,7 +72,6 @@ impl Session {
         stop: Option<&StopHandle>,
     ) -> Result<Rc<Held>, Error> {
         let now = Moment::now();
-        let options = &self.suited(options);
         self.own_process(now)?;
 
         // 1. The thread's map. If this thread holds the lock, the depth grows by one, and nothing

@@ -27,7 +27,7 @@ impl Session {
         let whole = self.patience(limit);
         // No lock is kept before all are taken. If one cannot be taken, the others are given back.
         // But a lock that was re-entered stays held, with the time that this call would have set.
-        let keep = self.suited(options).keep_at_least;
+        let keep = options.keep_at_least;
         let options = &Options {
             keep_at_least: Duration::ZERO,
             ..*options

@@ -94,8 +94,10 @@ impl Session {
 
     /// Waits for the turn.
     pub(super) fn join_queue(&self, wait: &Wait<'_>, claim: &Claim) -> Result<Joined, Error> {
-        let name = self.queue_name(wait.key, &claim.token);
-        let joined = self.core.queues.join(&name, wait, || claim.clone());
+        let joined = self
+            .core
+            .queues
+            .join(wait.key.name(), wait, || claim.clone());
         let joined = joined.map_err(|no_turn| self.without_turn(no_turn, wait))?;
         if joined.waited {
             self.core.counters.of(wait.key.name()).waited.add(1);

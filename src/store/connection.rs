@@ -1,4 +1,4 @@
-//! The commands of a lock, one method each: to a server, in memory, or nowhere.
+//! The commands of a lock, one method each: to a server, or in memory.
 
 use std::sync::Arc;
 
@@ -8,14 +8,12 @@ use crate::client::{
     AdoptReply, ClaimReply, Compared, Extension, Failure, Node, Seen, ServerConnection, Tracking,
     Wanted,
 };
-use crate::store::disabled::DisabledStore;
 use crate::store::memory::MemoryStore;
 
 /// The way to the store that has a key. What the commands mean: [`ServerConnection`].
 pub(crate) enum Connection<'a> {
     To(ServerConnection),
     Memory(&'a MemoryStore),
-    Disabled(&'a DisabledStore),
 }
 
 impl Connection<'_> {
@@ -23,7 +21,7 @@ impl Connection<'_> {
     pub(crate) fn node(&self) -> Option<&Arc<Node>> {
         match self {
             Connection::To(server) => Some(server.node()),
-            Connection::Memory(_) | Connection::Disabled(_) => None,
+            Connection::Memory(_) => None,
         }
     }
 
@@ -41,7 +39,6 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.claim(wanted, deadline),
             Connection::Memory(memory) => memory.claim(wanted),
-            Connection::Disabled(disabled) => Ok(disabled.claim(wanted)),
         }
     }
 
@@ -54,7 +51,6 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.claim_or_look(wanted, listener, deadline),
             Connection::Memory(memory) => Ok((memory.claim(wanted)?, Tracking::Direct)),
-            Connection::Disabled(disabled) => Ok((disabled.claim(wanted), Tracking::Direct)),
         }
     }
 
@@ -67,7 +63,6 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.remove(key, token, deadline),
             Connection::Memory(memory) => memory.remove(key, token),
-            Connection::Disabled(_) => Ok(Compared::Done),
         }
     }
 
@@ -81,7 +76,6 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.force_if(key, value, deadline),
             Connection::Memory(memory) => memory.remove(key, &String::from_utf8_lossy(value)),
-            Connection::Disabled(_) => Ok(Compared::Done),
         }
     }
 
@@ -95,7 +89,6 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.keep(key, token, rest, deadline),
             Connection::Memory(memory) => memory.keep(key, token, rest),
-            Connection::Disabled(_) => Ok(Compared::Done),
         }
     }
 
@@ -111,7 +104,6 @@ impl Connection<'_> {
                 let (removed, claimed) = memory.remove_and_claim(token, wanted)?;
                 Ok((Ok(removed), claimed))
             }
-            Connection::Disabled(disabled) => Ok((Ok(Compared::Done), disabled.claim(wanted))),
         }
     }
 
@@ -123,7 +115,6 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.extend(extension, deadline),
             Connection::Memory(memory) => memory.extend(extension),
-            Connection::Disabled(_) => Ok(Compared::Done),
         }
     }
 
@@ -131,7 +122,6 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.abandon(key, token),
             Connection::Memory(memory) => _ = memory.remove(key, token),
-            Connection::Disabled(_) => {}
         }
     }
 
@@ -145,7 +135,6 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.adopt(old, least_fence, wanted, deadline),
             Connection::Memory(memory) => memory.adopt(old, wanted),
-            Connection::Disabled(disabled) => Ok(disabled.adopt(wanted)),
         }
     }
 
@@ -158,7 +147,6 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.look(key, counter, deadline),
             Connection::Memory(memory) => memory.look(key, counter.is_some()),
-            Connection::Disabled(_) => Ok(Seen::Nothing),
         }
     }
 
@@ -166,7 +154,6 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.force(key, deadline),
             Connection::Memory(memory) => memory.force(key),
-            Connection::Disabled(_) => Ok(None),
         }
     }
 }

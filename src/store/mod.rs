@@ -2,14 +2,13 @@
 //! the client.
 //!
 //! [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the commands
-//! of a lock. [`memory`] has the keys of this process, and [`disabled`] none. What comes back is in
+//! of a lock. [`memory`] has the keys of this process. What comes back is in
 //! small enums. Only `keeping` above knows that there are servers: a thread renews for each node.
 //! A third store would be a variant of `Store` and of `Connection`, and would have the commands of
 //! the keeper (`KeeperCommands` in `keeping`).
 //! This room may use `client` and `base`.
 
 mod connection;
-mod disabled;
 mod memory;
 
 use std::fmt;
@@ -32,15 +31,12 @@ pub(crate) use crate::client::{
     TrackingConnection, Wanted,
 };
 pub(crate) use crate::store::connection::Connection;
-use crate::store::disabled::DisabledStore;
 pub(crate) use crate::store::memory::MemoryStore;
 
 /// Where the keys are.
 pub(crate) enum Store {
     Servers(Arc<Router>),
     Memory(Arc<MemoryStore>),
-    /// Nowhere: nobody is excluded.
-    Disabled(DisabledStore),
 }
 
 impl Store {
@@ -48,25 +44,17 @@ impl Store {
         Store::Memory(Arc::default())
     }
 
-    pub(crate) fn disabled() -> Store {
-        Store::Disabled(DisabledStore::default())
-    }
-
-    pub(crate) fn is_disabled(&self) -> bool {
-        matches!(self, Store::Disabled(_))
-    }
-
     pub(crate) fn memory(&self) -> Option<&Arc<MemoryStore>> {
         match self {
             Store::Memory(memory) => Some(memory),
-            Store::Servers(_) | Store::Disabled(_) => None,
+            Store::Servers(_) => None,
         }
     }
 
     fn router(&self) -> Option<&Arc<Router>> {
         match self {
             Store::Servers(router) => Some(router),
-            Store::Memory(_) | Store::Disabled(_) => None,
+            Store::Memory(_) => None,
         }
     }
 
@@ -86,7 +74,6 @@ impl Store {
             Store::Memory(memory) => memory
                 .ping()
                 .map_err(|failure| self.error(None, action, failure)),
-            Store::Disabled(_) => Ok(()),
         }
     }
 
@@ -98,7 +85,6 @@ impl Store {
                 ServerConnection::lent(router, key, deadline).map(Connection::To)
             }
             Store::Memory(memory) => Ok(Connection::Memory(memory)),
-            Store::Disabled(disabled) => Ok(Connection::Disabled(disabled)),
         }
     }
 
@@ -110,7 +96,6 @@ impl Store {
                 ServerConnection::own(router, key, deadline).map(Connection::To)
             }
             Store::Memory(memory) => Ok(Connection::Memory(memory)),
-            Store::Disabled(disabled) => Ok(Connection::Disabled(disabled)),
         }
     }
 
@@ -198,7 +183,6 @@ impl Store {
                 .node_of(key)
                 .is_some_and(|node| node.answered_since(moment)),
             Store::Memory(memory) => !memory.is_away(),
-            Store::Disabled(_) => true,
         }
     }
 
@@ -270,7 +254,6 @@ impl fmt::Debug for Store {
                 .field("router", router)
                 .finish_non_exhaustive(),
             Store::Memory(memory) => memory.fmt(f),
-            Store::Disabled(disabled) => disabled.fmt(f),
         }
     }
 }

@@ -1,9 +1,7 @@
-//! Managers without a Redis: in memory, for tests and single-process programs; and disabled.
+//! Managers without a Redis: in memory, for tests and single-process programs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::base::emit::warn;
 use crate::base::error::Error;
 use crate::base::options::Settings;
 use crate::manager::LockManager;
@@ -38,11 +36,7 @@ impl LockManager {
     /// ```
     #[must_use]
     pub fn in_memory() -> LockManager {
-        LockManager::new(Arc::new(Session::in_memory(
-            false,
-            Settings::default(),
-            None,
-        )))
+        LockManager::new(Arc::new(Session::in_memory(Settings::default(), None)))
     }
 
     /// A builder for a manager [in memory](LockManager::in_memory) with options of its own.
@@ -60,46 +54,6 @@ impl LockManager {
     /// ```
     pub fn builder_in_memory() -> Builder {
         Builder::at(Ok(None))
-    }
-
-    /// A manager that excludes nobody: **every lock is granted at once, to every thread and every
-    /// process**. For a switch in the configuration of a program that can run without locks, such
-    /// as a developer's machine. It is no lock, and not for tests either: a test with it cannot
-    /// find a missing lock. Tests use [`in_memory`](LockManager::in_memory).
-    ///
-    /// Sends nothing, starts no thread, and logs a warning once in the process. A thread re-enters
-    /// what it holds, and the depth counts. A hold is valid until it is released, whatever its
-    /// lease, `renew` and `max_hold`; nothing is [kept](crate::Lock::keep_at_least). A parcel
-    /// can be [adopted](crate::Lock::adopt) again and again, by any process, and its fence may be
-    /// larger than the adopter's.
-    /// [`holder`](crate::Lock::holder) knows nobody.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// # let is_enabled = false;
-    /// # let url = "redis://127.0.0.1/";
-    /// let locks = match is_enabled {
-    ///     true => relatch::LockManager::connect(url)?,
-    ///     false => relatch::LockManager::disabled(),
-    /// };
-    /// locks.with_lock("orders:42", || println!("perhaps not alone"))?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn disabled() -> LockManager {
-        static HAS_WARNED: AtomicBool = AtomicBool::new(false);
-        if !HAS_WARNED.swap(true, Ordering::Relaxed) {
-            warn!(
-                target: "relatch::disabled",
-                "locks are disabled by this program: each one is granted at once, and excludes nobody"
-            );
-        }
-        LockManager::new(Arc::new(Session::in_memory(
-            true,
-            Settings::default(),
-            None,
-        )))
     }
 }
 

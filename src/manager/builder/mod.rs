@@ -363,7 +363,7 @@ impl Builder {
         self.check_without_server()?;
         self.settings.check()?;
         let Some(address) = self.address? else {
-            return Session::in_memory(false, self.settings, self.on_lost)
+            return Session::in_memory(self.settings, self.on_lost)
                 .started()
                 .map(Arc::new);
         };

@@ -15,8 +15,6 @@ use crate::base::sync::Mutex;
 use crate::client::{AdoptReply, ClaimReply, Compared, Extension, Failure, Seen, Wanted};
 use crate::store::memory::keys::{Keys, StoredKey};
 
-pub(super) use crate::store::memory::keys::next_fence;
-
 /// Called with a key that has changed: a waiter may have asked about it.
 type OnChange = OnceLock<Box<dyn Fn(&str) + Send + Sync>>;
 

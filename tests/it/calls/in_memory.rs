@@ -1,5 +1,5 @@
-//! Managers without a Redis: what their controls do, what they start, and what a disabled one
-//! promises. (What is the same as with a Redis: `either_store`.)
+//! Managers without a Redis: what their controls do, and what they start. (What is the same as with a
+//! Redis: `either_store`.)
 
 use std::fs;
 use std::mem;
@@ -67,10 +67,10 @@ fn a_lock_that_is_free_is_not_waited_for() {
 }
 
 #[test]
-fn no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled() {
+fn no_socket_is_opened_and_only_the_keeper_starts() {
     if !is_alone(
         module_path!(),
-        "no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled",
+        "no_socket_is_opened_and_only_the_keeper_starts",
     ) {
         return;
     }
@@ -83,35 +83,21 @@ fn no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled() {
             .filter(|name| name.starts_with("relatch"));
         names.collect::<Vec<_>>()
     };
-    let disabled = LockManager::disabled();
     let (locks, memory) = in_memory();
-    for (locks, keepers) in [(&disabled, 0), (&locks, 1)] {
-        thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| (0..100).for_each(|_| locks.with_lock("a", || ()).expect("locks")));
-            }
-        });
-        let guard = locks.lock("a").expect("locks");
-        guard.set_lease(MINUTE).expect("extends");
-        guard.confirm(SECOND).expect("it is there");
-        guard.ensure(SECOND).expect("it is there");
-        assert!(
-            locks
-                .named("a")
-                .try_lock_for(ANSWER)
-                .expect("answers")
-                .is_some()
-        );
-        leave(locks, "c");
-        if locks.memory().is_none() {
-            assert_eq!(locks.shutdown_and_release(Duration::ZERO).len(), 2);
-            assert_lost(&guard.unlock(), LostCause::ShutDown);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| (0..100).for_each(|_| locks.with_lock("a", || ()).expect("locks")));
         }
-        // (For a moment, there is one that calls a recorder.)
-        eventually(ANSWER, "only the keeper runs", || {
-            threads() == vec!["relatch-keeper\n"; keepers]
-        });
-    }
+    });
+    let guard = locks.lock("a").expect("locks");
+    guard.set_lease(MINUTE).expect("extends");
+    guard.confirm(SECOND).expect("it is there");
+    guard.ensure(SECOND).expect("it is there");
+    leave(&locks, "c");
+    // (For a moment, there is one that calls a recorder.)
+    eventually(ANSWER, "only the keeper runs", || {
+        threads() == ["relatch-keeper\n"]
+    });
     memory.go_away(LEASE);
     assert_unavailable(&locks.try_lock("b"));
     memory.advance(LEASE);
@@ -747,147 +733,11 @@ fn options_of_servers_are_refused_in_memory() {
 }
 
 #[test]
-fn a_disabled_manager_excludes_nobody_and_counts_reentry() {
-    let locks = LockManager::disabled();
-    assert!(locks.memory().is_none());
-    let lock = locks
-        .named("a")
-        .renew(false)
-        .lease(ANSWER)
-        .keep_at_least(MINUTE);
-    let guard = lock.lock().expect("locks");
-    let again = lock.lock().expect("re-enters");
-    assert_eq!((again.depth(), again.token()), (2, guard.token()));
-    thread::scope(|scope| {
-        let other = || {
-            let guard = locks
-                .try_lock("a")
-                .expect("answers")
-                .expect("it is granted");
-            assert_eq!(guard.depth(), 1);
-            guard.unlock().expect("unlocks")
-        };
-        assert_eq!(
-            scope.spawn(other).join().expect("no panic"),
-            Unlocked::Released
-        );
-        let waits = || locks.lock("a").map(drop);
-        within(LONG, "it is granted at once", || scope.spawn(waits).join())
-            .expect("no panic")
-            .expect("locks");
-    });
-    assert_eq!(locks.named("a").holder().expect("answers"), None);
-    assert_eq!(locks.named("a").force_unlock().expect("answers"), None);
-    let begun = Instant::now();
-    eventually(LONG, "the lease is over", || begun.elapsed() > 2 * ANSWER);
-    assert!(guard.is_valid() && !guard.remaining().is_zero());
-    guard.verify().expect("it is there");
-    guard.confirm(ANSWER / 2).expect("it is there");
-    assert_eq!(
-        again.unlock().expect("unlocks"),
-        Unlocked::StillHeld { depth: 1 }
-    );
-    assert_eq!(
-        guard.unlock().expect("unlocks"),
-        Unlocked::Released,
-        "nothing is kept"
-    );
-    lock.lock()
-        .expect("nor is it in the way")
-        .unlock()
-        .expect("unlocks");
-    let fenced = locks.named("b").fenced(true);
-    let fences = [(); 2].map(|()| fenced.lock().expect("locks").fence());
-    assert!(fences[0] < fences[1], "{fences:?}");
-}
-
-/// Calls `check` in another thread. A call that waits where it must not ends with its limit.
-fn elsewhere<T: Send>(check: impl FnOnce() -> T + Send) -> T {
-    within(LONG, "it is granted at once", || {
-        thread::scope(|scope| scope.spawn(check).join())
-    })
-    .expect("no panic")
-}
-
-#[test]
-fn a_disabled_manager_never_makes_a_thread_wait() {
-    let locks = LockManager::disabled();
-    let take = || locks.try_lock("a").expect("answers").is_some();
-    let short = locks.named("a").lease(ANSWER).max_hold(ANSWER);
-    let hold = short.lock().expect("locks").detach().expect("detaches");
-    assert!(elsewhere(take));
-    assert!(take(), "granted to this thread, too");
-    let guard = hold.attach().expect("attaches");
-    throughout(3 * ANSWER, || assert!(guard.is_valid()));
-    let parcel = locks
-        .named("b")
-        .fenced(true)
-        .lock()
-        .expect("locks")
-        .hand_over()
-        .expect("hands over");
-    for _ in 0..2 {
-        let adopted = elsewhere(|| {
-            let guard = locks.adopt(&parcel).expect("adopts");
-            (guard.fence().is_some(), guard.unlock().expect("unlocks"))
-        });
-        assert_eq!(adopted, (true, Unlocked::Released));
-    }
-    drop(
-        LockManager::disabled()
-            .adopt(&parcel)
-            .expect("as in another process"),
-    );
-    let left = within(LONG / 2, "it does not wait for itself", || {
-        locks.shutdown(LONG)
-    });
-    assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
-    guard.unlock().expect("unlocks");
-}
-
-#[test]
-fn a_disabled_manager_that_is_shut_down_waits_for_other_threads_only() {
-    let locks = LockManager::disabled();
-    let guard = locks.lock("a").expect("locks");
-    thread::scope(|scope| {
-        let ((took, taken), (end, ends)) = (mpsc::channel(), mpsc::channel::<()>());
-        let locks = &locks;
-        scope.spawn(move || {
-            let _guard = locks.lock("a").expect("locks");
-            took.send(()).expect("awaited");
-            let _ = ends.recv();
-        });
-        taken.recv().expect("locked");
-        assert_eq!(
-            locks.shutdown(PERIOD).len(),
-            2,
-            "the same name is another hold"
-        );
-        drop(end);
-        let left = within(LONG / 2, "that is over soon", || locks.shutdown(LONG));
-        assert_eq!(left.len(), 1, "{left:?}");
-    });
-    guard.unlock().expect("unlocks");
-}
-
-#[test]
-fn a_disabled_manager_warns_once_and_warn_after_works_in_memory() {
-    if !is_alone(
-        module_path!(),
-        "a_disabled_manager_warns_once_and_warn_after_works_in_memory",
-    ) {
+fn warn_after_works_in_memory() {
+    if !is_alone(module_path!(), "warn_after_works_in_memory") {
         return;
     }
     collect(LevelFilter::Warn);
-    let both = [(); 2].map(|()| LockManager::disabled());
-    let lines = lines_of("relatch::disabled");
-    let [line] = &lines[..] else {
-        panic!("{lines:?}")
-    };
-    assert!(
-        line.starts_with("WARN ") && line.contains("excludes nobody"),
-        "{line}"
-    );
     let locks = LockManager::builder_in_memory()
         .warn_after(LONG, ANSWER)
         .build()
@@ -898,7 +748,6 @@ fn a_disabled_manager_warns_once_and_warn_after_works_in_memory() {
             .iter()
             .any(|it| it.contains("lock \"a\""))
     });
-    drop(both);
 }
 
 #[test]

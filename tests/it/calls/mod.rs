@@ -16,7 +16,7 @@ pub(crate) mod several;
 pub(crate) mod stopping;
 // A hold that goes to another thread or process: `detach`, `attach`, `hand_over`, `adopt`.
 pub(crate) mod moved_holds;
-// Locks without a Redis: the controls for tests, disabled locks, `install_for_test`.
+// Locks without a Redis: the controls for tests, `install_for_test`.
 mod in_memory;
 // What is the same with a Redis and in memory: each test runs over both.
 mod either_store;

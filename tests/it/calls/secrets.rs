@@ -488,7 +488,6 @@ fn show_values(url: &str) {
     show(&relatch::StopHandle::new());
     show(&locks.lock("c").expect("locks").unlock().expect("unlocks"));
     show(&LockManager::in_memory().memory().expect("in memory"));
-    show(&LockManager::disabled());
     let restore = relatch::install_for_test(LockManager::in_memory());
     show(&restore);
     drop(restore);
