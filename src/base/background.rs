@@ -152,7 +152,7 @@ struct State {
     /// The thread, and its number while it runs.
     thread: Option<JoinHandle<()>>,
     runs_as: Option<u64>,
-    /// What comes from now on is dropped.
+    /// Later errands are dropped.
     is_closed: bool,
 }
 
@@ -165,7 +165,7 @@ impl Errands {
         })
     }
 
-    /// Has an errand run, behind all others. Does not wait for it. If no thread can be started, the
+    /// Runs an errand behind all others, without waiting for it. If no thread can be started, the
     /// errand waits for the next one.
     pub(crate) fn run(
         self: &Arc<Errands>,

@@ -54,7 +54,7 @@ fn outlet() -> Arc<Errands> {
     Errands::new("relatch-log")
 }
 
-/// Has the outlet call the program's code.
+/// Leaves a call of the program's code to the outlet.
 fn leave(call: impl FnOnce() + Send + 'static) {
     // If no thread can be started, the next call tries again.
     let _ = OUTLET.with(|outlet| outlet.run(call));
@@ -138,7 +138,7 @@ mod with_recorder {
     #[derive(Clone, Debug)]
     pub(crate) struct Series {
         key: Key,
-        /// What threads on duty have counted, and the outlet has not told yet.
+        /// The count of threads on duty that the outlet has not told yet.
         untold: Arc<AtomicU64>,
     }
 

@@ -36,7 +36,7 @@ pub(crate) struct Work {
     pub(crate) warn_after: Option<WarnAfter>,
     pub(crate) thread: Option<JoinHandle<()>>,
     pub(crate) stop: bool,
-    /// What was told of which token. Only of the last ones, so that it does not grow.
+    /// The refusals that were reported, by action and token. Old ones are forgotten.
     told: HashSet<(&'static str, String)>,
 }
 

@@ -142,10 +142,11 @@ impl Lock {
     ///
     /// Sends one `SET` and, if the lock is busy, a script that says which process has it (`GET`
     /// and `PTTL`). Sends nothing if another thread of this manager has the lock. If another thread
-    /// of this manager waits for it, that one asks. Blocks only for the answers: at most the connect timeout and the response timeout together
-    /// (100 ms more if what was taken is given back because of an error). If the key never expires,
-    /// the thread looks at it again after a quarter of a second, since a renewal of the holder may
-    /// set an expiry meanwhile. (If the two timeouts are shorter, such a key is just busy.)
+    /// of this manager waits for it, that one asks. Blocks only for the answers: at most the connect
+    /// timeout and the response timeout together (100 ms more if what was taken is given back
+    /// because of an error). If the key never expires, the thread looks at it again after a quarter
+    /// of a second, since a renewal of the holder may set an expiry meanwhile. (If the two timeouts
+    /// are shorter, such a key is just busy.)
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -185,8 +186,9 @@ impl Lock {
     ///
     /// As for [`lock`](Lock::lock). `Timeout` only if nobody knows whether the lock was busy: no
     /// connection of the pool was free, or Redis had less than 20 ms to answer (100 ms, if it had
-    /// answered this thread before). [`Error::WouldDeadlock`] stays an error, and is no `Ok(None)`: nothing would end the wait but its limit, and asking again
-    /// would not help as long as this thread keeps what it holds.
+    /// answered this thread before). [`Error::WouldDeadlock`] stays an error, and is no `Ok(None)`:
+    /// nothing would end the wait but its limit, and asking again would not help as long as this
+    /// thread keeps what it holds.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(limit)
     }

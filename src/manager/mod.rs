@@ -233,9 +233,9 @@ impl LockManager {
     /// The survey sends nothing until it is iterated. Then it walks through all keys of the
     /// database, on each master of a cluster, by `SCAN` in steps of less than a millisecond, and
     /// looks at what it finds (`GETRANGE` and `PTTL`, in batches). So it takes two round trips for
-    /// each 500 keys of the database, or more if what it finds has long names. It needs the rights `+scan +getrange +pttl`. Each step blocks
-    /// for the answer, at most for the response timeout. When `limit` is over, the next step is an
-    /// error.
+    /// each 500 keys of the database, or more if what it finds has long names. It needs the rights
+    /// `+scan +getrange +pttl`. Each step blocks for the answer, at most for the response timeout.
+    /// When `limit` is over, the next step is an error.
     ///
     /// What is there from beginning to end is found; twice if Redis changes the size of its table
     /// of keys meanwhile. A lock that is taken or released meanwhile may be found or not, and in a

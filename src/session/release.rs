@@ -314,7 +314,7 @@ pub(super) fn delete_all<'e, 'a: 'e>(
     }
 }
 
-/// Has the keeper delete what a hold may have left in Redis, but not before this moment. (A renewal
+/// Asks the keeper to delete what a hold may have left in Redis, but not before this moment. (A renewal
 /// that is executed late may add another lease.)
 pub(crate) fn delete_not_before(keeper: &Arc<Keeper>, hold: &Hold, moment: Moment) {
     let redis_key = hold.key.in_redis().to_owned();

@@ -164,8 +164,8 @@ impl Patience {
         look.min(self.deadline)
     }
 
-    /// Who has the lock at the deadline is known if it was seen at this moment or later. A single
-    /// try has to learn it anew.
+    /// An answer of this moment or later says who has the lock at the deadline. A single try needs an
+    /// answer that is newer than its own question.
     pub(crate) fn last_look(&self) -> Moment {
         if self.once {
             return self.began;

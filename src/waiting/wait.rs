@@ -111,8 +111,8 @@ impl<'a> Wait<'a> {
         self.deadlock.first_end()
     }
 
-    /// Has the thread in front ask Redis again, so that this one knows who has the lock when its
-    /// time is over.
+    /// Wakes the thread in front, which asks Redis again. So this thread knows who has the lock when
+    /// its own time is over.
     pub(crate) fn ask_front_to_look(&self) {
         self.manager.wakeups.wake(self.key.in_redis().as_bytes());
     }

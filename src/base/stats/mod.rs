@@ -35,7 +35,7 @@ pub struct Stats {
     /// [`Tls`](crate::Error::Tls), which waiting does not change. A release counts here, too, and so
     /// does a hold whose renewal is refused: each once, and with a line at `error` in the log.
     pub refused: u64,
-    /// Losses, as [`on_lost`](crate::Builder::on_lost) is told of them.
+    /// Losses, as [`on_lost`](crate::Builder::on_lost) gets them.
     pub lost: u64,
     /// Leases that Redis extended: by renewal, `confirm`, `ensure` or `set_lease`.
     pub renewed: u64,

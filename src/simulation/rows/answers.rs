@@ -199,7 +199,7 @@ fn single_tries_at_the_same_time_say_busy_if_somebody_has_the_lock() {
     });
 }
 
-/// What the first has learned, the queue knows.
+/// The queue knows what its first thread has learned.
 #[test]
 fn a_key_that_never_expires_is_told_to_the_whole_queue() {
     in_scenes(20, |world| {

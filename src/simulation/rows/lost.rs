@@ -181,7 +181,7 @@ fn a_key_that_is_gone_after_max_hold_is_told_in_time() {
     });
 }
 
-/// What asks for the key then pushes nothing out.
+/// No question about the key extends its lease then.
 #[test]
 fn a_key_ends_a_lease_after_max_hold() {
     in_scenes(50, |world| {
