@@ -47,8 +47,8 @@ impl Player {
         };
         call.ends(limit.map(|limit| limit + millis(200)));
         let taken = call.got(taken);
-        if taken.is_none() || manager.stats().lost != lost {
-            judge::undone(who); // What is lost before all are taken is given back, and taken anew.
+        if taken.is_none() || may_have_begun_anew(&call, manager, lost) {
+            judge::undone(who);
         }
         let Some(guard) = taken else { return };
         let numbers = self.have_several(&call, manager, &guard, under);
@@ -89,8 +89,8 @@ impl Player {
         let result = manager.several(names).with_lock_result(|guard| {
             call.ends(self.limit(How::Lock).map(|limit| limit + millis(200)));
             call.has_got();
-            if manager.stats().lost != lost {
-                judge::undone(call.who); // As above.
+            if may_have_begun_anew(call, manager, lost) {
+                judge::undone(call.who);
             }
             numbers = Some(self.have_several(call, manager, guard, under));
             Ok(())
@@ -165,4 +165,11 @@ impl Player {
         }
         call.ends(None);
     }
+}
+
+/// A lock that is lost before all are taken is given back, and the call begins anew. A loss by
+/// `force_unlock` may be counted later (seed 920251152).
+fn may_have_begun_anew(call: &Call, manager: &LockManager, lost: u64) -> bool {
+    let was_removed = |key: &usize| judge::was_removed(*key, call.began);
+    manager.stats().lost != lost || call.keys.iter().any(was_removed)
 }
