@@ -95,9 +95,9 @@ impl Lock {
     ///
     /// If two threads of a process each hold a lock and wait for the lock of the other, one of them
     /// gets [`Error::WouldDeadlock`] at once: the one whose limit would come first or, without
-    /// limits, the one that begins to wait last. Between two processes,
-    /// nobody knows of both waits. They wait for ever, because both locks are renewed. A limited
-    /// [`wait`](Lock::wait) or [`max_hold`](Lock::max_hold) ends such a deadlock.
+    /// limits, the one that begins to wait last. Between two processes, nobody knows of both waits,
+    /// and they last for ever, because both locks are renewed. A limited [`wait`](Lock::wait) or
+    /// [`max_hold`](Lock::max_hold) ends such a deadlock.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -187,8 +187,7 @@ impl Lock {
     /// As for [`lock`](Lock::lock). `Timeout` only if nobody knows whether the lock was busy: no
     /// connection of the pool was free, or Redis had less than 20 ms to answer (100 ms, if it had
     /// answered this thread before). [`Error::WouldDeadlock`] stays an error, and is no `Ok(None)`:
-    /// nothing would end the wait but its limit, and asking again would not help as long as this
-    /// thread keeps what it holds.
+    /// asking again would not help as long as this thread keeps what it holds.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(limit)
     }

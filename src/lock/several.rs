@@ -89,7 +89,8 @@ impl MultiLock {
     /// Takes the locks, and blocks while one of them is busy, for their [`wait`](Lock::wait) at
     /// most.
     ///
-    /// If one of them is lost before all are taken, the call gives all back, and begins anew.
+    /// If one of them is lost before all are taken, the call gives all back and ends with a
+    /// [`Timeout`](Error::Timeout) whose source says so: no work was done, so call again.
     ///
     /// Giving back what was taken before an error may make the call up to 200 ms longer than its
     /// limit; without a limit, up to twice the response timeout. What has no answer by then is

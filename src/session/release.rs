@@ -1,6 +1,5 @@
 //! Giving a lock back: the order of the steps, compare and delete, and what the answer means.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +14,7 @@ use crate::hold::{Hold, Unlocked};
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::work::Keeper;
 use crate::session::adoptions::UnderWay;
-use crate::store::{Cause, ClaimReply, Compared, Connection, Failure, Store};
+use crate::store::{Cause, ClaimReply, Compared, Failure, Store};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
 use crate::waiting::waiter::Waiter;
@@ -25,19 +24,21 @@ use crate::waiting::waiter::Waiter;
 #[derive(Debug)]
 pub(crate) struct Release<'a> {
     keeper: &'a Arc<Keeper>,
-    hold: &'a Hold,
+    pub(super) hold: &'a Hold,
     turn: Turn,
     /// The thread of this process that gets the lock with the release.
-    next: Option<Arc<Waiter>>,
+    pub(super) next: Option<Arc<Waiter>>,
     /// When the validity of the hold would have ended. `None` if the hold was over when the release
     /// began.
     valid_until: Option<Moment>,
-    deadline: Moment,
+    pub(super) deadline: Moment,
     /// Until when the lock stays taken, if that is not over yet: see `Lock::keep_at_least`. No thread
     /// gets it before, and nothing deletes its key.
-    kept_until: Option<Moment>,
+    pub(super) kept_until: Option<Moment>,
     /// What came of a first try that went out with those of other releases.
-    first: Option<Result<Compared, Failure>>,
+    pub(super) first: Option<Result<Compared, Failure>>,
+    /// When that was answered.
+    pub(super) answered: Option<Moment>,
     /// A try had no answer, and may have been executed.
     maybe_done: bool,
     /// Why Redis has not said what became of the key.
@@ -82,6 +83,7 @@ impl<'a> Release<'a> {
             deadline,
             kept_until,
             first: None,
+            answered: None,
             maybe_done: false,
             failed: None,
             handed: HandoffOutcome::NotTaken,
@@ -153,7 +155,8 @@ impl<'a> Release<'a> {
             if claim.is_some() {
                 self.handed = handed;
             }
-            match self.next(answer, &mut backoff, Moment::now()) {
+            let now = self.answered.take().unwrap_or_else(Moment::now);
+            match self.next(answer, &mut backoff, now) {
                 ControlFlow::Break(result) => return result,
                 ControlFlow::Continue(pause) => thread::sleep(pause),
             }
@@ -285,37 +288,8 @@ impl<'a> Release<'a> {
     }
 }
 
-/// Sends the first tries of these releases, those for each node in one round trip. What goes out
-/// alone is left out: what has a claim behind it, and what is kept.
-pub(super) fn delete_all<'e, 'a: 'e>(
-    store: &Store,
-    all: impl Iterator<Item = &'e mut Release<'a>>,
-    deadline: Moment,
-) {
-    let mut by_node = BTreeMap::<_, Vec<_>>::new();
-    for one in all.filter(|it| it.kept_until.is_none() && it.next.is_none()) {
-        if let Some(node) = store.node_of(one.hold.key.in_redis()) {
-            by_node.entry(node.number).or_default().push(one);
-        }
-    }
-    for releases in by_node.into_values() {
-        let holds = releases.iter().map(|one| one.hold);
-        let removals: Vec<_> = holds.map(|it| (it.key.in_redis(), &*it.token)).collect();
-        let Ok(Connection::To(mut server)) = store.checkout(removals[0].0, deadline) else {
-            continue;
-        };
-        let mut answers = server.remove_all(&removals, deadline).map(Vec::into_iter);
-        for one in releases {
-            one.first = match &mut answers {
-                Ok(answers) => answers.next(),
-                Err(failure) => Some(Err(failure.copy())),
-            };
-        }
-    }
-}
-
-/// Asks the keeper to delete what a hold may have left in Redis, but not before this moment. (A renewal
-/// that is executed late may add another lease.)
+/// Asks the keeper to delete what a hold may have left in Redis, but not before this moment. (A
+/// renewal that is executed late may add another lease.)
 pub(crate) fn delete_not_before(keeper: &Arc<Keeper>, hold: &Hold, moment: Moment) {
     let redis_key = hold.key.in_redis().to_owned();
     let token = hold.token.clone();
@@ -453,6 +427,7 @@ mod tests {
             deadline: Moment::NEVER,
             kept_until: None,
             first: None,
+            answered: None,
             maybe_done: false,
             failed: None,
             handed: HandoffOutcome::NotTaken,

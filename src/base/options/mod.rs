@@ -365,6 +365,12 @@ impl Lease {
         sent.after_nanos(lease.saturating_sub(lease / 100 + 2_000_000))
     }
 
+    /// The lease with which a hold may be trusted for `span` from the send on.
+    pub(crate) fn trusted_for(span: Duration) -> Lease {
+        let whole = (span + Duration::from_millis(2)) * 100 / 99;
+        Lease::new(whole + Duration::from_nanos(999_999))
+    }
+
     /// When the key has certainly expired, if Redis set this lease no later than `answered`.
     pub(crate) fn gone_by(self, answered: Moment) -> Moment {
         answered.after_nanos(self.nanos())

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::emit::debug;
@@ -242,8 +243,11 @@ impl Credentials {
         };
         let failed =
             |what| Failure::not_sent(format!("the function that returns the credentials {what}"));
-        if Arc::strong_count(&ask) > MOST_ASKED {
-            return Err(failed("has not returned too often"));
+        while Arc::strong_count(&ask) > MOST_ASKED {
+            if deadline <= Moment::now() {
+                return Err(failed("has not returned too often"));
+            }
+            thread::sleep(Duration::from_millis(1));
         }
         let (tell, told) = mpsc::channel();
         let thread = thread::Builder::new().name("relatch-login".to_owned());
@@ -449,6 +453,24 @@ mod tests {
             }
         };
         assert_eq!((user.as_deref(), &*password), (Some("user"), "password"));
+    }
+
+    #[test]
+    fn many_connections_at_a_time_may_ask_for_credentials() {
+        let ask = || {
+            std::thread::sleep(Duration::from_millis(50));
+            ("user".to_owned(), "password".to_owned())
+        };
+        let credentials = Credentials::Asked(Arc::new(ask));
+        std::thread::scope(|scope| {
+            for _ in 0..2 * MOST_ASKED {
+                scope.spawn(|| {
+                    credentials
+                        .get(Moment::now().after(Duration::from_secs(10)))
+                        .unwrap()
+                });
+            }
+        });
     }
 
     fn way(port: u16) -> Way {

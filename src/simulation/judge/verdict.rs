@@ -197,6 +197,10 @@ impl Call {
     /// The call has given no lock.
     pub(crate) fn has_failed(&self, error: &Error) {
         match error {
+            // A lock of a set was lost before the others were taken.
+            Error::Timeout {
+                source: Some(why), ..
+            } if why.to_string().contains("lost before") => self.has_lost(error),
             Error::Timeout { .. } => self.was_busy(),
             Error::Unavailable { .. } | Error::Refused { .. } if self.has_trouble() => {}
             // A single try does not wait for a new map of a cluster.

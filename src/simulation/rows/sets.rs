@@ -3,50 +3,61 @@
 use std::time::Duration;
 
 use crate::Error;
-use crate::base::sync::scheduler::{change_link, now, thread};
+use crate::base::sync::scheduler::{change_link, now, one_in, thread};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
 
-/// Another manager has `b`, and gives it back after three seconds. Meanwhile `a` is deleted.
+/// Another manager has `b`. Meanwhile `a` is deleted, or ends with its lease.
 #[test]
-fn a_set_of_which_a_lock_is_lost_while_it_waits_for_another_is_taken_anew() {
+fn a_set_of_which_a_lock_is_lost_while_it_waits_for_another_can_be_tried_again() {
     in_scenes(100, |world| {
-        let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
-        let guard = other.lock("b").expect("locks");
+        let is_deleted = one_in(2);
+        let other = locks(|builder| builder);
+        let mine = locks(|builder| builder.renew(is_deleted).lease(2 * SECOND));
+        let taken = other.lock("b").expect("locks").detach().expect("detaches");
+        let theirs = mine.clone();
         let waits = thread::spawn(move || {
-            let all = mine.several(["a", "b"]).lock().expect("no work was done");
-            all.confirm(Duration::ZERO).expect("both are held");
-            assert_eq!(mine.stats().lost, 1);
-            all.unlock().expect("unlocks");
-            assert!(mine.held().is_empty());
+            let error = theirs.several(["a", "b"]).lock().expect_err("`a` is lost");
+            (now(), error)
         });
         thread::sleep(10 * QUICK + some(SECOND));
-        world.delete("a");
-        thread::sleep(2 * SECOND);
-        drop(guard);
-        waits.join().expect("no panic");
-        assert!(!world.exists("a") && !world.exists("b"));
+        let began = now();
+        if is_deleted {
+            world.delete("a");
+        }
+        let (told, error) = waits.join().expect("no panic");
+        let late = Duration::from_nanos(told.saturating_sub(began));
+        assert!(
+            late < if is_deleted { SECOND } else { 2 * SECOND },
+            "told after {late:?}"
+        );
+        assert!(
+            matches!(&error, Error::Timeout { key, source: Some(_), .. } if key == "a"),
+            "{error:?}"
+        );
+        assert!(error.is_retryable() && !error.body_ran());
+        assert!(!world.exists("a") && mine.held().is_empty());
+        drop(taken);
+        let all = mine
+            .several(["a", "b"])
+            .lock()
+            .expect("the same call succeeds");
+        all.unlock().expect("both were held");
     });
 }
 
-/// A wait for a later lock is longer than an earlier one may be held.
+/// The answers for all locks take longer than the lease of the first one.
 #[test]
-fn a_set_with_max_hold_waits_for_its_limit_and_ends_as_a_wait_for_one_lock() {
-    in_scenes(40, |world| {
-        let other = locks(|builder| builder);
-        let mine = locks(|builder| builder.lease(SECOND).max_hold(SECOND));
-        let taken = other.lock("b").expect("locks").detach().expect("detaches");
-        let all = mine.several(["a", "b"]);
-        let busy = all.try_lock_for(5 * SECOND + some(SECOND));
-        assert!(matches!(busy, Ok(None)), "{busy:?}");
-        assert!(!world.exists("a") && mine.held().is_empty());
-        let release = thread::spawn(move || {
-            thread::sleep(4 * SECOND + some(SECOND));
-            drop(taken);
+fn a_set_that_is_slower_than_its_lease_ends_and_names_its_own_lock() {
+    in_scenes(20, |world| {
+        change_link(world.servers.address(0), |link| {
+            link.latency = (60_000_000, 60_000_000);
         });
-        let all = all.try_lock_for(20 * SECOND).expect("Redis works");
-        let all = all.expect("`b` was released in time");
-        all.unlock().expect("both were held");
-        release.join().expect("no panic");
+        let locks = locks(|builder| builder.renew(false).lease(SECOND / 5));
+        let all = locks.several(["a", "b"]);
+        for taken in [all.lock().map(Some), all.try_lock()] {
+            let error = taken.map(|it| it.is_some()).expect_err("`a` has run out");
+            assert!(error.is_timeout() && error.key() == Some("a"), "{error:?}");
+        }
     });
 }
 

@@ -31,7 +31,6 @@ impl Player {
             );
         }
         let call = Call::begins(who, keys, how.name_of_several());
-        let lost = manager.stats().lost;
         let taken = match how {
             How::Lock => manager.several(&names).lock().map(Some),
             How::Try => manager.several(&names).try_lock(),
@@ -46,11 +45,9 @@ impl Player {
             how => self.limit(how),
         };
         call.ends(limit.map(|limit| limit + millis(200)));
-        let taken = call.got(taken);
-        if taken.is_none() || may_have_begun_anew(&call, manager, lost) {
-            judge::undone(who);
-        }
-        let Some(guard) = taken else { return };
+        let Some(guard) = call.got(taken) else {
+            return judge::undone(who);
+        };
         let numbers = self.have_several(&call, manager, &guard, under);
         let call = Call::begins(who, keys, "give back several");
         let unlocked = match end {
@@ -85,13 +82,9 @@ impl Player {
 
     fn with_several(&self, call: &Call, manager: &LockManager, names: &[&str], under: &[Under]) {
         let mut numbers = None;
-        let lost = manager.stats().lost;
         let result = manager.several(names).with_lock_result(|guard| {
             call.ends(self.limit(How::Lock).map(|limit| limit + millis(200)));
             call.has_got();
-            if may_have_begun_anew(call, manager, lost) {
-                judge::undone(call.who);
-            }
             numbers = Some(self.have_several(call, manager, guard, under));
             Ok(())
         });
@@ -165,11 +158,4 @@ impl Player {
         }
         call.ends(None);
     }
-}
-
-/// A lock that is lost before all are taken is given back, and the call begins anew. A loss by
-/// `force_unlock` may be counted later (seed 920251152).
-fn may_have_begun_anew(call: &Call, manager: &LockManager, lost: u64) -> bool {
-    let was_removed = |key: &usize| judge::was_removed(*key, call.began);
-    manager.stats().lost != lost || call.keys.iter().any(was_removed)
 }
