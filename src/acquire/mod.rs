@@ -272,14 +272,8 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     fn examine(&mut self, holder: &Holder, since: Moment) -> Option<End> {
         let wait = self.context.wait;
         let now = Moment::now();
-        let may = if wait.patience.once {
-            wait.may_go_on().map(|()| None)
-        } else {
-            wait.before_sleep(Some(holder))
-        };
-        match may {
-            Err(error) => return Some(End::MustNotWait(error)),
-            Ok(wake_other) => wake_other.into_iter().for_each(|wake| wake()),
+        if let Err(error) = wait.may_wait_for(Some(holder)) {
+            return Some(End::MustNotWait(error));
         }
         let end = self.progress.note_holder(holder, now);
         let of_this_process = holder
@@ -340,7 +334,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             && !self
                 .registration
                 .as_ref()
-                .is_some_and(|registration| registration.wait(comes_by))
+                .is_some_and(|it| it.wait(comes_by))
             && let Some(listener) = self.listener()
         {
             listener.give_up(number, &"Redis sent no invalidation of a key that changed");
@@ -358,6 +352,9 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             .note_failure(&failure, since, now, answered_since);
         if kind != Kind::OutOfTime {
             self.joined.turn.failed(self.progress.silence());
+        }
+        if let Err(error) = wait.may_wait_for(None) {
+            return Step::GiveUp(End::MustNotWait(error));
         }
         let step = self.progress.after_failure(failure, kind, now);
         if let Some(failure) = self.progress.failure() {

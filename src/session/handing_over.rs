@@ -136,7 +136,9 @@ impl Session {
         let owner = self.core.identity.this_thread();
         let claim = self.fresh_claim(&key, &owner, options)?;
         let once = self.patience(Some(Duration::ZERO));
-        let turn = self.turn_or_outside(&self.wait_for(&key, &owner, &once, stop), &claim);
+        let mut at_once = once; // Neither the turn is waited for, nor what others learn.
+        at_once.deadline = began;
+        let turn = self.turn_or_outside(&self.wait_for(&key, &owner, &at_once, stop), &claim);
         // A turn outside of the queue is not known there. If nothing else told of this adoption, a
         // shutdown could return while the answer is due, and the program could exit: then the lock
         // would stay taken. So either a shutdown sees that an adoption is under way, and waits for

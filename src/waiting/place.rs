@@ -153,27 +153,26 @@ impl<'a> QueuePlace<'a> {
         // program may exit before the keeper can delete the key of a claim that nobody uses, so the
         // thread waits for that answer. (At its deadline, a thread leaves the key to the keeper.)
         let may_get_it = queue.is_handing_off() && queue.is_next(Some(self.me));
-        let stays = |error: &Error| matches!(error, Error::Stopped { .. }) && may_get_it;
-        let wake_other = if patience.once {
+        let is_known = queue.knows_holder(patience.last_look(), now);
+        let ends = if let Some(silence) = outage {
+            Some(NoTurn::Outage(silence.cause.clone()))
+        } else {
+            let is_over = patience.deadline <= now || patience.once && is_known;
+            is_over.then(|| NoTurn::Busy {
+                holder: queue.holder(now),
+                unknown: silence.is_some() && !is_known,
+            })
+        };
+        let may = if patience.once || ends.is_some() {
             self.wait.may_go_on().map(|()| None)
         } else {
             self.wait.before_sleep(queue.seen())
         };
-        let wake_other = match wake_other {
-            Err(error) if stays(&error) => None,
-            other => other.map_err(NoTurn::MustNotWait)?,
+        let wake_other = match may {
+            Err(Error::Stopped { .. }) if may_get_it => None,
+            may => may.map_err(NoTurn::MustNotWait)?,
         };
-        if let Some(silence) = outage {
-            return Err(NoTurn::Outage(silence.cause.clone()));
-        }
-        let is_known = queue.knows_holder(patience.last_look(), now);
-        if patience.deadline <= now || patience.once && is_known {
-            return Err(NoTurn::Busy {
-                holder: queue.holder(now),
-                unknown: silence.is_some() && !is_known,
-            });
-        }
-        Ok(wake_other)
+        ends.map_or(Ok(wake_other), Err)
     }
 }
 

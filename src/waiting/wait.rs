@@ -100,10 +100,25 @@ impl<'a> Wait<'a> {
     /// wakes a thread whose wait ends a deadlock now. The caller may hold a mutex, but not when it
     /// calls that.
     pub(crate) fn before_sleep(&self, seen: Option<&Holder>) -> Result<Option<Arc<Wake>>, Error> {
-        let wake_other = self.deadlock.begins(seen);
         self.may_go_on()?;
+        let wake_other = self.deadlock.begins(seen);
+        if wake_other.is_none() {
+            self.may_go_on()?; // It may be this wait that ends.
+        }
         self.listed.begins();
         Ok(wake_other)
+    }
+
+    /// Returns an error if the thread must not wait for this holder, if one is known: see
+    /// [`before_sleep`](Wait::before_sleep). The caller holds no mutex.
+    pub(crate) fn may_wait_for(&self, holder: Option<&Holder>) -> Result<(), Error> {
+        if self.patience.once {
+            return self.may_go_on();
+        }
+        if let Some(wake_other) = self.before_sleep(holder)? {
+            wake_other();
+        }
+        Ok(())
     }
 
     /// When the first lock that the thread holds runs out, unless it is renewed.

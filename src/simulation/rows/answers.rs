@@ -123,6 +123,33 @@ fn a_wait_ends_when_the_thread_loses_a_lock_that_it_holds() {
     }
 }
 
+/// The thread has not learned yet who has the other lock: Redis gives no answer.
+#[test]
+fn a_wait_for_a_silent_redis_ends_with_the_lease_of_what_the_thread_holds() {
+    in_scenes(20, |world| {
+        let locks = locks(|builder| {
+            let builder = builder.tolerate_outage(60 * SECOND).renew(false);
+            builder.lease(LEASE).connect_timeout(SECOND / 4)
+        });
+        let locks_b = locks.clone();
+        let guard = locks.lock("a").expect("locks");
+        let taken = now();
+        let until = taken + 120_000_000_000;
+        change_link(world.servers.address(0), |link| {
+            link.silent_until = [until; 2]
+        });
+        let error = locks_b.lock("b").expect_err("it has lost a");
+        assert!(matches!(error, Error::OuterLost { .. }), "{error:?}");
+        assert!(
+            since(taken) < LEASE + 2 * SECOND,
+            "told after {:?}",
+            since(taken)
+        );
+        change_link(world.servers.address(0), |link| link.silent_until = [0; 2]);
+        drop(guard);
+    });
+}
+
 fn tries(locks: &LockManager) -> Vec<Result<Option<()>, Error>> {
     let begin = |_| {
         let locks = locks.clone();

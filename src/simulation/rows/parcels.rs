@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{now, one_in, thread};
+use crate::base::sync::scheduler::{change_link, now, one_in, thread};
 use crate::simulation::redis::Value;
 use crate::simulation::rows::{
     QUICK, SECOND, World, in_long_strides, in_scenes, locks, since, some,
@@ -242,5 +242,35 @@ fn a_waiter_of_the_process_that_adopts_hears_of_the_next_change() {
         let took = Duration::from_nanos(waits.join().expect("no panic") - deleted);
         assert!(took < 50 * QUICK, "taken {took:?} after the change");
         drop(adopted);
+    });
+}
+
+/// A thread of the process waits for the lock, and need not be asked.
+#[test]
+fn an_adoption_beside_a_waiter_takes_one_round_trip() {
+    in_scenes(20, |world| {
+        let (one, mine) = (locks(|builder| builder), locks(|builder| builder));
+        let parcel = || {
+            one.lock("a")
+                .expect("locks")
+                .hand_over()
+                .expect("hands over")
+        };
+        drop(mine.adopt(&parcel()).expect("adopts")); // Redis knows the scripts now.
+        let guard = one.lock("a").expect("locks");
+        let waiter = mine.clone();
+        let waits = thread::spawn(move || drop(waiter.lock("a").expect("locks")));
+        thread::sleep(SECOND);
+        let parcel = guard.hand_over().expect("hands over");
+        thread::sleep(SECOND / 10); // Its last renewal has woken the waiter.
+        let way = 50 * QUICK;
+        change_link(world.servers.address(0), |link| {
+            link.latency = (50_000_000, 50_000_000);
+        });
+        let began = now();
+        let adopted = mine.adopt(&parcel).expect("adopts");
+        assert!(since(began) < 2 * way + 5 * QUICK, "{:?}", since(began));
+        drop(adopted);
+        waits.join().expect("no panic");
     });
 }
