@@ -260,19 +260,28 @@ mod tests {
         let errands = Errands::new("of-a-test");
         let (go, may_go) = mpsc::channel::<()>();
         let (tell, told) = mpsc::channel();
-        let own = Arc::clone(&errands);
+        let (own, tell_behind) = (Arc::clone(&errands), tell.clone());
         let stands = move || {
             let _ = may_go.recv();
             tell.send(own.settle(LONG)).unwrap();
         };
         errands.run(stands).unwrap();
-        errands.run(|| ()).unwrap();
+        errands
+            .run(move || tell_behind.send(true).unwrap())
+            .unwrap();
         assert!(!errands.settle(Duration::from_millis(1)));
+        assert!(told.try_recv().is_err(), "they run one after the other");
         drop(go);
-        assert!(
-            told.recv_timeout(LONG).unwrap(),
-            "it does not wait for itself"
-        );
+        let not_itself = told.recv_timeout(LONG / 2);
+        assert!(not_itself.unwrap(), "it does not wait for itself");
         assert!(errands.settle(LONG));
+    }
+
+    #[test]
+    fn a_thread_of_the_manager_is_on_duty() {
+        let (tell, told) = mpsc::channel();
+        let thread = spawn("of-a-test", move || tell.send(is_on_duty()).unwrap());
+        assert!(told.recv_timeout(LONG).unwrap() && !is_on_duty());
+        thread.unwrap().join().unwrap();
     }
 }

@@ -358,10 +358,10 @@ impl Call {
             }
             return;
         };
-        let begun = ran || !thread_map::names().is_empty();
+        let begun = ran || !judge::held_by(self.who).is_empty();
         if let Err(Failed::Lock(error)) = &result
-            && begun != error.body_ran()
-            && !matches!(error, Error::Lost { .. } | Error::InvalidOption { .. })
+            && (begun && !error.body_ran() && !matches!(error, Error::InvalidOption { .. })
+                || !begun && error.body_ran() && thread_map::names().is_empty() && !error.is_lost())
         {
             self.blame(format!("body_ran is {} for {error:?}", error.body_ran()));
         }

@@ -42,6 +42,9 @@ fn a_deadlock_ends_at_once_also_if_each_wait_has_a_limit() {
             [None; 2],
         ] {
             let [first, second] = in_a_circle(limits);
+            if limits[0] != limits[1] {
+                assert!(first.0.is_err(), "{limits:?}: its wait would end first");
+            }
             let (told, other) = if first.0.is_err() {
                 (first, second)
             } else {
@@ -52,19 +55,6 @@ fn a_deadlock_ends_at_once_also_if_each_wait_has_a_limit() {
             assert!(took < 10 * QUICK, "{limits:?}: told after {took:?}");
             other.0.expect("the other goes on");
         }
-    });
-}
-
-/// The wait that ends is the one that would end first, so nobody loses a wait that could succeed.
-#[test]
-fn of_a_deadlock_the_wait_with_the_shorter_limit_ends() {
-    in_scenes(40, |_| {
-        let [brief, patient] = in_a_circle([Some(2 * SECOND), Some(30 * SECOND)]);
-        assert!(
-            matches!(brief.0, Err(Error::WouldDeadlock { .. })),
-            "{brief:?}"
-        );
-        patient.0.expect("it gets the lock of the other");
     });
 }
 
@@ -136,7 +126,7 @@ fn a_wait_for_a_silent_redis_ends_with_the_lease_of_what_the_thread_holds() {
         let taken = now();
         let until = taken + 120_000_000_000;
         change_link(world.servers.address(0), |link| {
-            link.silent_until = [until; 2]
+            link.silent_until = [until; 2];
         });
         let error = locks_b.lock("b").expect_err("it has lost a");
         assert!(matches!(error, Error::OuterLost { .. }), "{error:?}");
@@ -356,7 +346,10 @@ fn the_threads_of_a_queue_sleep_until_something_happens() {
         let before = scheduler::steps();
         thread::sleep(18 * SECOND);
         let steps = scheduler::steps() - before;
-        assert!(steps < 5_000, "{steps} steps");
+        assert!(
+            steps < 4_500,
+            "{steps} steps, 3,750 of them without a queue"
+        );
         world.delete("a");
         for thread in threads {
             thread.join().expect("no panic");

@@ -123,9 +123,6 @@ fn what_an_error_says_of_work_is_the_same_later_and_in_another_thread() {
     assert!(busy.is_timeout() && !busy.body_ran(), "{busy:?}");
     let from_a_worker = elsewhere(|| brief("b").expect_err("busy"));
     assert!(!from_a_worker.body_ran(), "{from_a_worker:?}");
-    let inner = || locks.with_lock_result("a", |_| brief("b"));
-    let from_a_worker = elsewhere(|| inner().expect_err("busy"));
-    assert!(from_a_worker.body_ran(), "{from_a_worker:?}");
 }
 
 /// A set that is given back whole leaves no work behind.
@@ -204,6 +201,22 @@ fn an_error_that_comes_past_a_guard_says_that_work_may_be_done() {
         busy()
     };
     assert!(under_a_set().expect_err("busy").body_ran());
+    // Calls that take no lock, or that fail before they ask.
+    let parcel = locks.lock("b").expect("locks").hand_over();
+    let parcel = parcel.expect("hands over");
+    let _guard = locks.lock("a").expect("locks");
+    let memory = locks.memory().expect("in memory");
+    memory.go_away(Duration::from_secs(60));
+    let failed = [
+        locks.named("c").holder().map(drop),
+        locks.adopt(&parcel).map(drop),
+    ];
+    let _ = locks.shutdown(Duration::ZERO);
+    let stopped = [locks.lock("c").map(drop)];
+    for error in failed.into_iter().chain(stopped) {
+        let error = error.expect_err("no answer, or stopped");
+        assert!(error.body_ran(), "{error:?}");
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use relatch_rig::{
     server_version, within,
 };
 
-use crate::support::{ANSWER, PERIOD, Rig, delete, renewals};
+use crate::support::{ANSWER, MINUTE, PERIOD, Rig, delete, renewals};
 
 const CANARY: &str = "canary-7f3a";
 
@@ -455,7 +455,14 @@ fn a_logger_that_stands_still_costs_no_other_hold_and_delays_no_report() {
             .on_lost(move |lost| tell.send(lost.key.clone()).expect("somebody listens"))
     });
     let names: Vec<_> = (0..10).map(|n| n.to_string()).collect();
-    let take = |name: &String| rig.locks.named(name).renew(name != "1").lock();
+    let take = |name: &String| {
+        let lock = rig.locks.named(name);
+        if name == "1" {
+            lock.renew(false).lease(MINUTE).lock()
+        } else {
+            lock.lock()
+        }
+    };
     let guards: Vec<_> = names.iter().map(|it| take(it).expect("locks")).collect();
     let renewed = |more: u32| {
         let before: Vec<_> = names.iter().map(|it| renewals(&rig.locks, it)).collect();
