@@ -32,9 +32,6 @@ fn main() {
     let reentries = per_second(|| lock.lock()?.unlock().map(drop));
     println!("reentry:                                {reentries}");
     drop(guard);
-    let disabled = LockManager::disabled().named("orders:42");
-    let cycles = per_second(|| disabled.lock()?.unlock().map(drop));
-    println!("lock and unlock, disabled:              {cycles}");
     let run = &|key: &str| per_second(|| locks.lock(key)?.unlock().map(drop));
     let both = thread::scope(|scope| {
         let threads = ["a", "b"].map(|key| scope.spawn(move || run(key)));
