@@ -353,10 +353,12 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         if kind != Kind::OutOfTime {
             self.joined.turn.failed(self.progress.silence());
         }
-        if let Err(error) = wait.may_wait_for(None) {
+        let step = self.progress.after_failure(failure, kind, now);
+        if let Step::Sleep { .. } = step
+            && let Err(error) = wait.may_wait_for(None)
+        {
             return Step::GiveUp(End::MustNotWait(error));
         }
-        let step = self.progress.after_failure(failure, kind, now);
         if let Some(failure) = self.progress.failure() {
             debug!(target: "relatch::acquire", "taking lock {:?}: {failure:?}, trying again", key.name());
         }
