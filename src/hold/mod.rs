@@ -78,9 +78,6 @@ pub(crate) struct Hold {
     /// Until when the hold can be trusted at most: for `max_hold`, and for the rest of its first
     /// lease.
     latest_end: AtomicU64,
-    /// By how much [`age`](Hold::age) has made the hold older since a renewal was sent, in
-    /// nanoseconds.
-    older: AtomicU64,
 }
 
 impl Hold {
@@ -124,7 +121,6 @@ impl Hold {
             watchers: Mutex::new(()),
             ended: Condvar::new(),
             latest_end: AtomicU64::new(latest_end.as_nanos()),
-            older: AtomicU64::new(0),
         }
     }
 
@@ -212,19 +208,6 @@ impl Hold {
         Moment::from_nanos(self.keep_until.load(Ordering::Acquire))
     }
 
-    /// Makes the hold older by `span`, as a control for tests has done with its key.
-    pub(crate) fn age(&self, span: Duration) {
-        self.older.fetch_add(
-            u64::try_from(span.as_nanos()).unwrap_or(u64::MAX),
-            Ordering::Relaxed,
-        );
-        for moment in [&self.keep_until, &self.gone_by, &self.latest_end] {
-            let earlier = |moment| Some(Moment::from_nanos(moment).before(span).as_nanos());
-            let _ = moment.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier);
-        }
-        self.shorten_to(self.valid_until().before(span));
-    }
-
     /// The time from one renewal to the next. `None` if the keeper does not renew the hold.
     pub(crate) fn renews_every(&self) -> Option<Duration> {
         if self.thread_has_ended() {
@@ -283,7 +266,6 @@ impl Hold {
     /// Redis may execute the command even if no answer comes. So the key may exist for a lease
     /// after the deadline, and a lease that is shorter than before counts from now on.
     pub(crate) fn renewing(&self, lease: Lease, now: Moment, until: Moment) {
-        self.older.store(0, Ordering::Relaxed);
         self.gone_by
             .fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
         if self.limit_of(lease, now).is_none() {
@@ -295,8 +277,7 @@ impl Hold {
     /// then on. (Not if `max_hold` had passed by then, perhaps since the keeper looked at it.) An
     /// error: the hold is not valid any more at `now`, or another thread has found it over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
-        let older = Duration::from_nanos(self.older.load(Ordering::Relaxed));
-        let new = lease.valid_until(sent).before(older).as_nanos();
+        let new = lease.valid_until(sent).as_nanos();
         let extends = self.limit_of(lease, sent).is_none();
         let changed = self
             .valid_until
@@ -639,19 +620,6 @@ pub(crate) mod tests {
         let asked = |millis| hold.lease_to_ask(SENT.after(Duration::from_millis(millis)));
         assert_eq!(asked(4999).millis(), 100);
         assert_eq!(asked(5000).millis(), 3, "nothing is left but the margin");
-    }
-
-    /// A control for tests makes a hold older while its renewal is under way: the key is older,
-    /// too.
-    #[test]
-    fn a_hold_that_gets_older_during_its_renewal_ends_with_its_key() {
-        let (hold, lease) = one_second();
-        for age in [Duration::from_millis(300), Duration::ZERO] {
-            hold.renewing(lease, SENT, SENT);
-            hold.age(age);
-            hold.renewed(lease, SENT, SENT).unwrap();
-            assert_eq!(hold.valid_until(), lease.valid_until(SENT).before(age));
-        }
     }
 
     #[test]

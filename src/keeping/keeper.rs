@@ -6,7 +6,6 @@
 //! other thread renews a lease. (`leases` says when a lease is renewed.)
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::base::background;
 use crate::base::clock::Moment;
@@ -166,34 +165,6 @@ impl Keeper {
         self.report_loss(&hold);
     }
 
-    /// A control for tests has time pass at once for the keys of the store in memory and for the
-    /// holds. Whatever falls due on the way is done by this thread.
-    pub(crate) fn advance(&self, span: Duration) {
-        let Some(memory) = self.core.store.memory() else {
-            return;
-        };
-        let began = Moment::now();
-        let mut left = span;
-        loop {
-            let mut work = self.work.lock();
-            let now = Moment::now();
-            let step = left.min(work.leases.next().since(now));
-            memory.age(step, began);
-            work.leases.age(step, began, now);
-            let due = work.take_due(now);
-            drop(work);
-            self.expire(&due.over);
-            renewal::round(self, &mut &**memory, due);
-            left -= step;
-            if left.is_zero() {
-                break;
-            }
-        }
-        // The keeper and the waiters may have planned to sleep until a lease ends.
-        self.wake(self.work.lock(), Moment::PAST);
-        self.core.wake_waiters();
-    }
-
     /// Notes work. Starts the thread, or wakes it if the work is due before the thread would wake.
     fn schedule(
         self: &Arc<Keeper>,
@@ -256,12 +227,12 @@ fn run(keeper: &Arc<Keeper>) {
 #[cfg(test)]
 pub(crate) mod tests {
     use std::sync::LazyLock;
+    use std::time::Duration;
 
     use super::*;
     use crate::base::options::Settings;
     use crate::base::owner::identity::Identity;
     use crate::base::sync::thread;
-    use crate::hold::tests::sample;
     use crate::store::{Store, Target};
 
     /// A keeper that starts no thread, and whose Redis is not there.
@@ -279,19 +250,6 @@ pub(crate) mod tests {
         let keeper = Keeper::new(core, None);
         keeper.work.lock().thread = Some(thread::spawn(|| ()));
         keeper
-    }
-
-    /// Nobody has set the key of this hold, so its first renewal finds none.
-    #[test]
-    fn what_falls_due_is_done_while_time_passes_at_once() {
-        let (store, settings) = (Arc::new(Store::in_memory()), Settings::default());
-        let core = Core::new(Identity::in_memory(), store, settings, None);
-        let keeper = Keeper::new(core, None);
-        keeper.work.lock().thread = Some(thread::spawn(|| ()));
-        let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
-        keeper.enter(&hold).unwrap();
-        keeper.advance(Duration::from_secs(60));
-        assert_eq!(hold.lost(), Some(LostCause::Deleted));
     }
 
     /// The keeper sleeps until the next thing is due. Only work that is due sooner wakes it.

@@ -324,25 +324,6 @@ impl Leases {
         entry.due
     }
 
-    /// A control for tests makes each lease older by `span`, but for those that were taken since
-    /// `began`. A hold that is over by that is due now.
-    pub(crate) fn age(&mut self, span: Duration, began: Moment, now: Moment) {
-        for entry in self
-            .by_number
-            .values_mut()
-            .filter(|entry| entry.hold.acquired.sent < began)
-        {
-            entry.hold.age(span);
-            let is_over = !entry.hold.is_valid(now) && entry.hold.lost().is_none();
-            entry.due = if is_over {
-                Moment::PAST
-            } else {
-                entry.due.before(span)
-            };
-        }
-        self.orphans.age(span);
-    }
-
     /// A hold was found lost. There is nothing left to do for it.
     pub(crate) fn lost(&mut self, hold: &Hold) {
         if let Some(entry) = self.by_number.get_mut(&hold.number) {

@@ -86,19 +86,6 @@ impl Orphans {
         self.silence.map_or(due, |(_, end)| due.max(end))
     }
 
-    /// For `MemoryControls::advance`: each orphan is due `span` sooner. (A silence of the store in
-    /// memory goes by its own clock.)
-    pub(crate) fn age(&mut self, span: Duration) {
-        self.by_due = self
-            .by_due
-            .iter()
-            .map(|(due, token)| (due.before(span), Arc::clone(token)))
-            .collect();
-        self.by_token
-            .values_mut()
-            .for_each(|entry| entry.due = entry.due.before(span));
-    }
-
     /// The orphans to delete at `now`, at most a batch of them. Each is due again after a pause,
     /// unless an answer comes first.
     pub(crate) fn take_due(&mut self, now: Moment) -> Vec<OrphanKey> {

@@ -96,9 +96,9 @@ impl Lock {
     /// ```
     /// # use std::time::Duration;
     /// # let locks = relatch::LockManager::in_memory();
-    /// let hour = Duration::from_secs(3600);
-    /// let guard = locks.named("orders:42").max_hold(hour).lock()?;
-    /// locks.memory().expect("it is in memory").advance(2 * hour);
+    /// let lock = locks.named("orders:42").lease(Duration::from_millis(20));
+    /// let guard = lock.max_hold(Duration::from_millis(40)).lock()?;
+    /// std::thread::sleep(Duration::from_millis(60));
     /// assert!(!guard.is_valid(), "it was forgotten");
     /// # Ok::<(), relatch::Error>(())
     /// ```

@@ -14,29 +14,22 @@ use crate::session::Session;
 use crate::store::Store;
 use crate::waiting::core::Core;
 
-/// The longest time that passes in one call of [`MemoryControls::advance`]. A hold is renewed all
-/// the way. So without this limit, a call with `Duration::MAX` would not return.
-const LONGEST_ADVANCE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-
 /// The controls of a manager [in memory](crate::LockManager::in_memory), for tests: what a Redis,
 /// its operators and its network do to locks. [`LockManager::memory`](crate::LockManager::memory)
 /// returns them.
 ///
-/// *How time works:* a lease goes by the real clock. [`advance`](MemoryControls::advance) makes
-/// each lease older, and nothing else. Waits, timeouts and `held_for` go by the real clock alone.
+/// A lease ends by the real clock, as everything else does. A test that does not want to wait for
+/// it ends it with [`lose`](MemoryControls::lose).
 ///
 /// ```
-/// use std::time::Duration;
 /// use relatch::{Error, LockManager, LostCause};
 ///
 /// # fn main() -> Result<(), Error> {
 /// let locks = LockManager::in_memory();
 /// let memory = locks.memory().expect("it is in memory");
-/// let lock = locks.named("orders:42").renew(false).lease(Duration::from_secs(30));
-/// let guard = lock.lock()?;
-/// memory.advance(Duration::from_secs(29));
-/// assert!(guard.is_valid());
-/// memory.advance(Duration::from_secs(1));
+/// let guard = locks.lock("orders:42")?;
+/// assert!(memory.lose("orders:42", LostCause::Expired));
+/// assert!(!guard.is_valid());
 /// assert!(matches!(guard.unlock(), Err(Error::Lost { cause: LostCause::Expired, .. })));
 /// # Ok(())
 /// # }
@@ -89,39 +82,13 @@ impl MemoryControls {
         holder.owner().is_some()
     }
 
-    /// Makes each lease older by `span`, as if that time had passed at once. Does not wait for it.
-    ///
-    /// Each renewal that falls due in that time is done in its turn, on the calling thread. So a
-    /// hold that is renewed stays, until [`max_hold`](crate::Lock::max_hold) ends it or an
-    /// [outage](MemoryControls::go_away) outlasts its lease. Other holds whose leases are over are
-    /// lost. The time for which a lock is [kept](crate::Lock::keep_at_least) and the time of an
-    /// outage pass as well. A lock that another thread takes meanwhile does not get older. (A
-    /// thousand renewals take about a millisecond: with the default lease, that is a span of three
-    /// hours.)
-    ///
-    /// A longer span than 30 days counts as 30 days.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # let locks = relatch::LockManager::in_memory();
-    /// let memory = locks.memory().expect("it is in memory");
-    /// let guard = locks.named("orders:42").renew(false).lock()?;
-    /// memory.advance(Duration::from_secs(30));
-    /// assert!(!guard.is_valid(), "nobody renewed the lease");
-    /// # Ok::<(), relatch::Error>(())
-    /// ```
-    pub fn advance(&self, span: Duration) {
-        self.session.keeper.advance(span.min(LONGEST_ADVANCE));
-    }
-
     /// From now on, nothing answers for `span`: what would ask Redis fails with
     /// [`Error::Unavailable`](crate::Error::Unavailable) or, in a release, with
     /// [`Error::Unconfirmed`](crate::Error::Unconfirmed). Does not wait.
     ///
     /// The renewals fail, too. A renewed hold lives on for what is left of its lease, and is lost
     /// if the outage lasts longer. What failed is done half a second after the outage at the
-    /// latest. [`advance`](MemoryControls::advance) makes the outage pass. A second call during an
-    /// outage makes it longer, never shorter.
+    /// latest. A second call replaces the first one: [`Duration::ZERO`] ends the outage.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -129,7 +96,7 @@ impl MemoryControls {
     /// let memory = locks.memory().expect("it is in memory");
     /// memory.go_away(Duration::from_secs(5));
     /// assert!(locks.try_lock("orders:42").is_err_and(|error| error.is_redis_failure()));
-    /// memory.advance(Duration::from_secs(5));
+    /// memory.go_away(Duration::ZERO);
     /// assert!(locks.try_lock("orders:42").is_ok());
     /// ```
     pub fn go_away(&self, span: Duration) {

@@ -60,9 +60,10 @@ impl Builder {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// let locks = relatch::LockManager::builder_in_memory().renew(false).build()?;
+    /// let lease = Duration::from_millis(20);
+    /// let locks = relatch::LockManager::builder_in_memory().renew(false).lease(lease).build()?;
     /// let guard = locks.lock("orders:42")?;
-    /// locks.memory().expect("it is in memory").advance(Duration::from_secs(30));
+    /// std::thread::sleep(lease);
     /// assert!(!guard.is_valid(), "its lease is over");
     /// # Ok::<(), relatch::Error>(())
     /// ```

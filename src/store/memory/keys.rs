@@ -22,8 +22,6 @@ pub(super) struct StoredKey {
     pub(super) value: String,
     /// The fencing token of the hold, if it has one.
     pub(super) fence: Option<u64>,
-    /// When its holder took the key.
-    pub(super) taken: Moment,
     pub(super) expires: Moment,
 }
 
@@ -67,12 +65,10 @@ impl Keys {
         }
         let value = wanted.token.to_owned();
         let fence = self.fence(wanted);
-        let now = Moment::now();
-        let expires = now.after(Duration::from_millis(wanted.lease));
+        let expires = Moment::now().after(Duration::from_millis(wanted.lease));
         let entry = StoredKey {
             value,
             fence,
-            taken: now,
             expires,
         };
         self.by_name.insert(wanted.key.to_owned(), entry);

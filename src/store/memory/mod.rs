@@ -1,7 +1,7 @@
 //! A store in the memory of this process: the same commands with the same answers, and no server.
 //!
 //! It sends nothing, starts no thread and does not wait. A key has a lease, and expires by the
-//! clock. The controls for tests delete keys, make them older, and have commands fail for a while.
+//! clock. The controls for tests delete keys, and make commands fail for a while.
 
 mod keys;
 
@@ -180,23 +180,9 @@ impl MemoryStore {
         Some(entry.holder())
     }
 
-    /// Makes each key that was taken before `began` older by `span`, and shortens an outage by it.
-    pub(crate) fn age(&self, span: Duration, began: Moment) {
-        let mut keys = self.keys.lock();
-        for entry in keys
-            .by_name
-            .values_mut()
-            .filter(|entry| entry.taken < began)
-        {
-            entry.expires = entry.expires.before(span);
-        }
-        keys.away_until = keys.away_until.before(span);
-    }
-
-    /// Commands fail for `span` from now on. During an outage: until then at least.
+    /// Commands fail for `span` from now on, whatever was said before.
     pub(crate) fn go_away(&self, span: Duration) {
-        let mut keys = self.keys.lock();
-        keys.away_until = keys.away_until.max(Moment::now().after(span));
+        self.keys.lock().away_until = Moment::now().after(span);
     }
 }
 
@@ -235,6 +221,11 @@ mod tests {
         lease: u64,
     ) -> Result<Compared, Failure> {
         store.extend(&Extension { key, token, lease })
+    }
+
+    fn expire(store: &MemoryStore, key: &str) {
+        let mut keys = store.keys.lock();
+        keys.live(key).unwrap().expires = Moment::PAST;
     }
 
     fn is_taken(store: &MemoryStore, key: &str, token: &str) -> bool {
@@ -284,7 +275,7 @@ mod tests {
             let key = key.to_string();
             assert!(is_taken(&store, &key, "one"));
             assert_eq!(all(&store), 1);
-            store.age(Duration::from_secs(60), Moment::NEVER);
+            expire(&store, &key);
             assert_eq!(store.remove(&key, "one").unwrap(), Compared::Absent);
             assert_eq!(all(&store), 0, "a survey does not list it");
         }
@@ -321,29 +312,14 @@ mod tests {
         );
     }
 
-    /// A control for tests makes keys older in several steps. A waiter may take a key in between.
     #[test]
-    fn what_is_taken_since_the_control_began_does_not_get_older() {
+    fn the_latest_outage_counts() {
         let store = MemoryStore::default();
-        let began = Moment::now();
-        assert!(is_taken(&store, "a", "one"));
-        let end = end_of(&store, "a", "one");
-        store.age(Duration::from_secs(60), began);
-        assert_eq!(end_of(&store, "a", "one"), end);
-        store.age(Duration::from_secs(60), Moment::NEVER);
-        assert!(is_taken(&store, "a", "two"));
-    }
-
-    #[test]
-    fn an_outage_passes_and_a_shorter_one_does_not_end_it() {
-        let store = MemoryStore::default();
-        let second = Duration::from_secs(1);
-        for span in [60 * second, second] {
-            store.go_away(span);
-        }
-        store.age(59 * second, Moment::NEVER);
+        store.go_away(Duration::ZERO);
+        assert!(store.ping().is_ok() && !store.is_away());
+        store.go_away(Duration::from_secs(60));
         assert!(store.ping().is_err() && store.is_away());
-        store.age(second, Moment::NEVER);
+        store.go_away(Duration::ZERO);
         assert!(store.ping().is_ok() && !store.is_away());
     }
 

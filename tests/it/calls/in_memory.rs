@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::mem;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ use relatch::{
 use relatch_rig::{LONG, eventually, is_alone, throughout, within};
 
 use crate::calls::logs::{collect, lines_of};
-use crate::support::{ANSWER, MINUTE, PERIOD, SOON, assert_lost, assert_unavailable, until_queued};
+use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, until_queued};
 
 /// The default lease.
 const LEASE: Duration = Duration::from_secs(30);
@@ -100,7 +99,7 @@ fn no_socket_is_opened_and_only_the_keeper_starts() {
     });
     memory.go_away(LEASE);
     assert_unavailable(&locks.try_lock("b"));
-    memory.advance(LEASE);
+    memory.go_away(Duration::ZERO);
     let guard = locks.lock("d").expect("locks");
     memory.lose("d", LostCause::Deleted);
     assert_lost(&guard.unlock(), LostCause::Deleted);
@@ -150,167 +149,33 @@ fn the_options_of_a_set_come_from_a_lock_and_its_manager_does_not() {
 }
 
 #[test]
-fn advance_ends_leases_and_nothing_else() {
-    let (locks, memory) = in_memory();
-    let renewed = locks.lock("renewed").expect("locks");
-    let short = locks
-        .named("short")
-        .renew(false)
-        .lease(MINUTE)
-        .lock()
-        .expect("locks");
-    let long = locks
-        .named("long")
-        .renew(false)
-        .lease(2 * MINUTE)
-        .lock()
-        .expect("locks");
-    renewed.verify().expect("its key is there");
-    memory.advance(MINUTE / 2);
-    assert!(renewed.is_valid() && short.is_valid() && long.is_valid());
-    assert!(short.remaining() < MINUTE / 2, "{:?}", short.remaining());
-    memory.advance(MINUTE / 2);
-    assert!(renewed.is_valid() && long.is_valid() && is_lost(&short));
-    assert_eq!(locks.stats().lost, 1, "it is told at once");
-    long.verify().expect("its key is there");
-    long.set_lease(3 * MINUTE).expect("extends");
-    memory.advance(2 * MINUTE);
-    assert!(long.is_valid() && renewed.is_valid());
-    let renewals = || {
-        locks
-            .held()
-            .iter()
-            .map(|held| held.renewals)
-            .max()
-            .expect("they are held")
-    };
-    assert!(
-        renewals() >= 9,
-        "one in each third of a lease: {}",
-        renewals()
-    );
-    assert_lost(&short.unlock(), LostCause::Expired);
-    assert_eq!(long.unlock().expect("unlocks"), Unlocked::Released);
-    assert_eq!(renewed.unlock().expect("unlocks"), Unlocked::Released);
-}
-
-#[test]
-fn a_key_and_its_hold_end_together() {
-    let (locks, memory) = in_memory();
-    let guard = locks
-        .named("a")
-        .renew(false)
-        .lease(MINUTE)
-        .lock()
-        .expect("locks");
-    let other = || {
-        thread::scope(|scope| {
-            scope
-                .spawn(|| locks.try_lock("a").expect("answers").is_some())
-                .join()
-        })
-        .expect("no panic")
-    };
-    // Time also passes by itself, on a busy machine perhaps seconds.
-    for _ in 0..50 {
-        memory.advance(SECOND);
-        assert!(
-            guard.is_valid() && !other(),
-            "two hold the lock, or it ended before its lease"
-        );
-    }
-    memory.advance(10 * SECOND);
-    assert!(is_lost(&guard) && other());
-}
-
-/// With nothing due, and with a hold that is renewed again and again on the way.
-#[test]
-fn an_advance_by_the_longest_time_returns() {
-    let (locks, memory) = in_memory();
-    // On a thread of its own: if it did not return, nor would the test.
-    let advance = || {
-        let (memory, (tell, told)) = (memory.clone(), mpsc::channel());
-        thread::spawn(move || {
-            memory.advance(Duration::MAX);
-            tell.send(())
-        });
-        told.recv_timeout(LONG).expect("it returns");
-    };
-    advance();
-    let renewed = locks.named("a").lease(10 * MINUTE).lock().expect("locks");
-    let other = locks
-        .named("b")
-        .renew(false)
-        .lease(24 * 60 * MINUTE)
-        .lock()
-        .expect("locks");
-    advance();
-    assert!(renewed.is_valid());
-    assert_lost(&other.unlock(), LostCause::Expired);
-}
-
-#[test]
-fn a_waiter_gets_the_lock_when_an_advanced_lease_ends() {
-    let (locks, memory) = in_memory();
+fn a_waiter_gets_the_lock_when_a_lease_or_the_time_that_it_is_kept_ends() {
+    let locks = LockManager::builder_in_memory().lease(2 * SOON).build();
+    let locks = locks.expect("it works");
     let begun = Instant::now();
-    let guard = locks
-        .named("a")
-        .renew(false)
-        .lease(MINUTE)
-        .lock()
-        .expect("locks");
-    behind(&locks, "a", || memory.advance(MINUTE)).expect("locks");
+    let guard = locks.named("a").renew(false).lock().expect("locks");
+    behind(&locks, "a", || ()).expect("locks");
     assert_lost(&guard.unlock(), LostCause::Expired);
-    // The same if nobody of the process holds the lock, and the waiter sleeps until its key ends.
+    // Nobody of the process holds these: the waiter sleeps until the key ends.
     leave(&locks, "b");
-    assert!(locks.try_lock("b").expect("answers").is_none());
-    behind(&locks, "b", || memory.advance(LEASE)).expect("locks");
-    leave(&locks, "d");
-    behind(&locks, "d", || {
+    behind(&locks, "b", || ()).expect("locks");
+    let kept = locks.named("c").keep_at_least(2 * SOON).lock();
+    kept.and_then(LockGuard::unlock).expect("it is kept");
+    behind(&locks, "c", || ()).expect("locks");
+    assert!(begun.elapsed() >= 6 * SOON, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_waiter_goes_on_when_a_key_is_deleted() {
+    let (locks, memory) = in_memory();
+    leave(&locks, "a");
+    behind(&locks, "a", || {
         eventually(LONG, "the waiter has asked the store", || {
-            locks.stats().waited > 2
+            locks.stats().waited > 0
         });
-        assert!(memory.lose("d", LostCause::Deleted));
+        assert!(memory.lose("a", LostCause::Deleted));
     })
     .expect("locks");
-    let kept = locks
-        .named("c")
-        .keep_at_least(MINUTE)
-        .lock()
-        .expect("locks");
-    assert!(matches!(kept.unlock(), Ok(Unlocked::Kept { .. })));
-    behind(&locks, "c", || memory.advance(MINUTE)).expect("locks");
-    assert!(
-        begun.elapsed() < LONG / 2,
-        "nobody has woken a waiter: {:?}",
-        begun.elapsed()
-    );
-}
-
-#[test]
-fn max_hold_and_keep_at_least_go_by_the_advanced_clock() {
-    let (locks, memory) = in_memory();
-    let limited = locks.named("a").max_hold(MINUTE).lock().expect("locks");
-    memory.advance(MINUTE);
-    assert!(limited.is_valid(), "the last lease begins now");
-    memory.advance(LEASE);
-    assert!(is_lost(&limited));
-    drop(limited);
-    let limited = locks.named("a").max_hold(MINUTE).lock().expect("locks");
-    memory.advance(10 * MINUTE);
-    assert!(is_lost(&limited), "also if all of that is one step");
-    drop(limited);
-    let kept = locks
-        .named("b")
-        .keep_at_least(MINUTE)
-        .lock()
-        .expect("locks");
-    memory.advance(MINUTE);
-    assert_eq!(
-        kept.unlock().expect("unlocks"),
-        Unlocked::Released,
-        "it was held for long enough"
-    );
 }
 
 /// What a `DEL` does is done to its key all the same.
@@ -366,89 +231,28 @@ fn a_hold_survives_an_outage_that_is_shorter_than_its_lease() {
     assert!(matches!(guard.verify(), Err(Error::Unavailable { .. })));
     assert_unavailable(&locks.try_lock("b"));
     assert!(locks.lock("a").is_ok(), "reentry asks nobody");
-    memory.advance(LEASE / 2);
+    memory.go_away(Duration::ZERO);
     guard.confirm(SECOND).expect("it is there");
-    memory.advance(MINUTE);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }
 
 #[test]
 fn a_hold_is_lost_by_an_outage_that_outlasts_its_lease() {
-    let (locks, memory) = in_memory();
+    let locks = LockManager::builder_in_memory().lease(2 * SOON).build();
+    let locks = locks.expect("it works");
+    let memory = locks.memory().expect("it is in memory");
     let guard = locks.lock("a").expect("locks");
-    memory.go_away(LEASE / 2);
-    memory.advance(LEASE / 3);
-    memory.go_away(LEASE); // The same outage, which lasts longer than was planned.
-    assert!(
-        guard.is_valid() && guard.remaining() <= LEASE / 3 * 2,
-        "{:?}",
-        guard.remaining()
-    );
-    assert!(locks.stats().renewal_errors > 0, "its renewals fail");
-    memory.advance(LEASE / 3);
-    assert!(guard.is_valid());
-    memory.advance(LEASE / 3);
-    assert!(is_lost(&guard));
+    memory.go_away(MINUTE);
+    eventually(LONG, "the lease ends", || is_lost(&guard));
+    assert!(locks.stats().renewal_errors > 0, "its renewals failed");
     let another = locks.try_lock("b");
     assert!(
         matches!(another, Err(Error::OuterLost { .. })),
         "{another:?}"
     );
-    memory.advance(LEASE);
-    assert_lost(&guard.unlock(), LostCause::Expired);
+    memory.go_away(Duration::ZERO);
+    drop(guard);
     assert!(locks.try_lock("a").expect("answers").is_some());
-}
-
-#[test]
-fn an_outage_and_what_comes_after_it_can_pass_in_one_step() {
-    let (locks, memory) = in_memory();
-    let guard = locks.lock("a").expect("locks");
-    memory.go_away(LEASE / 2);
-    memory.advance(20 * MINUTE);
-    assert!(guard.is_valid(), "it was renewed after the outage");
-    memory.go_away(2 * LEASE);
-    memory.advance(20 * MINUTE);
-    assert_lost(&guard.unlock(), LostCause::Expired);
-    assert!(locks.try_lock("a").expect("answers").is_some());
-}
-
-/// The keeper renews meanwhile, and the threads wait for each other. A thread whose lock was just
-/// taken may lose it, if the keeper did not know of it yet.
-#[test]
-fn time_can_pass_while_other_threads_take_and_release_locks() {
-    let locks = LockManager::builder_in_memory()
-        .lease(PERIOD)
-        .fenced(true)
-        .build()
-        .expect("it works");
-    let memory = locks.memory().expect("it is in memory");
-    let (top, ended) = (AtomicU64::new(0), AtomicU32::new(0));
-    let work = || {
-        let mut good = 0;
-        while good < 200 {
-            let guard = locks.lock("a").expect("locks");
-            let fence = guard.fence().expect("it is fenced");
-            top.fetch_max(fence, Ordering::SeqCst);
-            thread::yield_now();
-            let seen = top.load(Ordering::SeqCst);
-            assert!(
-                seen == fence || is_lost(&guard),
-                "another thread had the lock"
-            );
-            good += u32::from(guard.unlock().is_ok());
-        }
-        ended.fetch_add(1, Ordering::SeqCst);
-    };
-    within(2 * LONG, "all threads have their locks", || {
-        thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(work);
-            }
-            while ended.load(Ordering::SeqCst) < 3 {
-                memory.advance(10 * PERIOD);
-            }
-        });
-    });
 }
 
 #[test]
@@ -456,61 +260,35 @@ fn a_waiter_goes_on_after_an_outage() {
     let (locks, memory) = in_memory();
     memory.go_away(MINUTE);
     let begun = Instant::now();
-    behind(&locks, "a", || memory.advance(MINUTE)).expect("locks");
+    behind(&locks, "a", || memory.go_away(Duration::ZERO)).expect("locks");
     assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());
 }
 
 #[test]
 fn a_lock_that_was_released_during_an_outage_is_free_after_it() {
     let (locks, memory) = in_memory();
-    let [short, long] = ["short", "long"].map(|name| locks.lock(name).expect("locks"));
-    memory.go_away(SECOND);
+    let short = locks.lock("short").expect("locks");
+    memory.go_away(MINUTE);
     let Err(Error::Unconfirmed { at_most, .. }) = short.unlock() else {
         panic!("nothing answered")
     };
     assert!(at_most <= LEASE && at_most > LEASE / 2, "{at_most:?}");
-    memory.advance(SECOND);
-    assert!(
-        locks
-            .named("short")
-            .try_lock_for(LONG)
-            .expect("answers")
-            .is_some(),
-        "deleted after the outage"
-    );
-    memory.go_away(SECOND);
-    drop(long);
-    memory.advance(SECOND);
-    let kept = locks
-        .named("kept")
-        .keep_at_least(MINUTE)
-        .lock()
-        .expect("locks");
-    memory.go_away(SECOND);
-    assert!(matches!(kept.unlock(), Err(Error::Unconfirmed { .. })));
-    memory.advance(SECOND);
-    assert!(locks.try_lock("kept").expect("answers").is_none());
-    memory.advance(LEASE);
-    assert!(locks.try_lock("kept").expect("answers").is_some());
-    // With a longer lease, it is deleted once it need not be kept any more.
+    memory.go_away(Duration::ZERO);
+    let deleted = |name: &str| locks.named(name).try_lock_for(LONG).expect("answers");
+    assert!(deleted("short").is_some(), "deleted after the outage");
+    // The key stays for as long as it is kept, and no longer, though its lease is longer.
     let kept = locks
         .named("kept")
         .lease(10 * MINUTE)
-        .keep_at_least(MINUTE)
+        .keep_at_least(SECOND)
         .lock()
         .expect("locks");
-    memory.go_away(SECOND);
+    let begun = Instant::now();
+    memory.go_away(MINUTE);
     assert!(matches!(kept.unlock(), Err(Error::Unconfirmed { .. })));
-    memory.advance(MINUTE / 2);
-    assert!(locks.try_lock("kept").expect("answers").is_none());
-    memory.advance(MINUTE / 2);
-    assert!(
-        locks
-            .named("kept")
-            .try_lock_for(LONG)
-            .expect("answers")
-            .is_some()
-    );
+    memory.go_away(Duration::ZERO);
+    assert!(deleted("kept").is_some());
+    assert!(begun.elapsed() >= SECOND / 2, "{:?}", begun.elapsed());
 }
 
 #[test]
@@ -578,7 +356,7 @@ fn on_lost_is_called_for_a_lease_that_ends_sooner_than_planned() {
     let locks = locks.build().expect("it works");
     let guard = locks.lock("a").expect("locks");
     throughout(ANSWER, || assert!(guard.is_valid())); // The keeper sleeps by then.
-    locks.memory().expect("in memory").advance(MINUTE / 60 * 59);
+    guard.set_lease(ANSWER).expect("it is held");
     assert_eq!(
         lost.recv_timeout(LONG).expect("it is called"),
         LostCause::Expired
@@ -615,12 +393,10 @@ fn on_lost_is_called_for_a_guard_that_was_forgotten() {
 }
 
 #[test]
-fn a_shorter_outage_does_not_end_a_longer_one_and_nothing_is_forced_meanwhile() {
+fn nothing_is_forced_during_an_outage() {
     let (locks, memory) = in_memory();
     let guard = locks.lock("a").expect("locks");
-    memory.go_away(LEASE / 2);
-    memory.go_away(SECOND);
-    memory.advance(2 * SECOND);
+    memory.go_away(MINUTE);
     assert_unavailable(&locks.try_lock("b"));
     assert!(matches!(
         locks.named("a").force_unlock(),
