@@ -13,7 +13,7 @@ Everything that takes too long for tests/run.sh, in less than half an hour:
 
   - simulated scenes, until locks were taken as often as the argument says (by default five million
     times), beside all that follows
-  - the tests of addresses without the feature tls, the wider bounds of the model, and the tests of
+  - the tests of addresses without the feature tls, and those of
     the benchmarks against other locks
   - the whole integration suite as a user with the least rights, by a sentinel, and with each server
     as a cluster
@@ -160,7 +160,6 @@ part 'without TLS' cargo test --quiet --locked --lib \
 part 'peers, also in other languages' \
     cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --include-ignored
 part 'bytes from outside' env PROPTEST_CASES=20000 $fast --lib -- --skip simulation
-part 'the model, wider' cargo test --quiet --locked --package relatch-model -- --ignored
 finish
 
 say 'parts'
