@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -140,7 +140,7 @@ impl Held {
 /// The wait for the locks.
 struct Wait {
     /// Since Redis has answered, and since when.
-    began: Option<(LockManager, Duration)>,
+    began: Option<(Weak<LockManager>, Duration)>,
     /// When to say who has the lock. `None` once it is said.
     say_after: Option<Duration>,
     answered: Arc<AtomicBool>,
@@ -227,10 +227,10 @@ impl Wait {
     /// Looks for what Redis has said about the lock. Asks nobody: a question of its own could not
     /// wait as patiently.
     fn look(&mut self) {
-        let waiting = self.began.iter().flat_map(|(locks, _)| locks.waiting());
-        let holder = waiting
-            .into_iter()
-            .find_map(|it| Some((it.key, it.holder?)));
+        let locks = self.began.as_ref().and_then(|(locks, _)| locks.upgrade());
+        let waiting = locks.map_or_else(Vec::new, |locks| locks.waiting());
+        let mut waiting = waiting.into_iter();
+        let holder = waiting.find_map(|it| Some((it.key, it.holder?)));
         let Some((key, holder)) = holder else {
             return;
         };

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -26,8 +26,9 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// What the thread says.
 pub(crate) enum Word {
-    /// Redis is there. From now on, the thread waits for the locks.
-    Waits(LockManager),
+    /// Redis is there. From now on, the thread waits for the locks. (The end of a manager waits for
+    /// its threads. So it is left to this one.)
+    Waits(Weak<LockManager>),
     Taken(Result<Vec<Taken>, Failed>),
     GivenBack(Result<(), Error>),
 }
@@ -113,7 +114,7 @@ impl Taking {
             outer,
             ..
         } = self;
-        let locks = self.manager()?;
+        let locks = Arc::new(self.manager()?);
         let mut missing = Vec::new();
         for key in &wanted.keys {
             if !outer.still_has(&locks, &common.prefix, key)? {
@@ -135,7 +136,7 @@ impl Taking {
         }
         let mut all = None;
         if !missing.is_empty() {
-            self.say(words, Word::Waits(locks.clone()));
+            self.say(words, Word::Waits(Arc::downgrade(&locks)));
             all = Some(self.lock(&locks, &missing)?);
         }
         let each = missing.iter();
