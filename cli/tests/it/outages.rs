@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use relatch_rig::{LONG, Sig, compile_preload, eventually, signal, throughout};
+use relatch_rig::{Fault, LONG, Proxy, Sig, compile_preload, eventually, signal, throughout};
 use serde_json::Value;
 
 use crate::support::{Place, in_shell, json, spawn, stderr};
@@ -178,4 +178,25 @@ fn a_signal_ends_a_run_between_two_attempts() {
     run.stderr.as_mut().unwrap().read_exact(&mut said).unwrap();
     signal(run.id(), Sig::Term);
     assert_eq!(in_shell(run.wait().unwrap()), 143);
+}
+
+#[test]
+fn a_lock_that_comes_just_after_the_signal_is_given_back() {
+    let place = Place::new();
+    let proxy = Proxy::start(place.server.port());
+    proxy.on("SET lock:k", Fault::DelayReply(LONG));
+    let mut run = place.relatch(&["run", "k", "-c", "echo > f"]);
+    let mut run = spawn(run.env("REDIS_URL", proxy.url()));
+    proxy.wait_fired(1, LONG);
+    eventually(LONG, "Redis has it", || place.server.exists("lock:k"));
+    signal(run.id(), Sig::Term);
+    throughout(Duration::from_millis(300), || {
+        assert!(
+            matches!(run.try_wait(), Ok(None)),
+            "it hopes for the answer"
+        );
+    });
+    proxy.end_delays();
+    assert_eq!(in_shell(run.wait().unwrap()), 143);
+    assert!(!place.server.exists("lock:k") && !place.file("f").exists());
 }
