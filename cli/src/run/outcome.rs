@@ -26,22 +26,14 @@ pub(crate) enum Failed {
 }
 
 impl Failed {
-    /// Whether Redis was away.
-    pub(crate) fn is_outage(&self) -> bool {
-        code::UNAVAILABLE
-            == match self {
-                Failed::Lock(error) => exit::code_of(error),
-                Failed::Other(failure) => failure.code,
-                Failed::Busy(_) | Failed::Interrupted(_) => return false,
-            }
-    }
-
-    pub(crate) fn message(&self) -> String {
-        match self {
-            Failed::Busy(message) | Failed::Other(Failure { message, .. }) => message.clone(),
-            Failed::Lock(error) => error.to_string(),
-            Failed::Interrupted(number) => format!("signal {number}"),
-        }
+    /// What is wrong, if Redis was away.
+    pub(crate) fn outage(&self) -> Option<String> {
+        let (code, message) = match self {
+            Failed::Lock(error) => (exit::code_of(error), error.to_string()),
+            Failed::Other(failure) => (failure.code, failure.message.clone()),
+            Failed::Busy(_) | Failed::Interrupted(_) => return None,
+        };
+        (code == code::UNAVAILABLE).then_some(message)
     }
 }
 

@@ -90,16 +90,16 @@ impl Taking {
         let mut is_told = !self.common.verbose;
         loop {
             let failed = match self.attempt(words) {
-                Err(failed) if failed.is_outage() && !self.is_answered() => failed,
+                Err(failed) if !self.is_answered() => failed,
                 done => return done,
             };
             let left = until.saturating_sub(now());
-            if left.is_zero() {
+            let Some(outage) = failed.outage().filter(|_| !left.is_zero()) else {
                 return Err(failed);
-            }
+            };
             if !is_told {
                 is_told = true;
-                tell(&format!("{}: it is tried again", failed.message()));
+                tell(&format!("{outage}: it is tried again"));
             }
             thread::sleep(left.min(PAUSE));
         }
