@@ -124,15 +124,19 @@ fn a_descriptor_that_is_not_open_is_an_error_before_the_job() {
 fn a_file_that_may_not_grow_ends_the_job_and_not_the_run() {
     let place = Place::new();
     let relatch = env!("CARGO_BIN_EXE_relatch");
-    for (job, code) in [("exit 3", 3), ("ulimit -c 0; echo > f", 153)] {
-        let line = format!("ulimit -f 0; exec {relatch} run --report report k -c '{job}'");
+    let below_limit = |run: &str| {
+        let line = format!("ulimit -f 0; exec {relatch} run {run}");
         let mut shell = Command::new("sh");
         let shell = shell.args(["-c", &line]).current_dir(place.file(""));
         let output = shell.env("REDIS_URL", place.server.url()).output().unwrap();
-        let said = stderr(&output);
-        assert_eq!(in_shell(output.status), code, "{said}");
+        (in_shell(output.status), stderr(&output))
+    };
+    for (job, code) in [("exit 3", 3), ("ulimit -c 0; echo > f", 153)] {
+        let (seen, said) = below_limit(&format!("--report report k -c '{job}'"));
+        assert_eq!(seen, code, "{said}");
         assert!(said.contains("report: File too large"), "{said}");
     }
+    assert_eq!(below_limit("-v k -c 'exit 3' 2>said").0, 3);
 }
 
 /// With `-v` at once, else after 5 s, and with `-q` or `-x` not at all.
