@@ -88,10 +88,14 @@ pub(crate) struct Run {
     /// Does not wait for a busy lock
     #[arg(short, long, visible_alias = "nb", overrides_with = "wait")]
     pub(crate) nonblock: bool,
-    /// How long to wait for a busy lock; 0 is --nonblock [default: for ever]. A Redis that does not
-    /// answer at the start is not waited for (exit code 69)
+    /// How long to wait for a busy lock; 0 is --nonblock [default: for ever]. An outage of Redis
+    /// meanwhile is bridged
     #[arg(short, long, visible_alias = "timeout", value_name = "SPAN", value_parser = span::parse)]
     pub(crate) wait: Option<Duration>,
+    /// How long Redis may be away at the start, before it is exit code 69. It is tried each second
+    /// [default: once]
+    #[arg(long, value_name = "SPAN", default_value = "0", hide_default_value = true, value_parser = span::parse)]
+    pub(crate) connect_within: Duration,
     /// The exit code for a lock that was busy until the end
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
@@ -129,7 +133,7 @@ pub(crate) struct Run {
     /// from it. The default if the standard input is a terminal
     #[arg(long)]
     pub(crate) foreground: bool,
-    /// Appends one JSON object on what happened to a file, or to the file of a descriptor: `fd:3`,
+    /// Appends one JSON object on what happened to a file, or writes it to a descriptor: `fd:3`,
     /// which the shell opens for appending (`3>>file`)
     #[arg(long, value_name = "FILE|fd:N")]
     pub(crate) report: Option<String>,

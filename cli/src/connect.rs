@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::sync::Once;
 
 use relatch::{Builder, LockManager};
 
@@ -10,15 +11,20 @@ use crate::args::Common;
 use crate::exit::{Failure, code};
 use crate::output::tell;
 
+/// The warning about a password. `run --connect-within` may build again and again.
+static TOLD: Once = Once::new();
+
 /// A builder with the address and the prefix.
 pub(crate) fn builder(common: &Common) -> Result<Builder, Failure> {
     let url = match (&common.redis, &common.redis_file) {
         (Some(url), _) => {
             if has_password(url) {
-                tell(
-                    "others on this machine can read the password on the command line: \
-                     use --redis-file or REDIS_URL",
-                );
+                TOLD.call_once(|| {
+                    tell(
+                        "others on this machine can read the password on the command line: \
+                         use --redis-file or REDIS_URL",
+                    );
+                });
             }
             url.clone()
         }

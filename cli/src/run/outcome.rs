@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::sync::mpsc::Receiver;
 
 use relatch::{Error, Holder};
 use rustix::io::Errno;
@@ -12,8 +11,9 @@ use crate::args::{Common, Run};
 use crate::exit::{self, Failure, code};
 use crate::output::tell;
 use crate::run::held::Held;
-use crate::run::life::{ENDS, Ended, Event, Life, NotStarted, Reason};
+use crate::run::life::{Ended, Life, NotStarted, Reason};
 use crate::run::report::{Outcome, Report};
+use crate::run::taking::Back;
 use crate::run::wanted::Wanted;
 
 /// Why there is no lock.
@@ -21,6 +21,20 @@ pub(crate) enum Failed {
     Busy(String),
     Lock(Box<Error>),
     Other(Failure),
+    /// By a signal.
+    Interrupted(i32),
+}
+
+impl Failed {
+    /// What is wrong, if Redis was away.
+    pub(crate) fn outage(&self) -> Option<String> {
+        let (code, message) = match self {
+            Failed::Lock(error) => (exit::code_of(error), error.to_string()),
+            Failed::Other(failure) => (failure.code, failure.message.clone()),
+            Failed::Busy(_) | Failed::Interrupted(_) => return None,
+        };
+        (code == code::UNAVAILABLE).then_some(message)
+    }
 }
 
 impl From<Error> for Failed {
@@ -39,12 +53,12 @@ impl From<Failure> for Failed {
 pub(crate) fn not_taken(
     common: &Common,
     options: &Run,
-    events: &Receiver<Event>,
     failed: Failed,
     report: &mut Report,
 ) -> (Outcome, u8) {
     let failure = match failed {
         Failed::Busy(message) => return busy(common, options, message, "", report),
+        Failed::Interrupted(number) => return interrupted(number, report),
         Failed::Other(failure) => failure,
         Failed::Lock(error) => {
             let message = error.to_string();
@@ -62,10 +76,6 @@ pub(crate) fn not_taken(
                     };
                     report.holder = holder.map(|holder| *holder);
                     return busy(common, options, message, advice, report);
-                }
-                Error::Stopped { .. } => {
-                    let number = ends_wait(events).unwrap_or(signal_hook::consts::SIGTERM);
-                    return interrupted(number, report);
                 }
                 _ => Failure::new(code, message),
             }
@@ -107,16 +117,8 @@ fn at_once(key: &str, holder: Option<&Holder>) -> String {
     format!("lock {key:?} is busy{has_it}")
 }
 
-/// The signal that has ended the wait, if there was one. Nothing has been started by then.
-pub(crate) fn ends_wait(events: &Receiver<Event>) -> Option<i32> {
-    events.try_iter().find_map(|event| match event {
-        Event::Signal(number) if ENDS.contains(&number) => Some(number),
-        _ => None,
-    })
-}
-
 /// The outcome if a signal has ended the wait.
-pub(crate) fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
+fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
     report.ended = Some(Ended::Signal(number));
     (Outcome::Interrupted, exit::of_signal(number))
 }
@@ -124,19 +126,18 @@ pub(crate) fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
 /// Gives the locks back. An error if one was lost.
 fn give_back(life: &Life, held: Held) -> Result<(), Error> {
     // A job that never ran keeps nothing: another machine may have the command.
-    let unlocked = if life.not_started().is_some() {
-        held.unlock_now()
+    let back = if life.not_started().is_some() {
+        Back::Unused
     } else {
-        held.unlock()
+        Back::Kept
     };
-    match unlocked {
-        Err(error) if !error.is_lost() => {
-            // The job was protected; the key goes when its lease ends.
-            tell(&error.to_string());
-            Ok(())
-        }
-        given_back => given_back,
+    // If there was no answer, the job was protected all the same; the key goes when its lease ends.
+    match held.give_back(back) {
+        None => tell("giving the lock back takes too long: it ends with its lease"),
+        Some(Err(error)) if !error.is_lost() => tell(&error.to_string()),
+        Some(given_back) => return given_back,
     }
+    Ok(())
 }
 
 /// Gives the locks back, and says what the exit code is.

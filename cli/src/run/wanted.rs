@@ -18,7 +18,7 @@ const USUAL_LEASE: Duration = Duration::from_secs(30);
 /// Unless `--kill-after` says otherwise, and a third of the lease is not less.
 const USUAL_KILL_AFTER: Duration = Duration::from_secs(5);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     /// The first is the one that the command line names first.
     pub(crate) keys: Vec<String>,
