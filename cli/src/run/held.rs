@@ -15,6 +15,7 @@ use crate::run::line::{Until, now};
 use crate::run::report::Report;
 use crate::run::wanted::Wanted;
 use crate::span;
+use crate::whose;
 
 /// The manager of a run, and how a lock was lost, once one was.
 pub(crate) struct Manager {
@@ -101,6 +102,7 @@ fn enter(
         }
         for key in keys {
             if let Some(holder) = locks.named(key).holder()? {
+                let holder = whose::shown(&holder);
                 tell(&format!("waiting for lock {key:?}: {holder} has it"));
             }
         }

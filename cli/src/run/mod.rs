@@ -97,11 +97,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
         Ok(handle) => handle,
         Err(error) => return without_signals(&error),
     };
-    let outer = if std::env::var_os("RELATCH_HELD").is_some() {
-        Outer::from_env()
-    } else {
-        Outer::default()
-    };
+    let outer = Outer::from_env(common);
     let held = match take(common, options, wanted, &outer, &stop, &sender, report) {
         Ok(held) => held,
         Err(failed) => return not_taken(common, options, &events, failed, report),
@@ -141,7 +137,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
         }
     };
     let life = live(job, &held, &events, wanted, options, orders.until);
-    over(&life, held, common, wanted, report)
+    over(&life, held, options, wanted, report)
 }
 
 fn without_signals(error: &io::Error) -> (Outcome, u8) {
@@ -162,7 +158,7 @@ fn take(
     let manager = held::manager(common, events)?;
     let mut missing = Vec::new();
     for key in &wanted.keys {
-        if !outer.still_has(&manager.locks, &common.prefix, key)? {
+        if !outer.has(&manager.locks, &common.prefix, key)? {
             missing.push(&**key);
         } else if options.no_reentry {
             let message = format!("lock {key:?} is held by a run around this one");
@@ -177,7 +173,7 @@ fn take(
     if missing.is_empty() && has_wishes && !common.quiet {
         tell("--lease, --at-least and --on-lost are those of the run around this one");
     }
-    held::take(manager, &missing, wanted, common.verbose, stop, report).map_err(Failed::from)
+    held::take(manager, &missing, wanted, options.verbose, stop, report).map_err(Failed::from)
 }
 
 /// What the job's environment has besides this process's.

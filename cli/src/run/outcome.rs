@@ -15,6 +15,7 @@ use crate::run::held::Held;
 use crate::run::life::{ENDS, Ended, Event, Life, NotStarted, Reason};
 use crate::run::report::{Outcome, Report};
 use crate::run::wanted::Wanted;
+use crate::whose;
 
 /// Why there is no lock.
 pub(crate) enum Failed {
@@ -76,6 +77,7 @@ pub(crate) fn not_taken(
     let outcome = match failure.code {
         code::UNAVAILABLE => Outcome::Unavailable,
         code::REFUSED => Outcome::Refused,
+        code::LOST => Outcome::Lost,
         _ => Outcome::NotStarted,
     };
     (outcome, failure.code)
@@ -103,7 +105,9 @@ fn busy(
 
 /// What is said of a lock that was not waited for.
 fn at_once(key: &str, holder: Option<&Holder>) -> String {
-    let has_it = holder.map_or_else(String::new, |holder| format!(": {holder} has it"));
+    let has_it = holder.map_or_else(String::new, |holder| {
+        format!(": {} has it", whose::shown(holder))
+    });
     format!("lock {key:?} is busy{has_it}")
 }
 
@@ -143,7 +147,7 @@ fn give_back(life: &Life, held: Held) -> Result<(), Error> {
 pub(crate) fn over(
     life: &Life,
     held: Held,
-    common: &Common,
+    options: &Run,
     wanted: &Wanted,
     report: &mut Report,
 ) -> (Outcome, u8) {
@@ -180,7 +184,7 @@ pub(crate) fn over(
         report.cause = Some(cause);
         return (Outcome::Lost, code::LOST);
     }
-    if common.verbose {
+    if options.verbose {
         let held = crate::span::show(report.held);
         tell(&format!("the lock was held for {held}"));
     }
