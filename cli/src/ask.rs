@@ -123,23 +123,24 @@ pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
             let message = || format!("no run around this process has taken lock {key:?}");
             let has = outer.get(&common.prefix, key);
             let has = has.ok_or_else(|| Failure::new(code::LOST, message()))?;
-            vec![(has, true)]
+            vec![has]
         }
     };
-    if let Some((has, _)) = all.iter().find(|(_, is_here)| !is_here) {
-        let message = format!(
-            "lock {:?} is in another Redis, {}: give the KEY to confirm",
-            has.redis_key, has.place
-        );
-        return Err(Failure::new(code::CONFIG, message));
-    }
     // Each has its prefix, which may be another one.
     let locks = builder(common)?.prefix("").build()?;
     let mut code = code::OK;
-    for (has, _) in all {
+    for has in all {
         let holder = locks.named(&has.redis_key).holder()?;
         let key = has.redis_key.strip_prefix(&*common.prefix);
         let key = key.unwrap_or(&has.redis_key);
+        let is_ours = |holder: &Holder| holder.raw == has.token;
+        if !outer.is_here(has) && !holder.as_ref().is_some_and(is_ours) {
+            let message = format!(
+                "lock {key:?} is in another Redis, {}: name the lock to confirm",
+                has.place
+            );
+            return Err(Failure::new(code::CONFIG, message));
+        }
         let unconfirmed = unconfirmed(key, has, holder.as_ref(), asked.span);
         if asked.answer.json {
             let by = holder.as_ref().map(json::holder);

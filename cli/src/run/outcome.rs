@@ -15,6 +15,7 @@ use crate::run::held::Held;
 use crate::run::life::{ENDS, Ended, Event, Life, NotStarted, Reason};
 use crate::run::report::{Outcome, Report};
 use crate::run::wanted::Wanted;
+use crate::span;
 use crate::whose;
 
 /// Why there is no lock.
@@ -51,15 +52,22 @@ pub(crate) fn not_taken(
             let message = error.to_string();
             let code = exit::code_of(&error);
             match *error {
-                Error::Timeout { key, holder, .. } if code == code::BUSY => {
+                Error::Timeout {
+                    key,
+                    holder,
+                    waited,
+                    source: None,
+                    ..
+                } => {
                     let (message, advice) = if options.nonblock {
                         let advice =
                             ". --wait in place of -n waits, and -x takes busy for no failure";
-                        (at_once(&key, holder.as_deref()), advice)
+                        (is_busy(&key, "", holder.as_deref()), advice)
                     } else {
                         let advice =
                             ": a longer --wait is more patient, and -x takes busy for no failure";
-                        (message, advice)
+                        let after = format!(" after {}", span::show(waited));
+                        (is_busy(&key, &after, holder.as_deref()), advice)
                     };
                     report.holder = holder.map(|holder| *holder);
                     return busy(common, options, message, advice, report);
@@ -103,12 +111,12 @@ fn busy(
     (Outcome::Busy, code)
 }
 
-/// What is said of a lock that was not waited for.
-fn at_once(key: &str, holder: Option<&Holder>) -> String {
+/// What is said of a lock that another has.
+fn is_busy(key: &str, after: &str, holder: Option<&Holder>) -> String {
     let has_it = holder.map_or_else(String::new, |holder| {
         format!(": {} has it", whose::shown(holder))
     });
-    format!("lock {key:?} is busy{has_it}")
+    format!("lock {key:?} is busy{after}{has_it}")
 }
 
 /// The signal that has ended the wait, if there was one. Nothing has been started by then.
@@ -185,7 +193,7 @@ pub(crate) fn over(
         return (Outcome::Lost, code::LOST);
     }
     if options.verbose {
-        let held = crate::span::show(report.held);
+        let held = span::show(report.held);
         tell(&format!("the lock was held for {held}"));
     }
     if life.reason() == Some(Reason::TooLong) {

@@ -103,6 +103,12 @@ fn a_run_inside_with_another_prefix_or_redis_takes_another_lock() {
     let place = Place::new();
     let other = Server::start();
     let url = other.url();
+    // By another name, it is the same.
+    let same = place.server.url().replace("127.0.0.1", "localhost");
+    assert_ne!(same, place.server.url());
+    let line = format!("{RELATCH} run --redis {same} k {RELATCH} confirm; echo $?");
+    let output = under(&place, &["k"], &line);
+    assert_eq!(stdout(&output), "0\n", "{}", stderr(&output));
     for options in [String::from("--prefix other:"), format!("--redis {url}")] {
         let line = format!("{RELATCH} run -n {options} k {RELATCH} confirm k; echo $?");
         let output = under(&place, &["k"], &line);
