@@ -138,7 +138,7 @@ fn a_wait_goes_on_while_redis_is_away() {
         (wait, lines)
     };
     let (mut unlimited, mut said) = start(&[]);
-    let (mut limited, mut others) = start(&["-w", "3s"]);
+    let (mut limited, mut others) = start(&["-w", "6s"]);
     // They have found it held.
     let seen = || place.server.query::<String>(&["CLIENT", "LIST"]);
     eventually(LONG, "both have looked", || {
