@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::UnknownArgumentValueParser;
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use crate::span;
 
@@ -45,22 +46,24 @@ pub(crate) struct Common {
         hide_env_values = true
     )]
     pub(crate) prefix: String,
-    /// Writes JSON, one object a line
-    #[arg(long, global = true)]
-    pub(crate) json: bool,
     /// Says nothing about a busy lock, or about what is well
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
-    /// Says what it does
-    #[arg(short, long, global = true)]
-    pub(crate) verbose: bool,
+}
+
+/// What all commands have that answer.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    /// Writes JSON, one object a line
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cmd {
     /// Runs a command under a lock
     Run(Box<Run>),
-    /// Inside of a job: is the lock still ours?
+    /// Inside of a job: are the locks still ours?
     Confirm(Confirm),
     /// Who has a lock
     Holder(Holder),
@@ -109,7 +112,7 @@ pub(crate) struct Run {
     /// that is longer]
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) lease: Option<Duration>,
-    /// Ends a job that runs for longer (exit code 124)
+    /// Ends a job that runs for longer (exit code 124); 0 is no limit
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) max_hold: Option<Duration>,
     /// How long the lock stays taken at least, also if the job is done sooner, or fails, but not if
@@ -140,6 +143,12 @@ pub(crate) struct Run {
     /// A lock that a run around this one has is busy (75), and no reason to run at once
     #[arg(long)]
     pub(crate) no_reentry: bool,
+    /// Says what it does
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// The standard output is the job's
+    #[arg(long, hide = true, action = ArgAction::SetTrue, value_parser = UnknownArgumentValueParser::suggest_arg("--report"))]
+    json: Option<String>,
     /// `flock` has these; a lock here is always exclusive, and the job never has it in a descriptor
     #[arg(short = 'e', long = "exclusive", hide = true)]
     exclusive: bool,
@@ -165,17 +174,21 @@ pub(crate) enum OnLost {
 
 #[derive(Args, Debug)]
 pub(crate) struct Confirm {
-    /// The lock [default: the one that the job was started with]
+    /// The lock [default: all that the job, and the runs around it, were started with]
     pub(crate) key: Option<String>,
-    /// For how long the lock has to be ours at least
+    /// For how long it has to be ours at least
     #[arg(long = "for", value_name = "SPAN", default_value = "0", value_parser = span::parse)]
     pub(crate) span: Duration,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Holder {
     /// The lock
     pub(crate) key: String,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Args, Debug)]
@@ -195,6 +208,8 @@ pub(crate) struct Ls {
     /// How long to go through the keys of Redis, before it is a failure
     #[arg(long, value_name = "SPAN", default_value = "1m", value_parser = span::parse)]
     pub(crate) limit: Duration,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -212,8 +227,10 @@ pub(crate) struct Wait {
     /// The lock
     pub(crate) key: String,
     /// For how long at most [default: for ever]
-    #[arg(short, long, visible_alias = "timeout", value_name = "SPAN", value_parser = span::parse)]
-    pub(crate) wait: Option<Duration>,
+    #[arg(short = 'w', long = "wait", visible_alias = "timeout", value_name = "SPAN", value_parser = span::parse)]
+    pub(crate) limit: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Args, Debug)]
@@ -227,6 +244,8 @@ pub(crate) struct ForceUnlock {
     /// Does not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Args, Debug)]
@@ -234,6 +253,8 @@ pub(crate) struct Doctor {
     /// The lease that the programs use
     #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = span::parse)]
     pub(crate) for_lease: Duration,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Args, Debug)]

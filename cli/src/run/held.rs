@@ -17,6 +17,7 @@ use crate::run::outcome::Failed;
 use crate::run::report::Report;
 use crate::run::taking::{Back, Taken, Taking, Word};
 use crate::span;
+use crate::whose;
 
 /// How long a lock is good that is another's to look after: longer than anything.
 const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
@@ -50,7 +51,7 @@ impl Held {
         report: &mut Report,
     ) -> Result<Held, Failed> {
         let mut wait = Wait::new(&taking);
-        let verbose = taking.common.verbose;
+        let verbose = taking.options.verbose;
         let cause = Arc::clone(&taking.cause);
         let (speaker, words) = channel();
         let (orders, ordered) = channel();
@@ -237,16 +238,17 @@ impl Wait {
         self.answered.store(true, Ordering::Relaxed);
         let waited = self.waited();
         if self.say_after.take_if(|after| *after <= waited).is_some() {
+            let holder = whose::shown(&holder);
             tell(&format!("waiting for lock {key:?}: {holder} has it"));
         }
     }
 }
 
 fn say_after(common: &Common, options: &Run) -> Option<Duration> {
-    if common.quiet || (options.busy_ok && !common.verbose) {
+    if common.quiet || (options.busy_ok && !options.verbose) {
         return None;
     }
-    Some(if common.verbose {
+    Some(if options.verbose {
         Duration::ZERO
     } else {
         LONG_WAIT

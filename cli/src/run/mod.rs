@@ -120,11 +120,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
         Ok(handle) => handle,
         Err(error) => return without_signals(&error),
     };
-    let outer = if std::env::var_os("RELATCH_HELD").is_some() {
-        Outer::from_env()
-    } else {
-        Outer::default()
-    };
+    let outer = Outer::from_env(common);
     let taking = Taking {
         common: common.clone(),
         options: options.clone(),
@@ -165,7 +161,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
         }
     };
     let life = live(job, &held, &events, wanted, options, orders.until);
-    over(&life, held, common, wanted, report)
+    over(&life, held, options, wanted, report)
 }
 
 /// Has a write be an error that would make a file larger than `ulimit -f` allows, and not the end of

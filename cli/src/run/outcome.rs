@@ -15,6 +15,8 @@ use crate::run::life::{Ended, Life, NotStarted, Reason};
 use crate::run::report::{Outcome, Report};
 use crate::run::taking::Back;
 use crate::run::wanted::Wanted;
+use crate::span;
+use crate::whose;
 
 /// Why there is no lock.
 pub(crate) enum Failed {
@@ -64,15 +66,22 @@ pub(crate) fn not_taken(
             let message = error.to_string();
             let code = exit::code_of(&error);
             match *error {
-                Error::Timeout { key, holder, .. } if code == code::BUSY => {
+                Error::Timeout {
+                    key,
+                    holder,
+                    waited,
+                    source: None,
+                    ..
+                } => {
                     let (message, advice) = if options.nonblock {
                         let advice =
                             ". --wait in place of -n waits, and -x takes busy for no failure";
-                        (at_once(&key, holder.as_deref()), advice)
+                        (is_busy(&key, "", holder.as_deref()), advice)
                     } else {
                         let advice =
                             ": a longer --wait is more patient, and -x takes busy for no failure";
-                        (message, advice)
+                        let after = format!(" after {}", span::show(waited));
+                        (is_busy(&key, &after, holder.as_deref()), advice)
                     };
                     report.holder = holder.map(|holder| *holder);
                     return busy(common, options, message, advice, report);
@@ -86,6 +95,7 @@ pub(crate) fn not_taken(
     let outcome = match failure.code {
         code::UNAVAILABLE => Outcome::Unavailable,
         code::REFUSED => Outcome::Refused,
+        code::LOST => Outcome::Lost,
         _ => Outcome::NotStarted,
     };
     (outcome, failure.code)
@@ -111,10 +121,12 @@ fn busy(
     (Outcome::Busy, code)
 }
 
-/// What is said of a lock that was not waited for.
-fn at_once(key: &str, holder: Option<&Holder>) -> String {
-    let has_it = holder.map_or_else(String::new, |holder| format!(": {holder} has it"));
-    format!("lock {key:?} is busy{has_it}")
+/// What is said of a lock that another has.
+fn is_busy(key: &str, after: &str, holder: Option<&Holder>) -> String {
+    let has_it = holder.map_or_else(String::new, |holder| {
+        format!(": {} has it", whose::shown(holder))
+    });
+    format!("lock {key:?} is busy{after}{has_it}")
 }
 
 /// The outcome if a signal has ended the wait.
@@ -144,7 +156,7 @@ fn give_back(life: &Life, held: Held) -> Result<(), Error> {
 pub(crate) fn over(
     life: &Life,
     held: Held,
-    common: &Common,
+    options: &Run,
     wanted: &Wanted,
     report: &mut Report,
 ) -> (Outcome, u8) {
@@ -181,8 +193,8 @@ pub(crate) fn over(
         report.cause = Some(cause);
         return (Outcome::Lost, code::LOST);
     }
-    if common.verbose {
-        let held = crate::span::show(report.held);
+    if options.verbose {
+        let held = span::show(report.held);
         tell(&format!("the lock was held for {held}"));
     }
     if life.reason() == Some(Reason::TooLong) {

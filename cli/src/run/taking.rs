@@ -87,7 +87,7 @@ impl Taking {
     /// Takes the locks, as soon as Redis is there.
     fn take(&self, words: &Sender<Word>) -> Result<Guards, Failed> {
         let until = now() + self.options.connect_within;
-        let mut is_told = !self.common.verbose;
+        let mut is_told = !self.options.verbose;
         loop {
             let failed = match self.attempt(words) {
                 Err(failed) if !self.is_answered() => failed,
@@ -117,7 +117,7 @@ impl Taking {
         let locks = Arc::new(self.manager()?);
         let mut missing = Vec::new();
         for key in &wanted.keys {
-            if !outer.still_has(&locks, &common.prefix, key)? {
+            if !outer.has(&locks, &common.prefix, key)? {
                 missing.push(&**key);
             } else if options.no_reentry {
                 let message = format!("lock {key:?} is held by a run around this one");
