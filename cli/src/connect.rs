@@ -30,7 +30,10 @@ pub(crate) fn builder(common: &Common) -> Result<Builder, Failure> {
         }
         (None, None) => from_env()?,
     };
-    Ok(LockManager::builder(&url).prefix(&*common.prefix))
+    // If this process is killed, its guard and its job live on for a moment.
+    Ok(LockManager::builder(&url)
+        .prefix(&*common.prefix)
+        .reclaimable(false))
 }
 
 /// Connects, for a command that asks.
