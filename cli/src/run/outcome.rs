@@ -1,5 +1,6 @@
 //! What a run comes to: the exit code, and what is said about it.
 
+use std::error::Error as _;
 use std::ffi::OsStr;
 use std::io;
 use std::sync::mpsc::Receiver;
@@ -121,8 +122,9 @@ pub(crate) fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
     (Outcome::Interrupted, exit::of_signal(number))
 }
 
-/// Gives the locks back. An error if one was lost.
-fn give_back(life: &Life, held: Held) -> Result<(), Error> {
+/// Gives the locks back. An error if one was lost. Otherwise, why Redis may not have heard of it, if
+/// so.
+fn give_back(life: &Life, held: Held) -> Result<Option<String>, Error> {
     // A job that never ran keeps nothing: another machine may have the command.
     let unlocked = if life.not_started().is_some() {
         held.unlock_now()
@@ -132,10 +134,12 @@ fn give_back(life: &Life, held: Held) -> Result<(), Error> {
     match unlocked {
         Err(error) if !error.is_lost() => {
             // The job was protected; the key goes when its lease ends.
-            tell(&error.to_string());
-            Ok(())
+            let source = error.source().map(ToString::to_string);
+            let why = source.iter().map(|why| format!(" ({why})"));
+            tell(&format!("{error}{}", why.collect::<String>()));
+            Ok(source)
         }
-        given_back => given_back,
+        given_back => given_back.map(|()| None),
     }
 }
 
@@ -152,7 +156,7 @@ pub(crate) fn over(
     let cause = held.lost_cause();
     let given_back = give_back(life, held);
     let is_lost = life.is_lost() || given_back.is_err();
-    let cause = cause.or(match given_back {
+    let cause = cause.or(match &given_back {
         Err(Error::Lost { cause, .. }) => Some(cause.to_string()),
         _ => None,
     });
@@ -173,7 +177,9 @@ pub(crate) fn over(
     };
     if let Some(why) = why {
         let keys = report.keys.join(", ");
-        let cause = cause.unwrap_or_else(|| why.to_owned());
+        let doubt = given_back.ok().flatten();
+        let doubt = doubt.map_or_else(String::new, |doubt| format!(" ({doubt})"));
+        let cause = cause.unwrap_or_else(|| format!("{why}{doubt}"));
         tell(&format!(
             "lock {keys:?} was lost while the job ran: {cause}"
         ));

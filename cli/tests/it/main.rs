@@ -9,6 +9,7 @@
 mod asking;
 mod belonging;
 mod codes;
+mod connecting;
 mod deaths;
 mod doctor;
 mod farewell;

@@ -44,6 +44,11 @@ impl Place {
             "RELATCH_HELD",
             "RELATCH_KEYS",
             "RELATCH_REDIS_FILE",
+            "RELATCH_CACERT",
+            "RELATCH_CERT",
+            "RELATCH_CERT_KEY",
+            "RELATCH_SNI",
+            "RELATCH_SENTINEL_LOGIN",
         ] {
             command.env_remove(name);
         }
