@@ -1,12 +1,15 @@
 //! The command line.
 
+use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use clap::builder::UnknownArgumentValueParser;
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::builder::{Resettable, UnknownArgumentValueParser};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+use crate::connect::set;
 use crate::span;
 
 /// Locks on Redis, for the shell: runs a command under a lock, and shows who has which lock.
@@ -24,6 +27,27 @@ pub(crate) struct Cli {
     pub(crate) command: Cmd,
 }
 
+impl Cli {
+    pub(crate) fn read(arguments: Vec<OsString>) -> Result<Cli, clap::Error> {
+        let matches = command().try_get_matches_from(arguments)?;
+        Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command()))
+    }
+}
+
+/// The command line, to which an empty variable counts as not set.
+fn command() -> clap::Command {
+    Cli::command().mut_args(|argument| {
+        let text = argument.get_env().and_then(env::var_os);
+        // In a job, the prefix is that of its run.
+        let is_told = argument.get_id() == "prefix" && set("RELATCH_HELD").is_some();
+        if text.is_some_and(|text| text.is_empty()) && !is_told {
+            argument.env(Resettable::Reset)
+        } else {
+            argument
+        }
+    })
+}
+
 /// What all commands have.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
@@ -31,11 +55,58 @@ pub(crate) struct Common {
     /// `redis+sentinel://`, `redis+cluster://` [default: what --redis-file, `RELATCH_URL` or
     /// `REDIS_URL` says, else `redis://127.0.0.1/`]. Others on the machine can read a command line:
     /// a password belongs into the variable or the file
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Redis")]
     pub(crate) redis: Option<String>,
-    /// Reads the URL from a file
-    #[arg(long, global = true, value_name = "FILE", env = "RELATCH_REDIS_FILE")]
+    /// Reads the URL from a file, and its password anew for each connection
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "RELATCH_REDIS_FILE",
+        help_heading = "Redis"
+    )]
     pub(crate) redis_file: Option<PathBuf>,
+    /// That URL, if the file can be read only once.
+    #[arg(skip)]
+    pub(crate) piped: OnceLock<String>,
+    /// The authorities whose certificates are trusted, in PEM form [default: those of the system, or
+    /// of the file that `SSL_CERT_FILE` names]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "RELATCH_CACERT",
+        help_heading = "Redis"
+    )]
+    pub(crate) cacert: Option<PathBuf>,
+    /// The certificate that Redis is shown, in PEM form
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "RELATCH_CERT",
+        help_heading = "Redis"
+    )]
+    pub(crate) cert: Option<PathBuf>,
+    /// Its private key [default: in the file of the certificate]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "RELATCH_CERT_KEY",
+        help_heading = "Redis",
+        requires = "cert"
+    )]
+    pub(crate) cert_key: Option<PathBuf>,
+    /// The name that the certificate of Redis must have [default: the host of the URL]
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAME",
+        env = "RELATCH_SNI",
+        help_heading = "Redis"
+    )]
+    pub(crate) sni: Option<String>,
     /// The text that each key begins with in Redis
     #[arg(
         long,
@@ -43,7 +114,8 @@ pub(crate) struct Common {
         value_name = "TEXT",
         env = "RELATCH_PREFIX",
         default_value = "lock:",
-        hide_env_values = true
+        hide_env_values = true,
+        help_heading = "Redis"
     )]
     pub(crate) prefix: String,
     /// Says nothing about a busy lock, or about what is well

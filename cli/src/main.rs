@@ -20,8 +20,6 @@ mod whose;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use crate::args::{Cli, Cmd};
 use crate::exit::{Failure, code};
 
@@ -34,7 +32,7 @@ fn main() -> ExitCode {
         let code = run::guard::main(&arguments[2..]).map_or(code::SOFTWARE, |()| code::OK);
         return code.into();
     }
-    let cli = match Cli::try_parse_from(arguments) {
+    let cli = match Cli::read(arguments) {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();

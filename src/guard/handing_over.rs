@@ -60,7 +60,8 @@ impl LockGuard {
     /// [`on_lost`](crate::Builder::on_lost).
     ///
     /// If this process ends before the lock is adopted, a waiter with
-    /// [`reclaim_dead`](crate::Lock::reclaim_dead) on the same machine takes the lock.
+    /// [`reclaim_dead`](crate::Lock::reclaim_dead) on the same machine takes the lock. It does not
+    /// if this manager is not [`reclaimable`](crate::Builder::reclaimable).
     /// [`keep_at_least`](crate::Lock::keep_at_least) does not follow the lock: the adopter's
     /// counts.
     ///

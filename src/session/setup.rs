@@ -28,7 +28,7 @@ impl Session {
         on_lost: Option<OnLost>,
     ) -> Result<Session, Error> {
         let store = Arc::new(Store::new(target, &settings)?);
-        let identity = Identity::of_this_process().map_err(no_randomness)?;
+        let identity = Identity::of_this_process(settings.reclaimable).map_err(no_randomness)?;
         let unused = identity
             .fresh_token(&identity.this_thread())
             .map_err(no_randomness)?;

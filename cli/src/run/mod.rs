@@ -47,7 +47,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::panic;
-use std::path;
 use std::process;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, channel};
@@ -58,6 +57,7 @@ use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
 use signal_hook::consts::{SIGCONT, SIGSTOP, SIGXFSZ};
 
 use crate::args::{Common, Run};
+use crate::connect;
 use crate::exit::{self, Failure, code};
 use crate::output::{drain, tell};
 use crate::run::family::{Pause, Scope, own_group};
@@ -199,14 +199,7 @@ fn environment(
     if let Some(fence) = fence {
         all.insert("RELATCH_FENCE", fence.to_string().into());
     }
-    // So that `relatch confirm` in the job asks the same Redis.
-    if let Some(url) = &common.redis {
-        all.insert("RELATCH_URL", url.into());
-    } else if let Some(file) = &common.redis_file {
-        // The job may go to another folder.
-        let file = path::absolute(file).unwrap_or_else(|_| file.clone());
-        all.insert("RELATCH_REDIS_FILE", file.into());
-    }
+    all.extend(connect::for_job(common));
     all
 }
 

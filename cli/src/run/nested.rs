@@ -64,7 +64,7 @@ impl Has {
 
 impl Outer {
     pub(crate) fn from_env(common: &Common) -> Outer {
-        let text = match env::var_os("RELATCH_HELD") {
+        let text = match connect::set("RELATCH_HELD") {
             Some(_) => env::var(VARIABLE).unwrap_or_default(),
             None => String::new(),
         };

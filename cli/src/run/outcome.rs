@@ -1,5 +1,6 @@
 //! What a run comes to: the exit code, and what is said about it.
 
+use std::error::Error as _;
 use std::ffi::OsStr;
 use std::io;
 
@@ -135,21 +136,30 @@ fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
     (Outcome::Interrupted, exit::of_signal(number))
 }
 
-/// Gives the locks back. An error if one was lost.
-fn give_back(life: &Life, held: Held) -> Result<(), Error> {
+/// Gives the locks back. An error if one was lost. Otherwise, why Redis may not have heard of it, if
+/// so.
+fn give_back(life: &Life, held: Held) -> Result<Option<String>, Error> {
     // A job that never ran keeps nothing: another machine may have the command.
     let back = if life.not_started().is_some() {
         Back::Unused
     } else {
         Back::Kept
     };
-    // If there was no answer, the job was protected all the same; the key goes when its lease ends.
     match held.give_back(back) {
-        None => tell("giving the lock back takes too long: it ends with its lease"),
-        Some(Err(error)) if !error.is_lost() => tell(&error.to_string()),
-        Some(given_back) => return given_back,
+        None => {
+            let why = "giving the lock back takes too long: it ends with its lease";
+            tell(why);
+            Ok(Some(why.to_owned()))
+        }
+        Some(Err(error)) if !error.is_lost() => {
+            // The job was protected; the key goes when its lease ends.
+            let source = error.source().map(ToString::to_string);
+            let why = source.iter().map(|why| format!(" ({why})"));
+            tell(&format!("{error}{}", why.collect::<String>()));
+            Ok(source)
+        }
+        Some(given_back) => given_back.map(|()| None),
     }
-    Ok(())
 }
 
 /// Gives the locks back, and says what the exit code is.
@@ -165,7 +175,7 @@ pub(crate) fn over(
     let cause = held.lost_cause();
     let given_back = give_back(life, held);
     let is_lost = life.is_lost() || given_back.is_err();
-    let cause = cause.or(match given_back {
+    let cause = cause.or(match &given_back {
         Err(Error::Lost { cause, .. }) => Some(cause.to_string()),
         _ => None,
     });
@@ -186,7 +196,9 @@ pub(crate) fn over(
     };
     if let Some(why) = why {
         let keys = report.keys.join(", ");
-        let cause = cause.unwrap_or_else(|| why.to_owned());
+        let doubt = given_back.ok().flatten();
+        let doubt = doubt.map_or_else(String::new, |doubt| format!(" ({doubt})"));
+        let cause = cause.unwrap_or_else(|| format!("{why}{doubt}"));
         tell(&format!(
             "lock {keys:?} was lost while the job ran: {cause}"
         ));

@@ -32,7 +32,11 @@ fn a_lock_is_deleted_if_its_token_is_meant() {
 fn a_wait_ends_when_the_lock_is_free() {
     let place = Place::new();
     let mut run = place.start(&["k"], "f", "echo > $1; sleep 0.5");
-    assert_eq!(place.code(&["wait", "k"]), 0);
+    assert_eq!(
+        place.code(&["wait", "k"]),
+        0,
+        "long before the lease is over"
+    );
     assert_eq!(place.code(&["holder", "k"]), 1);
     assert!(run.wait().unwrap().success());
 }

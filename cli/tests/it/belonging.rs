@@ -16,7 +16,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tempfile::TempDir;
 
 use crate::deaths::{guard_of, is_stopped, is_there};
-use crate::support::{Place, in_shell, spawn, stderr, stdout};
+use crate::support::{Place, Running, in_shell, spawn, stderr, stdout};
 
 fn text(place: &Place, file: &str) -> String {
     fs::read_to_string(place.file(file)).unwrap_or_default()
@@ -290,7 +290,7 @@ fn a_guard_that_cannot_look_keeps_the_lock() {
 
 /// The guard as the wrapper starts it, with these words and this job.
 struct Guard {
-    child: std::process::Child,
+    child: Running,
     socket: UnixStream,
     folder: TempDir,
 }
@@ -298,13 +298,14 @@ struct Guard {
 fn guard(until: Duration, script: &str) -> Guard {
     let (socket, theirs) = UnixStream::pair().unwrap();
     let folder = TempDir::new().unwrap();
-    let child = Command::new(env!("CARGO_BIN_EXE_relatch"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_relatch"));
+    command
         .args(["__guard", "15", "100", &until.as_millis().to_string(), "0"])
         .args(["bash", "-c", script])
         .stdin(OwnedFd::from(theirs))
-        .current_dir(folder.path())
-        .spawn()
-        .unwrap();
+        .current_dir(folder.path());
+    let child = spawn(&mut command);
+    drop(command); // It has the guard's end of the socket.
     let input = fs::File::open("/dev/null").unwrap();
     let descriptors = [input.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -369,7 +370,9 @@ fn a_run_may_be_the_first_process_of_a_container() {
         command
             .args(["--user", "--map-root-user", "--pid", "--fork"])
             .args(options);
-        command.args([relatch, "run", "k", "-c", line]).envs(named);
+        command
+            .args([relatch, "run", "-n", "k", "-c", line])
+            .envs(named);
         let command = command.current_dir(place.file("")).stdin(Stdio::null());
         command.status().unwrap().code()
     };

@@ -22,7 +22,7 @@ fn every_exit_code_passes() {
                 for code in (first..256).step_by(4) {
                     let line = format!("exit {code}");
                     let key = format!("k{first}");
-                    assert_eq!(place.code(&["run", &key, "-c", &line]), code);
+                    assert_eq!(place.code(&["run", "-n", &key, "-c", &line]), code);
                 }
             });
         }
@@ -41,7 +41,8 @@ fn a_run_ends_by_the_signal_that_ended_the_job() {
     let all = (1..=64).filter(|number| !matches!(number, 17..=23 | 28 | 32 | 33));
     for number in all {
         let line = format!("ulimit -c 0; kill -{number} $$");
-        let ended = place.output(&["run", "k", "--", "sh", "-c", &line]).status;
+        let run = ["run", "-n", "k", "--", "sh", "-c", &line];
+        let ended = place.output(&run).status;
         // Rare ones are told by the code: STKFLT, IO, PWR, and those for real time.
         let is_rare = number > 31 || [16, 29, 30].contains(&number);
         assert_eq!(ended.signal(), (!is_rare).then_some(number));
@@ -110,8 +111,12 @@ fn the_table_of_exit_codes_is_kept() {
         (0, &["run", "--max-hold", "0", "k", "sleep", "0.1"]),
         (78, &["run", "--kill-after", "11s", "k", "true"]),
         (127, &["run", "k", "no-such-command"]),
-        (126, &["run", "k", "/dev/null"]),
-        (124, &["run", "--max-hold", "200ms", "k", "sleep", "60"]),
+        (126, &["run", "-n", "k", "/dev/null"]),
+        (
+            124,
+            &["run", "-n", "--max-hold", "200ms", "k", "sleep", "60"],
+        ),
+        (0, &["run", "-n", "k", "true"]),
     ] {
         assert_eq!(place.code(arguments), code, "{arguments:?}");
     }
@@ -210,7 +215,7 @@ fn a_run_in_another_session_is_not_inside() {
 #[test]
 fn a_job_that_never_ran_keeps_nothing() {
     let place = Place::new();
-    let kept = ["run", "--at-least", "60s", "k"];
+    let kept = ["run", "-n", "--at-least", "60s", "k"];
     assert_eq!(
         place.code(&[&kept[..], &["/no/such/command"]].concat()),
         127
@@ -263,9 +268,9 @@ fn nobody_has_to_hear_what_is_said() {
         (
             124,
             "max_hold",
-            &["--max-hold", "100ms", "k", "sleep", "60"],
+            &["-n", "--max-hold", "100ms", "k", "sleep", "60"],
         ),
-        (127, "not_started", &["k", "no-such-command"]),
+        (127, "not_started", &["-n", "k", "no-such-command"]),
     ] {
         let mut run = place.relatch(&["run", "--report", "report"]);
         let full = fs::OpenOptions::new().write(true).open("/dev/full");
@@ -290,7 +295,7 @@ fn a_run_inside_keeps_to_its_options() {
     let relatch = env!("CARGO_BIN_EXE_relatch");
     let inside = |outer: &[&str], inner: &str| {
         let line = format!("{relatch} run {inner}");
-        let mut run = vec!["run"];
+        let mut run = vec!["run", "-n"];
         run.extend(outer);
         run.extend(["k", "-c", &line]);
         place.output(&run)

@@ -2,8 +2,11 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use relatch_rig::{LONG, eventually};
 
 use crate::support::{Place, as_operator, json, stderr, stdout};
 
@@ -73,7 +76,9 @@ fn what_the_readme_shows_is_what_is_seen() {
     let mut nightly = place.start(&["nightly"], "a", "echo > $1; sleep 60");
     let mut deploy = place.start(&["deploy:prod"], "b", "echo > $1; sleep 60");
     let table = stdout(&as_operator(&place, &["ls"]));
-    let deleted = stderr(&place.output(&["force-unlock", "deploy:prod", "--yes"]));
+    let token: String = place.server.query(&["GET", "lock:deploy:prod"]);
+    let deleted = ["force-unlock", "deploy:prod", "--if-token", &token];
+    let deleted = stderr(&place.output(&deleted));
     let mut lost = String::new();
     deploy
         .stderr
@@ -106,6 +111,49 @@ fn what_the_readme_shows_is_what_is_seen() {
     let shown: Vec<_> = shown.map(plain).collect();
     let seen: Vec<_> = seen.lines().map(plain).collect();
     assert_eq!(shown, seen);
+}
+
+/// Cron mails what the line prints.
+#[test]
+fn the_line_for_cron_tells_the_syslog_who_ran_it_and_the_mail_what_failed() {
+    let place = Place::new();
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/command.md");
+    let page = fs::read_to_string(page).unwrap();
+    let line = page.lines().find(|line| line.contains("logger")).unwrap();
+    let (_, line) = line.split_once("* * *").unwrap();
+    let relatch = Path::new(env!("CARGO_BIN_EXE_relatch")).parent().unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{}:{path}", place.file("").display(), relatch.display());
+    let mailed = |job: &str| {
+        for (name, text) in [("backup.sh", job), ("logger", "cat >> syslog")] {
+            fs::write(place.file(name), format!("#!/bin/sh\n{text}\n")).unwrap();
+            let all = fs::Permissions::from_mode(0o755);
+            fs::set_permissions(place.file(name), all).unwrap();
+        }
+        let shell = place.relatch(&[]);
+        let named = shell.get_envs();
+        let mut bash = Command::new("bash");
+        bash.args(["-c", line])
+            .envs(named.filter_map(|(name, value)| Some((name, value?))))
+            .env("PATH", &path)
+            .current_dir(place.file(""));
+        let output = bash.output().unwrap();
+        stdout(&output) + &stderr(&output)
+    };
+    let logged = |outcome: &str, exit: i32| {
+        eventually(LONG, outcome, || {
+            let log = fs::read_to_string(place.file("syslog")).unwrap_or_default();
+            let last = log.lines().last().map(json);
+            last.is_some_and(|it| it["outcome"] == outcome && it["exit"] == exit)
+        });
+    };
+    assert_eq!(mailed("exit 3"), "nightly: 3\n");
+    logged("ended", 3);
+    assert_eq!(mailed("exit 0"), "", "it is kept");
+    logged("busy", 0);
+    place.server.query::<()>(&["FLUSHALL"]);
+    assert_eq!(mailed("exit 0"), "");
+    logged("ended", 0);
 }
 
 /// The objects that the page shows have the fields that are written.

@@ -31,6 +31,8 @@ fn a_report_says_what_happened() {
         let report = last_report(&place);
         let exit = in_shell(output.status);
         assert_eq!(report["exit"], exit, "{report}");
+        let is_given_back = !place.server.exists("lock:k");
+        assert_eq!(is_given_back, report["outcome"] != "busy", "{report}");
         (report["outcome"].as_str().unwrap().to_owned(), exit, report)
     };
     let url = place.server.url();

@@ -7,7 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
-use relatch_rig::{LONG, Server, eventually};
+use relatch_rig::{LONG, Server, eventually, within};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -44,22 +44,31 @@ impl Place {
             "RELATCH_HELD",
             "RELATCH_KEYS",
             "RELATCH_REDIS_FILE",
+            "RELATCH_CACERT",
+            "RELATCH_CERT",
+            "RELATCH_CERT_KEY",
+            "RELATCH_SNI",
+            "RELATCH_SENTINEL_LOGIN",
         ] {
             command.env_remove(name);
         }
         command
     }
 
+    /// Sooner than a lease is over: nobody finds a lock free that is only waited out.
+    #[track_caller]
     pub(crate) fn output(&self, arguments: &[&str]) -> Output {
-        self.relatch(arguments).output().unwrap()
+        let command = || self.relatch(arguments).output().unwrap();
+        within(LONG, &arguments.join(" "), command)
     }
 
-    /// The exit code as a shell has it. Does not wait for what the job has left behind, as a reader
-    /// of its output does.
+    /// The exit code as a shell has it, as soon. Does not wait for what the job has left behind, as
+    /// a reader of its output does.
+    #[track_caller]
     pub(crate) fn code(&self, arguments: &[&str]) -> i32 {
         let mut command = self.relatch(arguments);
         let command = command.stdout(Stdio::null()).stderr(Stdio::null());
-        in_shell(command.status().unwrap())
+        in_shell(spawn(command).wait().unwrap())
     }
 
     /// Starts a run, and waits until its job says in the file `name` that it runs.

@@ -178,6 +178,8 @@ pub(crate) struct Settings {
     /// it to other processes. Zero switches hand-offs off.
     pub(crate) local_handoff: Duration,
     pub(crate) client_tracking: bool,
+    /// Whether waiters may find out that this process is dead.
+    pub(crate) reclaimable: bool,
     pub(crate) poll_every: Duration,
     /// After how long a wait and a hold are warned of.
     pub(crate) warn_after: Option<WarnAfter>,
@@ -208,6 +210,7 @@ impl Default for Settings {
             tolerate_outage: Duration::from_secs(10),
             local_handoff: Duration::from_millis(5),
             client_tracking: true,
+            reclaimable: true,
             poll_every: Duration::from_millis(64),
             warn_after: None,
             classes: Vec::new(),

@@ -10,14 +10,10 @@ use std::io;
 use crate::base::owner::Owner;
 use crate::base::random;
 
-/// The eight hex digits for this boot and pid namespace. If the system does not provide them, the
-/// digits are random, so that they match no other process.
-pub(crate) fn digits() -> io::Result<String> {
-    let known = known().map_or_else(
-        || random::bits().map(|bits| bits & u128::from(u32::MAX)),
-        |known| Ok(known.into()),
-    )?;
-    Ok(format!("{known:08x}"))
+/// The eight hex digits for this boot and pid namespace, as a number. If the system does not
+/// provide them, they are random, so that they match no other process.
+pub(crate) fn digits() -> io::Result<u32> {
+    known().map_or_else(|| random::bits().map(|bits| (bits >> 96) as u32), Ok)
 }
 
 #[cfg(target_os = "linux")]
@@ -46,12 +42,12 @@ fn fnv(bytes: impl Iterator<Item = u8>) -> u32 {
 }
 
 /// True only if the token's process ran in this boot and pid namespace, and no longer exists.
-pub(crate) fn is_dead(token: &str, host: &str, digits: &str) -> bool {
+pub(crate) fn is_dead(token: &str, host: &str, digits: u32) -> bool {
     let nonce = token.rsplit('-').next().unwrap_or_default();
     let Some(owner) = Owner::parse(token) else {
         return false;
     };
-    &*owner.host == host && nonce.starts_with(digits) && is_gone(owner.pid)
+    &*owner.host == host && nonce.starts_with(&format!("{digits:08x}")) && is_gone(owner.pid)
 }
 
 #[cfg(target_os = "linux")]
@@ -87,30 +83,30 @@ mod tests {
     fn only_a_process_of_this_machine_that_has_ended_is_dead() {
         let here = digits().unwrap();
         assert_eq!(here, digits().unwrap());
-        let token = |pid: u32, digits: &str| format!("host-{pid}-1-{digits}{}", "0".repeat(24));
+        let token = |pid: u32, digits: u32| format!("host-{pid}-1-{digits:08x}{}", "0".repeat(24));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         assert!(
-            !is_dead(&token(child.id(), &here), "host", &here),
+            !is_dead(&token(child.id(), here), "host", here),
             "a zombie still exists"
         );
         child.wait().unwrap();
-        assert!(is_dead(&token(child.id(), &here), "host", &here));
+        assert!(is_dead(&token(child.id(), here), "host", here));
         assert!(
-            !is_dead(&token(child.id(), &here), "other", &here),
+            !is_dead(&token(child.id(), here), "other", here),
             "another host"
         );
         assert!(
-            !is_dead(&token(child.id(), "00000000"), "host", &here),
+            !is_dead(&token(child.id(), !here), "host", here),
             "another machine or namespace"
         );
         assert!(
-            !is_dead(&token(std::process::id(), &here), "host", &here),
+            !is_dead(&token(std::process::id(), here), "host", here),
             "alive"
         );
         assert!(
-            !is_dead(&token(1, &here), "host", &here),
+            !is_dead(&token(1, here), "host", here),
             "alive, perhaps of another user"
         );
-        assert!(!is_dead(&token(0, &here), "host", &here) && !is_dead("nonsense", "host", &here));
+        assert!(!is_dead(&token(0, here), "host", here) && !is_dead("nonsense", "host", here));
     }
 }

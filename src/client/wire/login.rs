@@ -260,7 +260,7 @@ impl Credentials {
             RecvTimeoutError::Timeout => failed("takes too long"),
             RecvTimeoutError::Disconnected => failed("panicked"),
         })?;
-        Ok((Some(username), password))
+        Ok((Some(username).filter(|it| !it.is_empty()), password))
     }
 }
 
@@ -455,6 +455,16 @@ mod tests {
             }
         };
         assert_eq!((user.as_deref(), &*password), (Some("user"), "password"));
+    }
+
+    /// As in `redis://:password@host`.
+    #[test]
+    fn a_provider_may_name_no_user() {
+        let ask = || (String::new(), "password".to_owned());
+        let credentials = Credentials::Asked(Arc::new(ask));
+        let deadline = Moment::now().after(Duration::from_secs(10));
+        let told = credentials.get(deadline).unwrap();
+        assert_eq!(told, (None, "password".to_owned()));
     }
 
     #[test]

@@ -11,8 +11,8 @@ use crate::store::Tls;
 
 impl Builder {
     /// Asks `provider` for a user and a password each time a connection is opened, in place of a
-    /// login in the URL. For passwords that expire. (The user of a Redis without ACLs is
-    /// `default`.)
+    /// login in the URL. For passwords that expire. (An empty user stands for none: a Redis with
+    /// `requirepass`, and no ACLs.)
     ///
     /// Each call is on a thread of its own. Nobody waits for it longer than for the connection, so
     /// `provider` has to return soon, and must not take a lock of this manager. If it panics,

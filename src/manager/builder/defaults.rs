@@ -111,7 +111,7 @@ impl Builder {
     /// any doubt it waits as usual. Only Linux provides enough information for this.
     ///
     /// Work that the dead process had begun stays half done, and a child process of it may still
-    /// run.
+    /// run. A program whose children go on says so by [`reclaimable(false)`](Builder::reclaimable).
     ///
     /// Leave this option off where processes or machines are copied while they run (snapshots of
     /// virtual machines, CRIU). A copy has the host name, boot and pid namespace of its original,
@@ -126,6 +126,27 @@ impl Builder {
     /// ```
     pub fn reclaim_dead(mut self, on: bool) -> Builder {
         self.settings.options.reclaim_dead = on;
+        self
+    }
+
+    /// Whether others may find out that this process is dead, and
+    /// [reclaim](Builder::reclaim_dead) its locks. Defaults to yes.
+    ///
+    /// Switch it off in a program whose child processes go on under its locks after it was killed,
+    /// or which [hands locks over](crate::LockGuard::hand_over) and exits. Its locks then stay taken
+    /// until their leases end. (The first eight digits of its tokens' nonces name no machine.) Its
+    /// own waiters may still reclaim the locks of others.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .reclaimable(false)
+    ///     .lease(Duration::from_secs(30)) // as long as `backup` may need to notice, and to end
+    ///     .build_lazily()?;
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
+    pub fn reclaimable(mut self, on: bool) -> Builder {
+        self.settings.reclaimable = on;
         self
     }
 
