@@ -928,7 +928,7 @@ mod tests {
             };
             let taken = run(Acquisition::begin(rig.context(&wait), &joined, claim));
             assert_eq!(taken.is_ok(), is_taken, "{taken:?}");
-            let orphan = rig.keeper.work.lock().leases.orphans.next() < Moment::NEVER;
+            let orphan = rig.keeper.work.lock().leases.orphans.first() < Moment::NEVER;
             assert_eq!(
                 orphan, !is_taken,
                 "the keeper deletes a token whose lease is over"

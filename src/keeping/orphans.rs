@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::sync::{HashMap, HashSet};
+use crate::base::sync::HashMap;
 
 /// The first pause after a renewal that failed, or before an orphan is deleted. The pause doubles
 /// with each attempt.
@@ -53,7 +53,7 @@ struct OrphanEntry {
 }
 
 impl Orphans {
-    /// Adds a key to delete, shortly after `from`. Returns the moment of the next thing to do.
+    /// Adds a key to delete, shortly after `from`. Returns when it is due.
     pub(crate) fn add(&mut self, mut orphan: OrphanKey, from: Moment) -> Moment {
         let token = Arc::from(&*orphan.token);
         let due = from.after(FIRST_RETRY);
@@ -72,7 +72,7 @@ impl Orphans {
                 search: FIRST_RETRY,
             },
         );
-        self.next()
+        self.silence.map_or(due, |(_, end)| due.max(end))
     }
 
     /// True if the key with this token is still to be deleted.
@@ -80,20 +80,39 @@ impl Orphans {
         self.by_token.contains_key(token)
     }
 
-    /// The moment of the next thing to do.
-    pub(crate) fn next(&self) -> Moment {
-        let due = self.by_due.first().map_or(Moment::NEVER, |(due, _)| *due);
+    /// The moment of the next thing to do for a thread that deletes the keys that are `mine`. What
+    /// is overdue by `now` and another's does not count.
+    pub(crate) fn next(&self, now: Moment, mine: impl Fn(&str) -> bool) -> Moment {
+        let is_meant = |(due, token): &&(Moment, Arc<str>)| *due > now || mine(self.key_of(token));
+        let due = self.by_due.iter().find(is_meant);
+        let due = due.map_or(Moment::NEVER, |(due, _)| *due);
         self.silence.map_or(due, |(_, end)| due.max(end))
     }
 
-    /// The orphans to delete at `now`, at most a batch of them. Each is due again after a pause,
-    /// unless an answer comes first.
-    pub(crate) fn take_due(&mut self, now: Moment) -> Vec<OrphanKey> {
-        let mut remove = Vec::new();
-        while self.next() <= now && remove.len() < BATCH {
-            let Some((_, token)) = self.by_due.pop_first() else {
-                break;
-            };
+    /// The keys of those that are due at `now`.
+    pub(crate) fn due(&self, now: Moment) -> impl Iterator<Item = &str> {
+        let due = self.by_due.iter().take_while(move |(due, _)| *due <= now);
+        due.map(|(_, token)| self.key_of(token))
+    }
+
+    fn key_of(&self, token: &str) -> &str {
+        let entry = self.by_token.get(token);
+        entry.map_or("", |entry| &*entry.orphan.redis_key)
+    }
+
+    /// The orphans that are `mine` to delete at `now`, at most a batch of them. Each is due again
+    /// after a pause, unless an answer comes first.
+    pub(crate) fn take_due(&mut self, now: Moment, mine: impl Fn(&str) -> bool) -> Vec<OrphanKey> {
+        if self.silence.is_some_and(|(_, end)| now < end) {
+            return Vec::new();
+        }
+        let due = self.by_due.iter().take_while(|(due, _)| *due <= now);
+        let is_meant = |(_, token): &&(Moment, Arc<str>)| mine(self.key_of(token));
+        let due: Vec<_> = due.filter(is_meant).take(BATCH).cloned().collect();
+        let mut remove = Vec::with_capacity(due.len());
+        for place in due {
+            self.by_due.remove(&place);
+            let token = place.1;
             let Some(entry) = self.by_token.get_mut(&token) else {
                 continue;
             };
@@ -107,17 +126,6 @@ impl Orphans {
             self.by_due.insert((entry.due, token));
         }
         remove
-    }
-
-    /// Drops orphans that are there more than once, those that an answer has come for since they
-    /// were handed out, and all behind the first batch. These are due again after their pauses.
-    pub(crate) fn drop_answered(&self, orphans: &mut Vec<OrphanKey>) {
-        let mut seen = HashSet::default();
-        orphans.retain(|orphan| match self.by_token.get_key_value(&*orphan.token) {
-            Some((token, entry)) => entry.retry > FIRST_RETRY && seen.insert(token),
-            None => false,
-        });
-        orphans.truncate(BATCH);
     }
 
     /// Notes whether Redis has answered the last batch. If not, it would not answer the rest
@@ -147,11 +155,23 @@ impl Orphans {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     #[cfg(unix)]
     use rustix::time::{ClockId, clock_gettime};
 
     use super::*;
+    use crate::base::sync::HashSet;
+
+    impl Orphans {
+        /// The moment of the next thing to do.
+        pub(crate) fn first(&self) -> Moment {
+            self.next(Moment::PAST, |_| true)
+        }
+
+        pub(crate) fn take_all(&mut self, now: Moment) -> Vec<OrphanKey> {
+            self.take_due(now, |_| true)
+        }
+    }
 
     fn after(millis: u64) -> Moment {
         Moment::from_nanos(1_000_000 * millis)
@@ -171,35 +191,9 @@ mod tests {
         let mut orphans = Orphans::default();
         orphans.add(orphan(true), after(0));
         orphans.answered(&orphan(true), after(20));
-        assert_eq!(orphans.take_due(orphans.next()).len(), 1);
-        assert!(orphans.take_due(after(500)).is_empty());
-        assert_eq!(orphans.next(), Moment::NEVER);
-    }
-
-    #[test]
-    fn work_that_was_answered_meanwhile_or_comes_twice_is_dropped() {
-        let mut orphans = Orphans::default();
-        orphans.add(orphan(true), after(0));
-        let mut due = orphans.take_due(after(20));
-        due.extend(orphans.take_due(after(40)));
-        assert_eq!(due.len(), 2);
-        orphans.drop_answered(&mut due);
-        assert_eq!(due.len(), 1);
-        orphans.answered(&orphan(true), after(41));
-        orphans.drop_answered(&mut due);
-        assert!(due.is_empty());
-        let mut again = orphans.take_due(orphans.next());
-        orphans.drop_answered(&mut again);
-        assert_eq!(again.len(), 1, "it may have reappeared");
-    }
-
-    #[test]
-    fn what_is_left_of_several_batches_is_one_batch() {
-        let mut orphans = many(3 * BATCH);
-        let mut due: Vec<_> = (0..3).flat_map(|_| orphans.take_due(after(20))).collect();
-        assert_eq!(due.len(), 3 * BATCH);
-        orphans.drop_answered(&mut due);
-        assert_eq!(due.len(), BATCH);
+        assert_eq!(orphans.take_all(orphans.first()).len(), 1);
+        assert!(orphans.take_all(after(500)).is_empty());
+        assert_eq!(orphans.first(), Moment::NEVER);
     }
 
     #[test]
@@ -212,19 +206,19 @@ mod tests {
         orphans.add(day.clone(), after(0));
         let mut looks = Vec::new();
         while looks.len() < 12 {
-            let now = orphans.next();
-            assert_eq!(orphans.take_due(now).len(), 1);
+            let now = orphans.first();
+            assert_eq!(orphans.take_all(now).len(), 1);
             orphans.answered(&day, now);
-            looks.push(orphans.next().since(now));
+            looks.push(orphans.first().since(now));
         }
         for (number, look) in (1..).zip(&looks) {
             assert_eq!(*look, 2_u32.pow(number) * FIRST_RETRY, "{looks:?}");
         }
         for pause in [FIRST_RETRY, 2 * FIRST_RETRY] {
-            let now = orphans.next();
-            assert_eq!(orphans.take_due(now).len(), 1);
+            let now = orphans.first();
+            assert_eq!(orphans.take_all(now).len(), 1);
             assert_eq!(
-                orphans.next(),
+                orphans.first(),
                 now.after(pause),
                 "without an answer, the pauses are short again"
             );
@@ -251,11 +245,11 @@ mod tests {
         let mut orphans = many(2001);
         let mut seen = HashSet::default();
         for size in [1000, 1000, 1, 0] {
-            let batch = orphans.take_due(after(20));
+            let batch = orphans.take_all(after(20));
             assert_eq!(batch.len(), size);
             assert!(batch.into_iter().all(|orphan| seen.insert(orphan.token)));
         }
-        assert_eq!(orphans.next(), after(40), "they are due again");
+        assert_eq!(orphans.first(), after(40), "they are due again");
     }
 
     /// A hundred thousand orphans take a hundred times as long as a thousand. If each answer walked
@@ -267,8 +261,8 @@ mod tests {
         let time = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
         let start = time();
         let mut orphans = many(100_000);
-        while orphans.next() < Moment::NEVER {
-            for orphan in orphans.take_due(after(20)) {
+        while orphans.first() < Moment::NEVER {
+            for orphan in orphans.take_all(after(20)) {
                 orphans.answered(&orphan, after(20));
             }
         }
@@ -279,21 +273,21 @@ mod tests {
     #[test]
     fn nothing_is_handed_out_for_a_while_after_a_batch_without_an_answer() {
         let mut orphans = many(BATCH + 1);
-        assert_eq!(orphans.take_due(after(20)).len(), BATCH);
+        assert_eq!(orphans.take_all(after(20)).len(), BATCH);
         orphans.batch_answered(false, after(20));
-        assert!(orphans.take_due(after(39)).is_empty());
-        assert_eq!(orphans.take_due(orphans.next()).len(), BATCH);
+        assert!(orphans.take_all(after(39)).is_empty());
+        assert_eq!(orphans.take_all(orphans.first()).len(), BATCH);
         let mut pauses = Vec::new();
         for _ in 0..6 {
             orphans.batch_answered(false, after(100));
-            pauses.push(orphans.next().since(after(100)));
+            pauses.push(orphans.first().since(after(100)));
         }
         assert!(
             pauses.is_sorted() && *pauses.last().unwrap() == LAST_RETRY,
             "{pauses:?}"
         );
         orphans.batch_answered(true, after(100));
-        assert!(orphans.next() <= after(100));
+        assert!(orphans.first() <= after(100));
     }
 
     #[test]
@@ -313,7 +307,7 @@ mod tests {
             for it in both {
                 orphans.add(it, after(0));
             }
-            let taken = orphans.take_due(after(20));
+            let taken = orphans.take_all(after(20));
             assert!(
                 taken.len() == 1 && taken[0].may_reappear && taken[0].gone_by == after(700),
                 "{taken:?}"
@@ -327,12 +321,12 @@ mod tests {
         let mut orphans = Orphans::default();
         orphans.add(orphan.clone(), after(0));
         let mut tries = 0;
-        while orphans.next() < Moment::NEVER {
-            tries += orphans.take_due(orphans.next()).len();
+        while orphans.first() < Moment::NEVER {
+            tries += orphans.take_all(orphans.first()).len();
         }
         assert_eq!(tries, 5);
         orphans.add(orphan.clone(), after(0));
         orphans.answered(&orphan, after(0));
-        assert_eq!(orphans.next(), Moment::NEVER);
+        assert_eq!(orphans.first(), Moment::NEVER);
     }
 }
