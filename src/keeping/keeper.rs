@@ -1,9 +1,9 @@
-//! The thread that keeps what is held: it knows what is due when, and hands it out.
+//! The keeper of a manager: its thread, and what other threads ask of it.
 //!
-//! Each manager has one keeper. The first work for the keeper starts its thread: a hold to renew or
-//! to watch, an orphan, `set_lease`, `ensure`. The keeper sends nothing to a server and waits for
-//! no answer: a thread for each node (`renewers`) renews leases and deletes orphans there, and no
-//! other thread renews a lease. (`leases` says when a lease is renewed.)
+//! The first work for the keeper starts its thread: a hold to renew or to watch, an orphan,
+//! `set_lease`, `ensure`. That thread ends holds by the clock. It sends nothing to a server and
+//! waits for no answer: a thread for each node (`renewers`) takes what is due there, and no other
+//! thread renews a lease. (`leases` says when a lease is renewed.)
 
 use std::sync::Arc;
 
