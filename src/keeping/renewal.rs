@@ -208,14 +208,16 @@ fn take_in<'h>(
     let now = Moment::now();
     let mut due = Moment::NEVER;
     for ((hold, lease), answer) in answers {
-        match answer {
-            // The release of the hold has begun since, and may be the reason for this answer.
-            _ if !work.leases.has(hold) => {}
-            Ok(compared) if on_renewal(hold, lease, compared, sent, now) => {
+        // The release of the hold may have begun since, and be the reason for this answer.
+        if !work.leases.has(hold) {
+            continue;
+        }
+        match answer.map(|compared| on_renewal(hold, lease, compared, sent, now)) {
+            Ok(true) => {
                 renewed.push(hold);
                 due = due.min(work.leases.renewed(hold, sent));
             }
-            Ok(_) => {
+            Ok(false) => {
                 work.leases.lost(hold);
                 lost.push(hold);
             }
