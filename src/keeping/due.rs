@@ -23,6 +23,8 @@ pub(super) struct LeaseEntry {
     pub(super) retry: Duration,
     /// When the last renewal of the hold was sent.
     pub(super) sent: Moment,
+    /// Redis tells of the next change of the key.
+    pub(super) is_tracked: bool,
     /// The key of the hold was invalidated after `sent`.
     pub(super) invalidated: bool,
     /// The call of the holder that waits for a renewal.
@@ -49,6 +51,10 @@ impl Asked {
 }
 
 impl LeaseEntry {
+    pub(super) fn has_key(&self, redis_key: &[u8]) -> bool {
+        self.hold.key.in_redis().as_bytes() == redis_key
+    }
+
     /// When the hold is due next, for whatever reason.
     pub(super) fn next(&self) -> Moment {
         self.due.min(self.end())

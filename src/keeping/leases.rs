@@ -26,8 +26,6 @@ const FIRST_RENEWAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     by_number: HashMap<u64, LeaseEntry>,
-    /// The numbers of the holds whose keys Redis tracks, by key.
-    tracked: HashMap<Box<[u8]>, u64>,
     /// There is an `on_lost` callback. It gets the losses of all holds, also of those that are not
     /// renewed.
     reports_losses: bool,
@@ -84,6 +82,7 @@ impl Leases {
             due,
             retry: FIRST_RETRY,
             sent: Moment::PAST,
+            is_tracked: false,
             invalidated: false,
             asked: None,
         };
@@ -110,13 +109,8 @@ impl Leases {
     /// Removing and closing are one step under the caller's lock. If the keeper found a closed hold
     /// in the table, it would report that hold as one that ran out.
     pub(crate) fn close(&mut self, hold: &Hold, now: Moment) -> Option<Moment> {
-        self.remove(hold);
-        hold.close(now)
-    }
-
-    fn remove(&mut self, hold: &Hold) {
         self.by_number.remove(&hold.number);
-        self.untrack(hold);
+        hold.close(now)
     }
 
     /// True until the release of the hold begins. What Redis says about its token later may be due
@@ -240,15 +234,12 @@ impl Leases {
     /// track the key.
     ///
     /// Call this before the command is sent. An invalidation may come before the answer. If the key
-    /// were not in `tracked` by then, the invalidation would be dropped, and a loss found late.
+    /// did not count as tracked by then, it would be dropped, and a loss found late.
     pub(crate) fn sending(&mut self, hold: &Hold, is_tracked: bool, now: Moment) {
         if let Some(entry) = self.by_number.get_mut(&hold.number) {
             entry.sent = now;
             entry.invalidated = false;
-            if is_tracked {
-                self.tracked
-                    .insert(hold.key.in_redis().as_bytes().into(), hold.number);
-            }
+            entry.is_tracked |= is_tracked;
         }
     }
 
@@ -261,10 +252,10 @@ impl Leases {
         entry.answer(sent, Ok(()));
         entry.retry = FIRST_RETRY;
         let is_asked = entry.asked.as_ref().is_some_and(|it| sent < it.at);
-        entry.due = match period(hold) {
-            _ if is_asked => sent,
-            Some(every) => sent.after(every),
-            None => Moment::NEVER,
+        entry.due = if is_asked {
+            sent
+        } else {
+            period(hold).map_or(Moment::NEVER, |every| sent.after(every))
         };
         if entry.invalidated {
             entry.renew_soon(sent);
@@ -296,9 +287,13 @@ impl Leases {
     /// Redis has sent an invalidation of this key. If the key is that of a hold, the hold is due
     /// soon. Returns when it is due.
     pub(crate) fn invalidated(&mut self, redis_key: &[u8], now: Moment) -> Moment {
-        let number = self.tracked.remove(redis_key);
-        let entry = number.and_then(|number| self.by_number.get_mut(&number));
-        entry.map_or(Moment::NEVER, |entry| entry.renew_soon(now))
+        let is_meant = |it: &&mut LeaseEntry| it.has_key(redis_key) && it.is_tracked;
+        let meant = self.by_number.values_mut().filter(is_meant);
+        let due = meant.map(|entry| {
+            entry.is_tracked = false;
+            entry.renew_soon(now)
+        });
+        due.min().unwrap_or(Moment::NEVER)
     }
 
     /// Any of these keys may have changed, or invalidations of them may have been missed. Every
@@ -308,12 +303,11 @@ impl Leases {
         is_meant: impl Fn(&[u8]) -> bool,
         now: Moment,
     ) -> Moment {
-        self.tracked.retain(|redis_key, _| !is_meant(redis_key));
         let mut due = Moment::NEVER;
         for entry in self.by_number.values_mut() {
             if is_meant(entry.hold.key.in_redis().as_bytes()) {
                 // Also a hold whose first renewal is under way.
-                entry.invalidated = true;
+                (entry.invalidated, entry.is_tracked) = (true, false);
                 if entry.hold.renewals() > 0 {
                     due = due.min(entry.renew_soon(now));
                 }
@@ -352,7 +346,6 @@ impl Leases {
     pub(crate) fn lost(&mut self, hold: &Hold) {
         if let Some(entry) = self.by_number.get_mut(&hold.number) {
             (entry.is_watched, entry.due) = (false, Moment::NEVER);
-            self.untrack(hold);
         }
     }
 
@@ -362,15 +355,6 @@ impl Leases {
             .values()
             .map(|entry| &entry.hold)
             .filter(move |hold| !hold.can_be_forgotten(now))
-    }
-
-    fn untrack(&mut self, hold: &Hold) {
-        if !self.tracked.is_empty() {
-            let redis_key = hold.key.in_redis().as_bytes();
-            if self.tracked.get(redis_key) == Some(&hold.number) {
-                self.tracked.remove(redis_key);
-            }
-        }
     }
 }
 
@@ -629,13 +613,12 @@ pub(crate) mod tests {
             "the invalidation came before the answer: soon, but not within 10 ms"
         );
         leases.sending(&hold, true, after(122));
-        leases.remove(&hold);
+        leases.close(&hold, after(122));
         assert_eq!(
             leases.invalidated(key, after(120)),
             Moment::NEVER,
             "its release is not a loss"
         );
-        assert!(leases.tracked.is_empty());
     }
 
     /// A lock that is held for less than a second costs no renewal, also beside locks that are due.
@@ -743,27 +726,7 @@ pub(crate) mod tests {
         assert_eq!(leases.renew_sooner(&hold, after(36)), after(50));
         assert_eq!(leases.take(after(50)).over.len(), 1);
         assert_eq!(leases.renew_sooner(&hold, after(51)), Moment::NEVER);
-        leases.remove(&hold);
+        leases.close(&hold, after(52));
         assert_eq!(leases.renew_sooner(&hold, after(5)), Moment::NEVER);
-    }
-
-    #[test]
-    fn an_invalidation_is_for_the_latest_hold_of_its_key() {
-        let [before, now] = [hold(), hold()];
-        let mut leases = entered(&before);
-        leases.enter(Arc::clone(&now), START).unwrap();
-        leases.sending(&before, true, after(100));
-        leases.sending(&now, true, after(101));
-        leases.remove(&before);
-        assert_eq!(
-            leases.tracked.len(),
-            1,
-            "the key is tracked for the other hold"
-        );
-        leases.remove(&now);
-        assert!(
-            leases.tracked.is_empty(),
-            "nothing is kept of released holds"
-        );
     }
 }
