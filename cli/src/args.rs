@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::UnknownArgumentValueParser;
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use crate::span;
 
@@ -45,22 +46,24 @@ pub(crate) struct Common {
         hide_env_values = true
     )]
     pub(crate) prefix: String,
-    /// Writes JSON, one object a line
-    #[arg(long, global = true)]
-    pub(crate) json: bool,
     /// Says nothing about a busy lock, or about what is well
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
-    /// Says what it does
-    #[arg(short, long, global = true)]
-    pub(crate) verbose: bool,
+}
+
+/// What all commands have that answer.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Answer {
+    /// Writes JSON, one object a line
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cmd {
     /// Runs a command under a lock
     Run(Box<Run>),
-    /// Inside of a job: is the lock still ours?
+    /// Inside of a job: are the locks still ours?
     Confirm(Confirm),
     /// Who has a lock
     Holder(Holder),
@@ -88,10 +91,14 @@ pub(crate) struct Run {
     /// Does not wait for a busy lock
     #[arg(short, long, visible_alias = "nb", overrides_with = "wait")]
     pub(crate) nonblock: bool,
-    /// How long to wait for a busy lock; 0 is --nonblock [default: for ever]. A Redis that does not
-    /// answer at the start is not waited for (exit code 69)
+    /// How long to wait for a busy lock; 0 is --nonblock [default: for ever]. An outage of Redis
+    /// meanwhile is bridged
     #[arg(short, long, visible_alias = "timeout", value_name = "SPAN", value_parser = span::parse)]
     pub(crate) wait: Option<Duration>,
+    /// How long Redis may be away at the start, before it is exit code 69. It is tried each second
+    /// [default: once]
+    #[arg(long, value_name = "SPAN", default_value = "0", hide_default_value = true, value_parser = span::parse)]
+    pub(crate) connect_within: Duration,
     /// The exit code for a lock that was busy until the end
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
@@ -105,7 +112,7 @@ pub(crate) struct Run {
     /// that is longer]
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) lease: Option<Duration>,
-    /// Ends a job that runs for longer (exit code 124)
+    /// Ends a job that runs for longer (exit code 124); 0 is no limit
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) max_hold: Option<Duration>,
     /// How long the lock stays taken at least, also if the job is done sooner, or fails, but not if
@@ -129,13 +136,19 @@ pub(crate) struct Run {
     /// from it. The default if the standard input is a terminal
     #[arg(long)]
     pub(crate) foreground: bool,
-    /// Appends one JSON object on what happened to a file, or to the file of a descriptor: `fd:3`,
+    /// Appends one JSON object on what happened to a file, or writes it to a descriptor: `fd:3`,
     /// which the shell opens for appending (`3>>file`)
     #[arg(long, value_name = "FILE|fd:N")]
     pub(crate) report: Option<String>,
     /// A lock that a run around this one has is busy (75), and no reason to run at once
     #[arg(long)]
     pub(crate) no_reentry: bool,
+    /// Says what it does
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// The standard output is the job's
+    #[arg(long, hide = true, action = ArgAction::SetTrue, value_parser = UnknownArgumentValueParser::suggest_arg("--report"))]
+    json: Option<String>,
     /// `flock` has these; a lock here is always exclusive, and the job never has it in a descriptor
     #[arg(short = 'e', long = "exclusive", hide = true)]
     exclusive: bool,
@@ -161,17 +174,21 @@ pub(crate) enum OnLost {
 
 #[derive(Args, Debug)]
 pub(crate) struct Confirm {
-    /// The lock [default: the one that the job was started with]
+    /// The lock [default: all that the job, and the runs around it, were started with]
     pub(crate) key: Option<String>,
-    /// For how long the lock has to be ours at least
+    /// For how long it has to be ours at least
     #[arg(long = "for", value_name = "SPAN", default_value = "0", value_parser = span::parse)]
     pub(crate) span: Duration,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Holder {
     /// The lock
     pub(crate) key: String,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Args, Debug)]
@@ -191,6 +208,8 @@ pub(crate) struct Ls {
     /// How long to go through the keys of Redis, before it is a failure
     #[arg(long, value_name = "SPAN", default_value = "1m", value_parser = span::parse)]
     pub(crate) limit: Duration,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -208,8 +227,10 @@ pub(crate) struct Wait {
     /// The lock
     pub(crate) key: String,
     /// For how long at most [default: for ever]
-    #[arg(short, long, visible_alias = "timeout", value_name = "SPAN", value_parser = span::parse)]
-    pub(crate) wait: Option<Duration>,
+    #[arg(short = 'w', long = "wait", visible_alias = "timeout", value_name = "SPAN", value_parser = span::parse)]
+    pub(crate) limit: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Args, Debug)]
@@ -223,6 +244,8 @@ pub(crate) struct ForceUnlock {
     /// Does not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Args, Debug)]
@@ -230,6 +253,8 @@ pub(crate) struct Doctor {
     /// The lease that the programs use
     #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = span::parse)]
     pub(crate) for_lease: Duration,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Args, Debug)]

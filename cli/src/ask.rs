@@ -1,31 +1,34 @@
 //! The commands about one lock: `holder`, `wait`, `confirm`, `force-unlock`.
 
-use std::env;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Holder, Owner};
+use relatch::{Holder, Lock, Owner};
 use serde_json::json;
 
 use crate::args::{Common, Confirm, ForceUnlock, Holder as HolderArgs, Wait};
-use crate::connect::connect;
+use crate::connect::{builder, connect};
 use crate::exit::{Failure, code};
 use crate::json;
-use crate::output::{json_line, tell, write};
-use crate::run::nested::Outer;
+use crate::output::{json_line, plain, tell, write};
+use crate::run::nested::{Has, Outer};
+use crate::span;
 use crate::whose;
 
 /// The longest pause between two looks of `wait`.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// How long the expiry of a key may be on its way, which some programs set by a second command.
+const ON_ITS_WAY: Duration = Duration::from_millis(250);
+
 pub(crate) fn holder(common: &Common, asked: &HolderArgs) -> Result<u8, Failure> {
     let holder = connect(common)?.named(&asked.key).holder()?;
-    let by = holder.as_ref().and_then(|holder| {
-        let redis_key = format!("{}{}", common.prefix, asked.key);
-        whose::library(redis_key.as_bytes(), &holder.raw)
-    });
-    if common.json {
+    let redis_key = format!("{}{}", common.prefix, asked.key);
+    let by = holder
+        .as_ref()
+        .and_then(|holder| whose::library(redis_key.as_bytes(), &holder.raw));
+    if asked.answer.json {
         let mut object = json!({ "v": 1, "key": asked.key, "holder": null });
         if let Some(holder) = &holder {
             object["holder"] = json::holder(holder);
@@ -34,132 +37,215 @@ pub(crate) fn holder(common: &Common, asked: &HolderArgs) -> Result<u8, Failure>
         write(&json_line(&object))?;
     } else if let Some(holder) = &holder {
         let by = by.map_or_else(String::new, |by| format!("library {by}\n"));
-        write(&format!("{holder}\ntoken {}\n{by}", json::token(holder)))?;
+        let (shown, token) = (whose::shown(holder), json::token(holder));
+        write(&format!("{shown}\ntoken {token}\n{by}"))?;
     } else if !common.quiet {
-        write("free\n")?;
+        let free = format!("{:?} is free (key {redis_key:?})", asked.key);
+        write(&format!("{}\n", plain(&free)))?;
     }
     Ok(holder.map_or(code::NOTHING, |_| code::OK))
 }
 
 pub(crate) fn wait(common: &Common, asked: &Wait) -> Result<u8, Failure> {
+    let began = Instant::now();
     let lock = connect(common)?.named(&asked.key);
-    let end = asked.wait.map(|limit| Instant::now() + limit);
     let mut pause = Duration::from_millis(25);
-    loop {
-        let Some(holder) = lock.holder()? else {
-            return Ok(code::OK);
-        };
-        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        if left == Some(Duration::ZERO) {
-            if !common.quiet {
-                tell(&format!("lock {:?} is still held: {holder}", asked.key));
+    let (mut has_answered, mut is_away) = (false, false);
+    let holder = loop {
+        let left = asked
+            .limit
+            .map(|limit| limit.saturating_sub(began.elapsed()));
+        let is_over = left == Some(Duration::ZERO);
+        let expires = match look(&lock) {
+            Ok(None) => break None,
+            Ok(Some(holder)) if is_over => break Some(holder),
+            Ok(Some(holder)) => {
+                is_away = false;
+                holder.remaining
             }
-            return Ok(code::BUSY);
-        }
+            // Who has written a wrong address shall hear of it. A later outage is waited out.
+            Err(failure) if is_over || !has_answered || failure.code != code::UNAVAILABLE => {
+                return Err(failure);
+            }
+            Err(failure) => {
+                if !is_away && !common.quiet {
+                    tell(&format!("{}: the wait goes on", failure.message));
+                }
+                is_away = true;
+                None
+            }
+        };
+        has_answered = true;
         pause = (pause * 2).min(LONGEST_PAUSE);
-        let expires = holder.remaining.map(|left| left + Duration::from_millis(1));
+        let expires = expires.map(|left| left + Duration::from_millis(1));
         let limits = [left, expires].into_iter().flatten();
         thread::sleep(limits.fold(pause, Duration::min));
+    };
+    if asked.answer.json {
+        let waited = span::millis(began.elapsed());
+        let by = holder.as_ref().map(json::holder);
+        write(&json_line(
+            &json!({ "v": 1, "key": asked.key, "holder": by, "waited_ms": waited }),
+        ))?;
+    } else if let (Some(holder), false) = (&holder, common.quiet) {
+        let by = whose::shown(holder);
+        tell(&format!("lock {:?} is still held: {by}", asked.key));
+    }
+    Ok(holder.map_or(code::OK, |_| code::BUSY))
+}
+
+/// Who has the lock. An error for what would never be free.
+fn look(lock: &Lock) -> Result<Option<Holder>, Failure> {
+    let never_expires = |holder: &Holder| holder.remaining.is_none();
+    let mut holder = lock.holder()?;
+    if holder.as_ref().is_some_and(never_expires) {
+        thread::sleep(ON_ITS_WAY);
+        holder = lock.holder()?;
+    }
+    match &holder {
+        Some(other) if never_expires(other) => {
+            let message = format!("{:?} is not a lock: {other}", lock.key());
+            Err(Failure::new(code::CONFIG, message))
+        }
+        _ => Ok(holder),
     }
 }
 
 pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
-    let no_job = || {
-        Failure::new(
-            code::USAGE,
-            "this is for the inside of a job: `relatch run` sets RELATCH_KEY and RELATCH_KEYS",
-        )
-    };
-    let key = asked.key.clone().or_else(|| env::var("RELATCH_KEY").ok());
-    let key = key.ok_or_else(no_job)?;
-    let outer = Outer::from_env();
-    let token = outer.token(&common.prefix, &key).ok_or_else(no_job)?;
-    let holder = connect(common)?.named(&key).holder()?;
-    let message = match &holder {
-        None => format!("lock {key:?} is not ours any more, nobody has it: do not go on"),
-        Some(holder) if holder.raw != token => {
-            format!("lock {key:?} is not ours any more, {holder} has it: do not go on")
+    let outer = Outer::from_env(common);
+    if outer.all().next().is_none() {
+        let message = "confirm is for the inside of a job: `relatch run` sets RELATCH_KEYS";
+        return Err(Failure::new(code::USAGE, message));
+    }
+    let all: Vec<_> = match &asked.key {
+        None => outer.all().collect(),
+        Some(key) => {
+            let message = || format!("no run around this process has taken lock {key:?}");
+            let has = outer.get(&common.prefix, key);
+            let has = has.ok_or_else(|| Failure::new(code::LOST, message()))?;
+            vec![has]
         }
-        Some(Holder {
-            remaining: Some(left),
-            ..
-        }) if *left < asked.span => {
-            let [left, span] = [*left, asked.span].map(crate::span::show);
-            format!(
-                "lock {key:?} is ours for {left}, and not for {span}: ask again after the next \
-                 renewal, or have a longer --lease for the run"
-            )
-        }
-        Some(_) => return Ok(code::OK),
     };
-    Err(Failure::new(code::LOST, message))
+    // Each has its prefix, which may be another one.
+    let locks = builder(common)?.prefix("").build()?;
+    let mut code = code::OK;
+    for has in all {
+        let holder = locks.named(&has.redis_key).holder()?;
+        let key = has.redis_key.strip_prefix(&*common.prefix);
+        let key = key.unwrap_or(&has.redis_key);
+        let is_ours = |holder: &Holder| holder.raw == has.token;
+        if !outer.is_here(has) && !holder.as_ref().is_some_and(is_ours) {
+            let message = format!(
+                "lock {key:?} is in another Redis, {}: name the lock to confirm",
+                has.place
+            );
+            return Err(Failure::new(code::CONFIG, message));
+        }
+        let unconfirmed = unconfirmed(key, has, holder.as_ref(), asked.span);
+        if asked.answer.json {
+            let by = holder.as_ref().map(json::holder);
+            let confirmed = unconfirmed.is_none();
+            write(&json_line(
+                &json!({ "v": 1, "key": key, "confirmed": confirmed, "holder": by }),
+            ))?;
+        }
+        if let Some(message) = unconfirmed {
+            tell(&message);
+            code = code::LOST;
+        }
+    }
+    Ok(code)
+}
+
+/// Why the job must not go on, unless the lock is its own for this span.
+fn unconfirmed(key: &str, has: &Has, holder: Option<&Holder>, span: Duration) -> Option<String> {
+    let Some(holder) = holder else {
+        return Some(format!(
+            "lock {key:?} is not ours any more, nobody has it: do not go on"
+        ));
+    };
+    let by = whose::shown(holder);
+    if holder.raw != has.token {
+        return Some(format!(
+            "lock {key:?} is not ours any more, {by} has it: do not go on"
+        ));
+    }
+    let left = holder.remaining.filter(|left| *left < span)?;
+    let [left, span] = [left, span].map(span::show);
+    Some(format!(
+        "lock {key:?} is ours for {left}, and not for {span}: ask again after the next renewal, or \
+         have a longer --lease for the run"
+    ))
 }
 
 pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, Failure> {
     let lock = connect(common)?.named(&asked.key);
-    let nothing = |what: &str| {
-        tell(&format!("lock {:?} {what}", asked.key));
-        Ok(code::NOTHING)
+    let deleted = |whose: &str| {
+        told(
+            asked,
+            true,
+            common.quiet,
+            &format!("is deleted; it was held by {whose}"),
+        )
     };
+    let nothing = |why: &str| told(asked, false, false, why);
     if let Some(token) = &asked.if_token {
         let bytes = json::token_bytes(token).map_err(|why| Failure::new(code::USAGE, why))?;
+        let owner = Owner::parse(token).map(|owner| owner.to_string());
         return if lock.force_unlock_if(bytes)? {
-            let owner = Owner::parse(token).map(|owner| owner.to_string());
-            deleted(common, asked, &owner.unwrap_or(format!("token {token}")))
+            deleted(&owner.unwrap_or(format!("token {token}")))
         } else {
             nothing("has another token, or is free")
         };
     }
+    // An error if it is no text, and so nobody's lock.
+    let Some(holder) = lock.holder()? else {
+        return nothing("is free");
+    };
+    let by = whose::shown(&holder);
     if !asked.yes {
-        let Some(holder) = lock.holder()? else {
-            return nothing("is free");
-        };
         if !io::stdin().is_terminal() {
-            return Err(Failure::new(
-                code::USAGE,
-                format!(
-                    "{holder} has it: say --yes, or --if-token with the token that `relatch holder` shows"
-                ),
-            ));
+            let message = format!(
+                "{by} has it: say --yes, or --if-token with the token that `relatch holder` shows"
+            );
+            return Err(Failure::new(code::USAGE, message));
         }
-        eprint!(
-            "{holder} has lock {:?}, and its work may go on. Delete it? [y/N] ",
-            asked.key
-        );
-        io::stderr().flush().ok();
-        let mut answer = String::new();
-        io::stdin().lock().read_line(&mut answer).ok();
-        if !matches!(answer.trim(), "y" | "Y" | "yes") {
+        if !is_meant(&asked.key, &by) {
             return Ok(code::NOTHING);
         }
         // What was shown is what is meant. A value that cannot be shown whole is deleted as it is.
         let value = holder.bytes.as_deref().unwrap_or(holder.raw.as_bytes());
-        return match lock.force_unlock_if(value) {
-            Ok(true) => deleted(common, asked, &holder.to_string()),
-            Ok(false) => nothing("has changed hands meanwhile, and was left alone"),
-            Err(relatch::Error::InvalidOption { .. }) => match lock.force_unlock()? {
-                Some(holder) => deleted(common, asked, &holder.to_string()),
-                None => nothing("is free"),
-            },
-            Err(error) => Err(error.into()),
-        };
+        match lock.force_unlock_if(value) {
+            Ok(true) => return deleted(&by),
+            Ok(false) => return nothing("has changed hands meanwhile, and was left alone"),
+            Err(relatch::Error::InvalidOption { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     match lock.force_unlock()? {
-        Some(holder) => deleted(common, asked, &holder.to_string()),
+        Some(holder) => deleted(&whose::shown(&holder)),
         None => nothing("is free"),
     }
 }
 
-fn deleted(common: &Common, asked: &ForceUnlock, whose: &str) -> Result<u8, Failure> {
-    if common.json {
+/// Asks the person at the terminal.
+fn is_meant(key: &str, by: &str) -> bool {
+    let question = format!("{by} has lock {key:?}, and its work may go on. Delete it? [y/N] ");
+    eprint!("{}", plain(&question));
+    io::stderr().flush().ok();
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer).ok();
+    matches!(answer.trim(), "y" | "Y" | "yes")
+}
+
+fn told(asked: &ForceUnlock, deleted: bool, quiet: bool, what: &str) -> Result<u8, Failure> {
+    let key = &asked.key;
+    if asked.answer.json {
         write(&json_line(
-            &json!({ "v": 1, "key": asked.key, "deleted": true }),
+            &json!({ "v": 1, "key": key, "deleted": deleted }),
         ))?;
-    } else if !common.quiet {
-        tell(&format!(
-            "lock {:?} is deleted; it was held by {whose}",
-            asked.key
-        ));
+    } else if !quiet {
+        tell(&format!("lock {key:?} {what}"));
     }
-    Ok(code::OK)
+    Ok(if deleted { code::OK } else { code::NOTHING })
 }

@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::sync::Once;
 
 use relatch::{Builder, LockManager};
 
@@ -10,27 +11,45 @@ use crate::args::Common;
 use crate::exit::{Failure, code};
 use crate::output::tell;
 
+/// The warning about a password. `run --connect-within` may build again and again.
+static TOLD: Once = Once::new();
+
 /// A builder with the address and the prefix.
 pub(crate) fn builder(common: &Common) -> Result<Builder, Failure> {
-    let url = match (&common.redis, &common.redis_file) {
-        (Some(url), _) => {
-            if has_password(url) {
-                tell(
-                    "others on this machine can read the password on the command line: \
-                     use --redis-file or REDIS_URL",
-                );
-            }
-            url.clone()
-        }
+    if common.redis.as_deref().is_some_and(has_password) {
+        TOLD.call_once(|| {
+            tell(
+                "others on this machine can read the password on the command line: \
+                 use --redis-file or REDIS_URL",
+            );
+        });
+    }
+    Ok(LockManager::builder(&url(common)?).prefix(&*common.prefix))
+}
+
+fn url(common: &Common) -> Result<String, Failure> {
+    match (&common.redis, &common.redis_file) {
+        (Some(url), _) => Ok(url.clone()),
         (None, Some(file)) => {
             let text = fs::read_to_string(file).map_err(|error| {
                 Failure::new(code::CONFIG, format!("{}: {error}", file.display()))
             })?;
-            text.trim().to_owned()
+            Ok(text.trim().to_owned())
         }
-        (None, None) => from_env()?,
-    };
-    Ok(LockManager::builder(&url).prefix(&*common.prefix))
+        (None, None) => from_env(),
+    }
+}
+
+/// Which Redis it is: the URL without its login.
+pub(crate) fn place(common: &Common) -> Result<String, Failure> {
+    Ok(without_login(&url(common)?))
+}
+
+fn without_login(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let rest = rest.split('?').next().unwrap_or_default();
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    format!("{scheme}://{}", host.trim_end_matches('/'))
 }
 
 /// Connects, for a command that asks.
@@ -82,6 +101,21 @@ fn has_password(url: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_has_no_login() {
+        for (url, place) in [
+            ("redis://host", "redis://host"),
+            ("redis://:p@ss/w@host:6380/", "redis://host:6380"),
+            ("rediss://user:secret@host/2", "rediss://host/2"),
+            (
+                "unix:///run/redis.sock?pass=secret",
+                "unix:///run/redis.sock",
+            ),
+        ] {
+            assert_eq!(without_login(url), place, "{url}");
+        }
+    }
 
     #[test]
     fn a_password_is_noticed() {

@@ -39,7 +39,7 @@ pub(crate) fn doctor(common: &Common, asked: &Doctor) -> Result<u8, Failure> {
             found,
             advice,
         } = line;
-        if common.json {
+        if asked.answer.json {
             let verdict = verdict.to_string().to_lowercase();
             let object = json!({ "v": 1, "verdict": verdict, "found": found, "advice": advice });
             write(&json_line(&object))?;
@@ -53,8 +53,7 @@ pub(crate) fn doctor(common: &Common, asked: &Doctor) -> Result<u8, Failure> {
     Ok(match lines.iter().map(|line| line.verdict).max() {
         Some(Verdict::Well) => 0,
         Some(Verdict::Warning) => 1,
-        Some(Verdict::Failed) => 2,
-        _ => 3,
+        _ => 2,
     })
 }
 

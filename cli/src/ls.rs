@@ -35,33 +35,49 @@ pub(crate) fn ls(common: &Common, asked: &Ls) -> Result<u8, Failure> {
     }
     // The prefix of the survey is the whole beginning: Redis looks for no more than is asked for.
     let prefix = format!("{}{}", common.prefix, asked.begin);
-    let locks = builder(common)?.prefix(prefix).build()?;
+    let locks = builder(common)?.prefix(&*prefix).build()?;
     let (all, hidden) = found(&locks, asked)?;
-    write(&shown(common, &all))?;
-    if hidden > 0 && !common.quiet {
-        tell(&match hidden {
-            1 => "1 key is not shown, which never expires or cannot be a lock: --all shows it"
-                .to_owned(),
-            _ => format!(
-                "{hidden} keys are not shown, which never expire or cannot be locks: --all shows them"
-            ),
-        });
+    write(&shown(asked, &all))?;
+    if !common.quiet {
+        told(asked, &prefix, all.len(), hidden);
     }
     let Some(pause) = asked.watch else {
         return Ok(code::OK);
     };
-    let begin = if io::stdout().is_terminal() {
-        "\x1b[H\x1b[2J"
-    } else {
-        ""
-    };
+    let is_terminal = io::stdout().is_terminal();
+    let begin = if is_terminal { "\x1b[H\x1b[2J" } else { "" };
     loop {
         thread::sleep(pause.max(SHORTEST_PAUSE));
         // A server that is away for a while does not end the watch.
         match found(&locks, asked) {
-            Ok((all, _)) => write(&format!("{begin}{}", shown(common, &all)))?,
+            Ok((all, hidden)) => {
+                write(&format!("{begin}{}", shown(asked, &all)))?;
+                if is_terminal && !common.quiet {
+                    told(asked, &prefix, all.len(), hidden);
+                }
+            }
             Err(failure) => tell(&failure.message),
         }
+    }
+}
+
+/// Says where it was looked, and what was left out.
+fn told(asked: &Ls, prefix: &str, count: usize, hidden: usize) {
+    let what = if asked.all { "key" } else { "lock" };
+    if !asked.answer.json {
+        tell(&match count {
+            0 if prefix.is_empty() => format!("no {what}s"),
+            0 => format!("no {what}s with prefix {prefix:?} (--prefix '' looks at all keys)"),
+            1 => format!("1 {what} with prefix {prefix:?}"),
+            _ => format!("{count} {what}s with prefix {prefix:?}"),
+        });
+    }
+    match hidden {
+        0 => {}
+        1 => tell("1 key is not shown, which never expires or cannot be a lock: --all shows it"),
+        _ => tell(&format!(
+            "{hidden} keys are not shown, which never expire or cannot be locks: --all shows them"
+        )),
     }
 }
 
@@ -111,8 +127,8 @@ fn is_counter(lock: &SurveyedLock) -> bool {
     key.contains("fence:") && key.contains('{') && lock.holder.as_ref().is_some_and(is_number)
 }
 
-fn shown(common: &Common, found: &[SurveyedLock]) -> String {
-    if common.json {
+fn shown(asked: &Ls, found: &[SurveyedLock]) -> String {
+    if asked.answer.json {
         return found.iter().map(|lock| json_line(&object(lock))).collect();
     }
     let head = ["KEY", "HOST", "PID", "THREAD", "LEFT", "NOTE"].map(str::to_owned);

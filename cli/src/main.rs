@@ -61,5 +61,6 @@ fn main() -> ExitCode {
         output::tell(&message);
         code
     });
+    output::drain();
     code.into()
 }

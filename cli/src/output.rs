@@ -2,10 +2,18 @@
 //!
 //! Anybody who may write to Redis chooses the text of keys and values. None of it moves a cursor,
 //! breaks a line, or turns the direction of what follows.
+//!
+//! Nobody may read the standard error (a full pipe, Ctrl-S). So a thread of its own writes there, and
+//! no lock, job or signal waits for it.
 
+use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write as _};
 use std::process;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -17,7 +25,10 @@ pub(crate) fn write(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => process::exit(code::OK.into()),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+            drain();
+            process::exit(code::OK.into())
+        }
         Err(error) => Err(Failure::new(
             code::SOFTWARE,
             format!("the standard output: {error}"),
@@ -25,10 +36,61 @@ pub(crate) fn write(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Says something to a person, in one line.
+/// How many lines may wait for a reader. More are dropped.
+const MOST_LINES: usize = 64;
+
+/// How long the end of the process waits for a reader.
+const LONGEST_DRAIN: Duration = Duration::from_secs(1);
+
+/// The thread that writes to the standard error, once something was said.
+static WRITER: Mutex<Option<Writer>> = Mutex::new(None);
+
+struct Writer {
+    lines: SyncSender<String>,
+    /// Disconnected once all lines are written.
+    ended: Receiver<Infallible>,
+}
+
+impl Writer {
+    fn start() -> io::Result<Writer> {
+        let (lines, to_write) = sync_channel::<String>(MOST_LINES);
+        let (is_writing, ended) = channel();
+        thread::Builder::new()
+            .name("stderr".to_owned())
+            .spawn(move || {
+                for line in to_write {
+                    // If nobody reads it, nobody misses it.
+                    let _ = io::stderr().write_all(line.as_bytes());
+                }
+                drop(is_writing);
+            })?;
+        Ok(Writer { lines, ended })
+    }
+}
+
+fn writer() -> MutexGuard<'static, Option<Writer>> {
+    WRITER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says something to a person, in one line. Does not wait for a reader.
 pub(crate) fn tell(text: &str) {
-    // If nobody reads it, nobody misses it.
-    let _ = writeln!(io::stderr(), "relatch: {}", plain(text));
+    let line = format!("relatch: {}\n", plain(text));
+    let mut writer = writer();
+    if writer.is_none() {
+        *writer = Writer::start().ok(); // Without memory for a thread, nothing is said.
+    }
+    if let Some(writer) = &*writer {
+        let _ = writer.lines.try_send(line);
+    }
+}
+
+/// Waits until all that was said is written, but not for long. The last thing that a process does.
+pub(crate) fn drain() {
+    let writer = writer().take();
+    if let Some(Writer { lines, ended }) = writer {
+        drop(lines);
+        let _ = ended.recv_timeout(LONGEST_DRAIN);
+    }
 }
 
 /// A text for a terminal: characters that cannot be seen are written as `\n` or `\u{202e}`.

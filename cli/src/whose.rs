@@ -3,6 +3,10 @@
 //! A form is a hint for people. Where several libraries write the same, all are named, or it says
 //! "or alike".
 
+use relatch::Holder;
+
+use crate::span;
+
 /// The seconds from the beginning of the Gregorian calendar, from which a UUID of version 1 counts,
 /// to 1970.
 const GREGORIAN: u64 = 12_219_292_800;
@@ -36,6 +40,15 @@ pub(crate) fn library(redis_key: &[u8], value: &str) -> Option<&'static str> {
         36 if is_uuid(value) => Some("Spring's RedisLockRegistry or alike"),
         44 if is_all(is_base64) && value.ends_with('=') => Some("Symfony before 5.2 or alike"),
         _ => None,
+    }
+}
+
+/// A holder for people: who it is, and for how long.
+pub(crate) fn shown(holder: &Holder) -> String {
+    let text = holder.to_string();
+    match (holder.remaining, text.rsplit_once(" (")) {
+        (Some(left), Some((who, _))) => format!("{who} ({} left)", span::show(left)),
+        _ => text,
     }
 }
 

@@ -12,7 +12,7 @@ mod wire;
 
 pub(crate) use crate::client::commands::compare::Extension;
 pub(crate) use crate::client::commands::connection::ServerConnection;
-pub(crate) use crate::client::commands::inspect::Info;
+pub(crate) use crate::client::commands::inspect::{Info, Missing};
 pub(crate) use crate::client::commands::look::listen;
 pub(crate) use crate::client::commands::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
 pub(crate) use crate::client::commands::script::prepare;

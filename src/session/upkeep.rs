@@ -147,7 +147,7 @@ impl Session {
     pub(crate) fn verify(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         self.trust(hold)?;
         let known = hold.valid_until();
-        let (seen, sent) = self.look("verifying", &hold.key, None)?;
+        let (seen, sent) = self.look("verifying", &hold.key)?;
         let answered = Moment::now();
         let cause = match seen {
             Seen::Somebody(holder) if holder.raw == hold.token => {

@@ -150,6 +150,14 @@ impl Connection<'_> {
         }
     }
 
+    /// An error if what is not there may be elsewhere.
+    pub(crate) fn expect_master(&self) -> Result<(), Failure> {
+        match self {
+            Connection::To(server) => server.expect_master(),
+            Connection::Memory(_) => Ok(()),
+        }
+    }
+
     pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
         match self {
             Connection::To(server) => server.force(key, deadline),

@@ -27,7 +27,7 @@ pub(crate) use crate::client::Tls;
 pub use crate::client::Tls;
 pub(crate) use crate::client::{
     Address, AdoptReply, AskCredentials, Cause, ClaimReply, Compared, Extension, FAIR_TRY, Failure,
-    Heard, Info, Login, Node, Refusal, Seen, ServerConnection, Target, Tracking,
+    Heard, Info, Login, Missing, Node, Refusal, Seen, ServerConnection, Target, Tracking,
     TrackingConnection, Wanted,
 };
 pub(crate) use crate::store::connection::Connection;

@@ -1,123 +1,95 @@
-//! The locks of a run.
+//! The locks of a run, as its first thread sees them. [`taking`](crate::run::taking) has them.
 
-use std::sync::mpsc::Sender;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread;
 use std::time::Duration;
 
-use relatch::{Error, LockGuard, LockManager, MultiLock, MultiLockGuard, StopHandle};
+use relatch::{Error, LockManager};
 
-use crate::args::Common;
-use crate::connect;
-use crate::exit::Failure;
+use crate::args::{Common, Run};
+use crate::exit::{Failure, code};
 use crate::output::tell;
-use crate::run::life::{At, Event, Plan};
+use crate::run::life::{At, ENDS, Event, Plan};
 use crate::run::line::{Until, now};
+use crate::run::outcome::Failed;
 use crate::run::report::Report;
-use crate::run::wanted::Wanted;
+use crate::run::taking::{Back, Taken, Taking, Word};
 use crate::span;
-
-/// The manager of a run, and how a lock was lost, once one was.
-pub(crate) struct Manager {
-    pub(crate) locks: LockManager,
-    cause: Arc<OnceLock<String>>,
-}
+use crate::whose;
 
 /// How long a lock is good that is another's to look after: longer than anything.
 const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// Makes the manager, and asks Redis whether it is there: who writes a crontab with a wrong address
-/// shall hear of it. The wait for the lock bridges an outage that comes later. A loss becomes an
-/// event.
-pub(crate) fn manager(common: &Common, events: &Sender<Event>) -> Result<Manager, Failure> {
-    let cause = Arc::new(OnceLock::new());
-    let told = Arc::clone(&cause);
-    let events = events.clone();
-    let builder = connect::builder(common)?.on_lost(move |lost| {
-        let _ = told.set(lost.cause.to_string()); // The first one counts.
-        let _ = events.send(Event::Lost);
-    });
-    let locks = builder.build()?;
-    Ok(Manager { locks, cause })
-}
+/// How often a wait looks for who has the lock, until it knows.
+const TICK: Duration = Duration::from_millis(250);
+
+/// After so long, a wait says who has the lock. With `--verbose`, at the first look.
+const LONG_WAIT: Duration = Duration::from_secs(5);
+
+/// How long a signal lets the thread come back: it may have got a lock just then.
+const GRACE: Duration = Duration::from_millis(1500);
+
+/// The library gives back within 2 s, unless a name server does not answer.
+const LONGEST_RETURN: Duration = Duration::from_secs(3);
 
 pub(crate) struct Held {
-    manager: Manager,
-    /// `None` if the runs around this one have all of them.
-    all: Option<MultiLockGuard>,
-    /// One more guard of each, for its token.
-    each: Vec<LockGuard>,
+    taken: Vec<Taken>,
     since: Duration,
-}
-
-/// Takes the locks: all, or none. (There are none to take if the runs around this one have them.)
-pub(crate) fn take(
-    manager: Manager,
-    keys: &[&str],
-    wanted: &Wanted,
-    verbose: bool,
-    stop: &StopHandle,
-    report: &mut Report,
-) -> Result<Held, Error> {
-    let locks = &manager.locks;
-    let mut all = None;
-    if !keys.is_empty() {
-        let several = locks.several(keys).options(|lock| {
-            lock.lease(wanted.plan.lease)
-                .fenced(wanted.fenced)
-                .keep_at_least(wanted.at_least)
-                .stopped_by(stop)
-        });
-        let began = now();
-        let taken = enter(locks, several, keys, wanted, verbose);
-        report.waited = now().saturating_sub(began);
-        all = Some(taken?);
-        if verbose {
-            let waited = span::show(report.waited);
-            tell(&format!("getting lock took {waited}"));
-        }
-    }
-    let each = keys
-        .iter()
-        .filter_map(|key| locks.named(key).current())
-        .collect();
-    Ok(Held {
-        manager,
-        all,
-        each,
-        since: now(),
-    })
-}
-
-fn enter(
-    locks: &LockManager,
-    several: MultiLock,
-    keys: &[&str],
-    wanted: &Wanted,
-    verbose: bool,
-) -> Result<MultiLockGuard, Error> {
-    if verbose && wanted.wait != Some(Duration::ZERO) {
-        if let Some(taken) = several.try_lock()? {
-            return Ok(taken);
-        }
-        for key in keys {
-            if let Some(holder) = locks.named(key).holder()? {
-                tell(&format!("waiting for lock {key:?}: {holder} has it"));
-            }
-        }
-    }
-    several.options(|lock| lock.wait(wanted.wait)).lock()
+    cause: Arc<OnceLock<String>>,
+    words: Receiver<Word>,
+    orders: Sender<Back>,
 }
 
 impl Held {
+    /// Takes the locks: all, or none. (There are none to take if the runs around this one have
+    /// them.) A signal ends that.
+    pub(crate) fn take(
+        taking: Taking,
+        events: &Receiver<Event>,
+        report: &mut Report,
+    ) -> Result<Held, Failed> {
+        let mut wait = Wait::new(&taking);
+        let verbose = taking.options.verbose;
+        let cause = Arc::clone(&taking.cause);
+        let (speaker, words) = channel();
+        let (orders, ordered) = channel();
+        thread::Builder::new()
+            .name("locks".to_owned())
+            .spawn(move || taking.run(&speaker, &ordered))
+            .map_err(|error| {
+                Failure::new(code::SOFTWARE, format!("no thread can be started: {error}"))
+            })?;
+        let taken = wait.outlast(&words, events);
+        report.waited = wait.waited();
+        let held = Held {
+            taken: taken?,
+            since: now(),
+            cause,
+            words,
+            orders,
+        };
+        if let Some(number) = wait.ended_by(events) {
+            held.unlock_unused();
+            return Err(Failed::Interrupted(number));
+        }
+        if verbose && !held.taken.is_empty() {
+            let waited = span::show(report.waited);
+            tell(&format!("getting lock took {waited}"));
+        }
+        Ok(held)
+    }
+
     /// How long the locks are held, and how long they are good. The clock is read first: if this
     /// process is stopped between the two, the end of validity seems to be nearer than it is.
     pub(crate) fn at(&self) -> At {
         let held_for = now().saturating_sub(self.since);
-        let left = match &self.all {
-            Some(all) => all.remaining(),
-            None => FOR_EVER,
-        };
-        At { held_for, left }
+        let left = self.taken.iter().map(|taken| taken.watch.remaining());
+        At {
+            held_for,
+            left: left.min().unwrap_or(FOR_EVER),
+        }
     }
 
     /// Until when the job may run, if no renewal comes through.
@@ -129,41 +101,156 @@ impl Held {
 
     /// The locks that this run took: key, token, and fence.
     pub(crate) fn taken(&self) -> impl Iterator<Item = (&str, &str, Option<u64>)> {
-        let each = self.each.iter();
-        each.map(|guard| (guard.key(), guard.token(), guard.fence()))
+        let taken = self.taken.iter();
+        taken.map(|taken| (&*taken.key, &*taken.token, taken.fence))
+    }
+
+    fn find(&self, key: &str) -> Option<&Taken> {
+        self.taken.iter().find(|taken| taken.key == key)
     }
 
     pub(crate) fn token(&self, key: &str) -> Option<&str> {
-        let guard = self.each.iter().find(|guard| guard.key() == key)?;
-        Some(guard.token())
+        Some(&self.find(key)?.token)
     }
 
     pub(crate) fn fence(&self, key: &str) -> Option<u64> {
-        self.all.as_ref()?.fence(key)
+        self.find(key)?.fence
     }
 
     /// How a lock was lost, if the manager has found out.
     pub(crate) fn lost_cause(&self) -> Option<String> {
-        self.manager.cause.get().cloned()
+        self.cause.get().cloned()
     }
 
     /// Gives back what no job has used, so that another machine may have it at once. (What fails
     /// here ends with its lease.)
     pub(crate) fn unlock_unused(self) {
-        let _ = self.unlock_now();
+        let _ = self.give_back(Back::Unused);
     }
 
-    /// Gives all locks back, and keeps none of them.
-    pub(crate) fn unlock_now(self) -> Result<(), Error> {
-        drop(self.all);
-        let each = self.each.into_iter();
-        each.map(|guard| guard.unlock_now().map(drop))
-            .fold(Ok(()), Result::and)
+    /// Gives all locks back. `None` if that takes too long.
+    pub(crate) fn give_back(self, back: Back) -> Option<Result<(), Error>> {
+        self.orders.send(back).ok()?;
+        match self.words.recv_timeout(LONGEST_RETURN) {
+            Ok(Word::GivenBack(given_back)) => Some(given_back),
+            _ => None,
+        }
+    }
+}
+
+/// The wait for the locks.
+struct Wait {
+    /// Since Redis has answered, and since when.
+    began: Option<(Weak<LockManager>, Duration)>,
+    /// When to say who has the lock. `None` once it is said.
+    say_after: Option<Duration>,
+    answered: Arc<AtomicBool>,
+    /// The signal that has ended it, and until when the thread may come back.
+    ends: Option<(i32, Duration)>,
+}
+
+impl Wait {
+    fn new(taking: &Taking) -> Wait {
+        Wait {
+            began: None,
+            say_after: say_after(&taking.common, &taking.options),
+            answered: Arc::clone(&taking.answered),
+            ends: None,
+        }
     }
 
-    /// Gives all locks back.
-    pub(crate) fn unlock(self) -> Result<(), Error> {
-        drop(self.each);
-        self.all.map_or(Ok(()), MultiLockGuard::unlock)
+    fn waited(&self) -> Duration {
+        let began = self.began.as_ref();
+        began.map_or(Duration::ZERO, |(_, began)| now().saturating_sub(*began))
     }
+
+    /// Waits for the thread, or for a signal.
+    fn outlast(
+        &mut self,
+        words: &Receiver<Word>,
+        events: &Receiver<Event>,
+    ) -> Result<Vec<Taken>, Failed> {
+        loop {
+            match words.try_recv() {
+                Ok(Word::Waits(locks)) => self.began = Some((locks, now())),
+                Ok(Word::Taken(taken)) => {
+                    return match (taken, self.ended_by(events)) {
+                        (Err(_), Some(number)) => Err(Failed::Interrupted(number)),
+                        (taken, _) => taken,
+                    };
+                }
+                Ok(Word::GivenBack(_)) | Err(TryRecvError::Empty) => self.next(events),
+                Err(TryRecvError::Disconnected) => {
+                    let message = "the locks cannot be taken";
+                    return Err(Failure::new(code::SOFTWARE, message).into());
+                }
+            }
+            // Who has not begun to wait has no lock.
+            if let Some((number, until)) = self.ends
+                && (self.began.is_none() || until <= now())
+            {
+                return Err(Failed::Interrupted(number));
+            }
+        }
+    }
+
+    /// Waits for the next event, but not for long.
+    fn next(&mut self, events: &Receiver<Event>) {
+        let is_known = self.say_after.is_none() && self.answered.load(Ordering::Relaxed);
+        let event = if is_known && self.ends.is_none() {
+            events.recv().ok()
+        } else {
+            events.recv_timeout(TICK).ok()
+        };
+        match event {
+            Some(event) => self.on(event),
+            None => self.look(),
+        }
+    }
+
+    fn on(&mut self, event: Event) {
+        if let Event::Signal(number) = event
+            && ENDS.contains(&number)
+            && self.ends.is_none()
+        {
+            self.ends = Some((number, now() + GRACE));
+        }
+    }
+
+    /// The signal that has ended the wait. Nothing has been started by then.
+    fn ended_by(&mut self, events: &Receiver<Event>) -> Option<i32> {
+        while let Ok(event) = events.try_recv() {
+            self.on(event);
+        }
+        Some(self.ends?.0)
+    }
+
+    /// Looks for what Redis has said about the lock. Asks nobody: a question of its own could not
+    /// wait as patiently.
+    fn look(&mut self) {
+        let locks = self.began.as_ref().and_then(|(locks, _)| locks.upgrade());
+        let waiting = locks.map_or_else(Vec::new, |locks| locks.waiting());
+        let mut waiting = waiting.into_iter();
+        let holder = waiting.find_map(|it| Some((it.key, it.holder?)));
+        let Some((key, holder)) = holder else {
+            return;
+        };
+        self.answered.store(true, Ordering::Relaxed);
+        let waited = self.waited();
+        if self.say_after.take_if(|after| *after <= waited).is_some() {
+            let holder = whose::shown(&holder);
+            tell(&format!("waiting for lock {key:?}: {holder} has it"));
+        }
+    }
+}
+
+fn say_after(common: &Common, options: &Run) -> Option<Duration> {
+    if common.quiet || (options.busy_ok && !options.verbose) {
+        return None;
+    }
+    Some(if options.verbose {
+        Duration::ZERO
+    } else {
+        LONG_WAIT
+    })
 }

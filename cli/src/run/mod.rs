@@ -2,9 +2,12 @@
 //!
 //! [`life`] decides what is done when something happens, and knows no process. [`job`] has the
 //! processes, [`guard`] is the one that stays if this one is killed, [`family`] finds and kills,
-//! [`line`] is what the two say to each other, [`signals`] what others send. [`held`] has the
-//! locks, [`nested`] those of the runs around this one, [`outcome`] what a run comes to, and
-//! [`report`] what is said of it in the end.
+//! [`line`] is what the two say to each other, [`signals`] what others send. [`taking`] has the
+//! locks, and [`held`] is what the first thread knows of them, [`nested`] those of the runs around
+//! this one, [`outcome`] what a run comes to, and [`report`] what is said of it in the end.
+//!
+//! The first thread waits for events and for nothing else: not for Redis, a name server, or who
+//! reads what is said.
 //!
 //! No process of a job shall live while another holder runs. What does not keep that promise, and
 //! cannot:
@@ -37,6 +40,7 @@ pub(crate) mod nested;
 mod outcome;
 mod report;
 mod signals;
+mod taking;
 mod wanted;
 
 use std::collections::BTreeMap;
@@ -45,15 +49,17 @@ use std::io;
 use std::panic;
 use std::path;
 use std::process;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, OnceLock};
 
 use relatch::StopHandle;
 use rustix::process::{Signal, getpid, kill_current_process_group, kill_process};
-use signal_hook::consts::{SIGCONT, SIGSTOP};
+use signal_hook::consts::{SIGCONT, SIGSTOP, SIGXFSZ};
 
-use crate::args::{Common, OnLost, Run};
+use crate::args::{Common, Run};
 use crate::exit::{self, Failure, code};
-use crate::output::tell;
+use crate::output::{drain, tell};
 use crate::run::family::{Pause, Scope, own_group};
 use crate::run::guard::Orders;
 use crate::run::held::Held;
@@ -61,12 +67,20 @@ use crate::run::job::Job;
 use crate::run::life::{Action, Event, Life};
 use crate::run::line::{Until, now};
 use crate::run::nested::Outer;
-use crate::run::outcome::{Failed, ends_wait, interrupted, not_taken, over};
-use crate::run::report::{Outcome, Report};
+use crate::run::outcome::{not_taken, over};
+use crate::run::report::{Outcome, Report, To};
+use crate::run::taking::Taking;
 use crate::run::wanted::Wanted;
 
 /// Runs the command, and returns the exit code, if no signal has ended the job.
 pub(crate) fn run(common: &Common, options: &Run) -> u8 {
+    let to = match options.report.as_deref().map(To::read).transpose() {
+        Ok(to) => to,
+        Err(failure) => {
+            tell(&failure.message);
+            return failure.code;
+        }
+    };
     let mut report = Report::default();
     let (outcome, code) = match Wanted::read(common, options) {
         Ok(wanted) => {
@@ -79,11 +93,13 @@ pub(crate) fn run(common: &Common, options: &Run) -> u8 {
             (Outcome::NotStarted, failure.code)
         }
     };
-    if let Some(to) = &options.report
+    if let Some(to) = to
         && let Err(error) = report.write(to, outcome, code)
     {
+        let to = options.report.as_deref().unwrap_or_default();
         tell(&format!("the report cannot be written to {to}: {error}"));
     }
+    drain();
     if let (Outcome::Ended | Outcome::Interrupted, Some(number)) = (outcome, report.signal()) {
         exit::by_signal(number);
     }
@@ -91,34 +107,38 @@ pub(crate) fn run(common: &Common, options: &Run) -> u8 {
 }
 
 fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report) -> (Outcome, u8) {
+    // A panic would give the lock back on its way out, and the job would live on.
+    panic::set_hook(Box::new(|panic| {
+        tell(&panic.to_string());
+        drain();
+        process::exit(code::SOFTWARE.into());
+    }));
     let stop = StopHandle::new();
     let (sender, events) = channel();
-    let handle = match signals::listen(&stop, &sender) {
+    let heard = survive_full_files().and_then(|()| signals::listen(&stop, &sender));
+    let handle = match heard {
         Ok(handle) => handle,
         Err(error) => return without_signals(&error),
     };
-    let outer = if std::env::var_os("RELATCH_HELD").is_some() {
-        Outer::from_env()
-    } else {
-        Outer::default()
+    let outer = Outer::from_env(common);
+    let taking = Taking {
+        common: common.clone(),
+        options: options.clone(),
+        wanted: wanted.clone(),
+        outer: outer.clone(),
+        stop,
+        events: sender.clone(),
+        cause: Arc::new(OnceLock::new()),
+        answered: Arc::new(AtomicBool::new(false)),
     };
-    let held = match take(common, options, wanted, &outer, &stop, &sender, report) {
+    let held = match Held::take(taking, &events, report) {
         Ok(held) => held,
-        Err(failed) => return not_taken(common, options, &events, failed, report),
+        Err(failed) => return not_taken(common, options, failed, report),
     };
-    if let Some(number) = ends_wait(&events) {
-        held.unlock_unused();
-        return interrupted(number, report);
-    }
     if let Err(error) = signals::listen_for_stops(&handle) {
         held.unlock_unused();
         return without_signals(&error);
     }
-    // A panic would give the lock back on its way out, and the job would live on.
-    panic::set_hook(Box::new(|panic| {
-        tell(&panic.to_string());
-        process::exit(code::SOFTWARE.into());
-    }));
     let key = &wanted.keys[0];
     let fence = held.fence(key);
     report.fence = fence.or_else(|| outer.fence(&common.prefix, key).filter(|_| options.fence));
@@ -137,47 +157,25 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
                 code::SOFTWARE,
                 format!("the guard process cannot be started: {error}"),
             );
-            return not_taken(common, options, &events, failure.into(), report);
+            return not_taken(common, options, failure.into(), report);
         }
     };
     let life = live(job, &held, &events, wanted, options, orders.until);
-    over(&life, held, common, wanted, report)
+    over(&life, held, options, wanted, report)
+}
+
+/// Has a write be an error that would make a file larger than `ulimit -f` allows, and not the end of
+/// this process. (The job has the default: a handler does not outlive the start of a program.)
+fn survive_full_files() -> io::Result<()> {
+    if !signals::is_ignored(SIGXFSZ) {
+        signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
+    }
+    Ok(())
 }
 
 fn without_signals(error: &io::Error) -> (Outcome, u8) {
     tell(&format!("no signals can be received: {error}"));
     (Outcome::NotStarted, code::SOFTWARE)
-}
-
-/// Takes the locks. Those that a run around this process has are there already.
-fn take(
-    common: &Common,
-    options: &Run,
-    wanted: &Wanted,
-    outer: &Outer,
-    stop: &StopHandle,
-    events: &Sender<Event>,
-    report: &mut Report,
-) -> Result<Held, Failed> {
-    let manager = held::manager(common, events)?;
-    let mut missing = Vec::new();
-    for key in &wanted.keys {
-        if !outer.still_has(&manager.locks, &common.prefix, key)? {
-            missing.push(&**key);
-        } else if options.no_reentry {
-            let message = format!("lock {key:?} is held by a run around this one");
-            return Err(Failed::Busy(message));
-        } else if options.fence && outer.fence(&common.prefix, key).is_none() {
-            let message = format!("lock {key:?} is held by a run around this one, without --fence");
-            return Err(Failure::new(code::USAGE, message).into());
-        }
-    }
-    let has_wishes =
-        options.lease.is_some() || options.at_least.is_some() || options.on_lost != OnLost::Kill;
-    if missing.is_empty() && has_wishes && !common.quiet {
-        tell("--lease, --at-least and --on-lost are those of the run around this one");
-    }
-    held::take(manager, &missing, wanted, common.verbose, stop, report).map_err(Failed::from)
 }
 
 /// What the job's environment has besides this process's.

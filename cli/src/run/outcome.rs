@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::sync::mpsc::Receiver;
 
 use relatch::{Error, Holder};
 use rustix::io::Errno;
@@ -12,15 +11,32 @@ use crate::args::{Common, Run};
 use crate::exit::{self, Failure, code};
 use crate::output::tell;
 use crate::run::held::Held;
-use crate::run::life::{ENDS, Ended, Event, Life, NotStarted, Reason};
+use crate::run::life::{Ended, Life, NotStarted, Reason};
 use crate::run::report::{Outcome, Report};
+use crate::run::taking::Back;
 use crate::run::wanted::Wanted;
+use crate::span;
+use crate::whose;
 
 /// Why there is no lock.
 pub(crate) enum Failed {
     Busy(String),
     Lock(Box<Error>),
     Other(Failure),
+    /// By a signal.
+    Interrupted(i32),
+}
+
+impl Failed {
+    /// What is wrong, if Redis was away.
+    pub(crate) fn outage(&self) -> Option<String> {
+        let (code, message) = match self {
+            Failed::Lock(error) => (exit::code_of(error), error.to_string()),
+            Failed::Other(failure) => (failure.code, failure.message.clone()),
+            Failed::Busy(_) | Failed::Interrupted(_) => return None,
+        };
+        (code == code::UNAVAILABLE).then_some(message)
+    }
 }
 
 impl From<Error> for Failed {
@@ -39,33 +55,36 @@ impl From<Failure> for Failed {
 pub(crate) fn not_taken(
     common: &Common,
     options: &Run,
-    events: &Receiver<Event>,
     failed: Failed,
     report: &mut Report,
 ) -> (Outcome, u8) {
     let failure = match failed {
         Failed::Busy(message) => return busy(common, options, message, "", report),
+        Failed::Interrupted(number) => return interrupted(number, report),
         Failed::Other(failure) => failure,
         Failed::Lock(error) => {
             let message = error.to_string();
             let code = exit::code_of(&error);
             match *error {
-                Error::Timeout { key, holder, .. } if code == code::BUSY => {
+                Error::Timeout {
+                    key,
+                    holder,
+                    waited,
+                    source: None,
+                    ..
+                } => {
                     let (message, advice) = if options.nonblock {
                         let advice =
                             ". --wait in place of -n waits, and -x takes busy for no failure";
-                        (at_once(&key, holder.as_deref()), advice)
+                        (is_busy(&key, "", holder.as_deref()), advice)
                     } else {
                         let advice =
                             ": a longer --wait is more patient, and -x takes busy for no failure";
-                        (message, advice)
+                        let after = format!(" after {}", span::show(waited));
+                        (is_busy(&key, &after, holder.as_deref()), advice)
                     };
                     report.holder = holder.map(|holder| *holder);
                     return busy(common, options, message, advice, report);
-                }
-                Error::Stopped { .. } => {
-                    let number = ends_wait(events).unwrap_or(signal_hook::consts::SIGTERM);
-                    return interrupted(number, report);
                 }
                 _ => Failure::new(code, message),
             }
@@ -76,6 +95,7 @@ pub(crate) fn not_taken(
     let outcome = match failure.code {
         code::UNAVAILABLE => Outcome::Unavailable,
         code::REFUSED => Outcome::Refused,
+        code::LOST => Outcome::Lost,
         _ => Outcome::NotStarted,
     };
     (outcome, failure.code)
@@ -101,22 +121,16 @@ fn busy(
     (Outcome::Busy, code)
 }
 
-/// What is said of a lock that was not waited for.
-fn at_once(key: &str, holder: Option<&Holder>) -> String {
-    let has_it = holder.map_or_else(String::new, |holder| format!(": {holder} has it"));
-    format!("lock {key:?} is busy{has_it}")
-}
-
-/// The signal that has ended the wait, if there was one. Nothing has been started by then.
-pub(crate) fn ends_wait(events: &Receiver<Event>) -> Option<i32> {
-    events.try_iter().find_map(|event| match event {
-        Event::Signal(number) if ENDS.contains(&number) => Some(number),
-        _ => None,
-    })
+/// What is said of a lock that another has.
+fn is_busy(key: &str, after: &str, holder: Option<&Holder>) -> String {
+    let has_it = holder.map_or_else(String::new, |holder| {
+        format!(": {} has it", whose::shown(holder))
+    });
+    format!("lock {key:?} is busy{after}{has_it}")
 }
 
 /// The outcome if a signal has ended the wait.
-pub(crate) fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
+fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
     report.ended = Some(Ended::Signal(number));
     (Outcome::Interrupted, exit::of_signal(number))
 }
@@ -124,26 +138,25 @@ pub(crate) fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
 /// Gives the locks back. An error if one was lost.
 fn give_back(life: &Life, held: Held) -> Result<(), Error> {
     // A job that never ran keeps nothing: another machine may have the command.
-    let unlocked = if life.not_started().is_some() {
-        held.unlock_now()
+    let back = if life.not_started().is_some() {
+        Back::Unused
     } else {
-        held.unlock()
+        Back::Kept
     };
-    match unlocked {
-        Err(error) if !error.is_lost() => {
-            // The job was protected; the key goes when its lease ends.
-            tell(&error.to_string());
-            Ok(())
-        }
-        given_back => given_back,
+    // If there was no answer, the job was protected all the same; the key goes when its lease ends.
+    match held.give_back(back) {
+        None => tell("giving the lock back takes too long: it ends with its lease"),
+        Some(Err(error)) if !error.is_lost() => tell(&error.to_string()),
+        Some(given_back) => return given_back,
     }
+    Ok(())
 }
 
 /// Gives the locks back, and says what the exit code is.
 pub(crate) fn over(
     life: &Life,
     held: Held,
-    common: &Common,
+    options: &Run,
     wanted: &Wanted,
     report: &mut Report,
 ) -> (Outcome, u8) {
@@ -180,8 +193,8 @@ pub(crate) fn over(
         report.cause = Some(cause);
         return (Outcome::Lost, code::LOST);
     }
-    if common.verbose {
-        let held = crate::span::show(report.held);
+    if options.verbose {
+        let held = span::show(report.held);
         tell(&format!("the lock was held for {held}"));
     }
     if life.reason() == Some(Reason::TooLong) {

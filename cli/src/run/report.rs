@@ -1,12 +1,17 @@
 //! `--report`: what happened, as one JSON object.
 
 use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
+use std::path::PathBuf;
+use std::sync::mpsc::sync_channel;
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use filedescriptor::FileDescriptor;
 use relatch::{Holder, Owner};
 use serde_json::{Value, json};
 
+use crate::exit::{Failure, code};
 use crate::json;
 use crate::run::life::Ended;
 use crate::span::millis;
@@ -82,13 +87,55 @@ impl Report {
         })
     }
 
-    /// Appends the report to a file, or writes it to a descriptor: `fd:3`.
-    pub(crate) fn write(&self, to: &str, outcome: Outcome, exit: u8) -> io::Result<()> {
-        let file = match to.strip_prefix("fd:") {
-            Some(number) => format!("/dev/fd/{number}"),
-            None => to.to_owned(),
+    /// Writes the report, if that does not take too long.
+    pub(crate) fn write(&self, to: To, outcome: Outcome, exit: u8) -> io::Result<()> {
+        let line = format!("{}\n", self.object(outcome, exit));
+        let (done, is_done) = sync_channel(1);
+        thread::Builder::new()
+            .name("report".to_owned())
+            .spawn(move || {
+                let _ = done.send(to.append(&line));
+            })?;
+        is_done.recv_timeout(LONGEST_WRITE).unwrap_or_else(|_| {
+            let limit = LONGEST_WRITE.as_secs();
+            let message = format!("nobody has read it for {limit} s");
+            Err(io::Error::new(ErrorKind::TimedOut, message))
+        })
+    }
+}
+
+/// How long the end of a run waits for the reader of a pipe.
+const LONGEST_WRITE: Duration = Duration::from_secs(1);
+
+/// Where a report goes to.
+pub(crate) enum To {
+    File(PathBuf),
+    /// One that the caller has opened. It may be a socket, or a file that this user cannot open.
+    Descriptor(FileDescriptor),
+}
+
+impl To {
+    /// Finds the descriptor that is meant, before this process opens others.
+    pub(crate) fn read(text: &str) -> Result<To, Failure> {
+        let Some(number) = text.strip_prefix("fd:") else {
+            return Ok(To::File(text.into()));
         };
-        let mut file = OpenOptions::new().append(true).create(true).open(file)?;
-        file.write_all(format!("{}\n", self.object(outcome, exit)).as_bytes())
+        let usage = |why: &str| Failure::new(code::USAGE, format!("--report {text}: {why}"));
+        let number = number.parse::<i32>();
+        let number = number.map_err(|_| usage("no number of a descriptor"))?;
+        let copy = FileDescriptor::dup(&number);
+        copy.map(To::Descriptor)
+            .map_err(|_| usage("this descriptor is not open"))
+    }
+
+    fn append(self, line: &str) -> io::Result<()> {
+        match self {
+            To::File(path) => {
+                let mut options = OpenOptions::new();
+                let mut file = options.append(true).create(true).open(path)?;
+                file.write_all(line.as_bytes())
+            }
+            To::Descriptor(mut descriptor) => descriptor.write_all(line.as_bytes()),
+        }
     }
 }

@@ -11,14 +11,18 @@ use crate::args::{Common, OnLost, Run};
 use crate::exit::{Failure, code};
 use crate::run::family::{own_group, own_session};
 use crate::run::life::Plan;
+use crate::span;
 
 /// Unless `--lease` says otherwise.
 const USUAL_LEASE: Duration = Duration::from_secs(30);
 
+/// The library has no longer ones.
+const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
+
 /// Unless `--kill-after` says otherwise, and a third of the lease is not less.
 const USUAL_KILL_AFTER: Duration = Duration::from_secs(5);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     /// The first is the one that the command line names first.
     pub(crate) keys: Vec<String>,
@@ -39,6 +43,13 @@ impl Wanted {
         let at_least = options.at_least.unwrap_or_default();
         // If this process is killed, the lock shall stay for as long.
         let lease = options.lease.unwrap_or(USUAL_LEASE.max(at_least));
+        for (name, given) in [("--lease", options.lease), ("--at-least", options.at_least)] {
+            if let Some(span) = given.filter(|span| *span > LONGEST_LEASE) {
+                let [span, most] = [span, LONGEST_LEASE].map(span::show);
+                let message = format!("{name} is {span}: a lock is kept for {most} at most");
+                return Err(Failure::new(code::CONFIG, message));
+            }
+        }
         let third = lease / 3;
         let kill_after = options.kill_after.unwrap_or(USUAL_KILL_AFTER.min(third));
         if kill_after > third {
@@ -54,7 +65,7 @@ impl Wanted {
             plan: Plan {
                 lease,
                 kill_after,
-                max_hold: options.max_hold,
+                max_hold: options.max_hold.filter(|limit| !limit.is_zero()),
                 only_warn: options.on_lost == OnLost::Warn,
                 at_terminal: foreground
                     && (stdin || io::stdout().is_terminal() || io::stderr().is_terminal()),

@@ -1,6 +1,12 @@
 //! The commands that ask.
 
-use crate::support::{Place, as_operator, json, stderr, stdout};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use relatch_rig::{LONG, eventually};
+
+use crate::support::{Place, as_operator, json, spawn, stderr, stdout};
 
 #[test]
 fn a_lock_is_deleted_if_its_token_is_meant() {
@@ -59,7 +65,7 @@ fn all_that_is_in_redis_is_listed_whatever_its_name() {
         "{}",
         stderr(&shown)
     );
-    for silent in [&["ls", "-q"][..], &["ls", "--all"], &["ls", "a:held"]] {
+    for silent in [&["ls", "-q"][..], &["ls", "--json", "--all"]] {
         assert_eq!(stderr(&as_operator(&place, silent)), "", "{silent:?}");
     }
     assert!(
@@ -74,6 +80,140 @@ fn all_that_is_in_redis_is_listed_whatever_its_name() {
     assert!(plain.lines().nth(5).unwrap().contains("never"), "{plain}");
     place.code(&["force-unlock", "a:held", "--yes"]);
     assert_eq!(run.wait().unwrap().code(), Some(76));
+}
+
+/// What a library keeps as `report` is not there without the right prefix.
+#[test]
+fn where_it_was_looked_is_told() {
+    let place = Place::new();
+    let told = |arguments: &[&str]| stderr(&as_operator(&place, arguments));
+    let all = "(--prefix '' looks at all keys)";
+    let none = |prefix: &str| format!("relatch: no locks with prefix {prefix:?} {all}\n");
+    for name in ["report", "lock:a", "lock:b"] {
+        place.server.query::<()>(&["SET", name, "x", "PX", "60000"]);
+    }
+    assert_eq!(told(&["ls"]), "relatch: 2 locks with prefix \"lock:\"\n");
+    assert_eq!(
+        told(&["ls", "a"]),
+        "relatch: 1 lock with prefix \"lock:a\"\n"
+    );
+    assert_eq!(told(&["ls", "c"]), none("lock:c"));
+    assert_eq!(told(&["ls", "--prefix", "x"]), none("x"));
+    let everything = ["ls", "--all", "--prefix", ""];
+    assert_eq!(told(&everything), "relatch: 3 keys with prefix \"\"\n");
+    let free = stdout(&place.output(&["holder", "report"]));
+    assert_eq!(free, "\"report\" is free (key \"lock:report\")\n");
+}
+
+#[test]
+fn a_wait_for_what_is_never_free_ends_at_once() {
+    let place = Place::new();
+    place.server.query::<()>(&["SET", "lock:forever", "x"]);
+    place.server.query::<()>(&["RPUSH", "lock:list", "x"]);
+    for key in ["forever", "list"] {
+        let begin = Instant::now();
+        let output = place.output(&["wait", key, "-w", "60s"]);
+        assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
+        assert!(stderr(&output).contains(key), "{}", stderr(&output));
+        assert!(begin.elapsed() < Duration::from_secs(50));
+    }
+    // Some programs set the expiry by a second command.
+    place.server.query::<()>(&["SET", "lock:soon", "x"]);
+    place.server.reset_stats();
+    let mut wait = spawn(&mut place.relatch(&["wait", "soon"]));
+    eventually(LONG, "it has looked", || place.server.calls("pttl") > 0);
+    place.server.query::<()>(&["PEXPIRE", "lock:soon", "100"]);
+    assert_eq!(wait.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_wait_goes_on_while_redis_is_away() {
+    let place = Place::new();
+    let set = ["SET", "lock:k", "x", "PX", "60000"];
+    place.server.query::<()>(&set);
+    let start = |limit: &[&str]| {
+        let mut wait = place.relatch(&[&["wait", "k"], limit].concat());
+        let mut wait = spawn(wait.stderr(Stdio::piped()));
+        let lines = BufReader::new(wait.stderr.take().unwrap()).lines();
+        (wait, lines)
+    };
+    let (mut unlimited, mut said) = start(&[]);
+    let (mut limited, mut others) = start(&["-w", "6s"]);
+    // They have found it held.
+    let seen = || place.server.query::<String>(&["CLIENT", "LIST"]);
+    eventually(LONG, "both have looked", || {
+        seen().matches("cmd=eval").count() == 2
+    });
+    place.server.kill();
+    for lines in [&mut said, &mut others] {
+        let line = lines.next().unwrap().unwrap();
+        assert!(line.contains("the wait goes on"), "{line}");
+    }
+    assert_eq!(
+        limited.wait().unwrap().code(),
+        Some(69),
+        "nobody knows whether it is held"
+    );
+    place.server.restart();
+    assert_eq!(
+        unlimited.wait().unwrap().code(),
+        Some(0),
+        "a restart forgets it"
+    );
+    assert_eq!(said.count(), 0, "it is told once");
+    let away = place
+        .relatch(&["wait", "k"])
+        .env("REDIS_URL", "redis://127.0.0.1:1/")
+        .status();
+    assert_eq!(away.unwrap().code(), Some(69));
+}
+
+#[test]
+fn only_a_text_is_deleted() {
+    let place = Place::new();
+    place
+        .server
+        .query::<()>(&["HSET", "lock:hash", "field", "x"]);
+    place.server.query::<()>(&["RPUSH", "lock:list", "x"]);
+    for key in ["hash", "list"] {
+        let output = place.output(&["force-unlock", key, "--yes"]);
+        assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
+        assert_eq!(place.code(&["force-unlock", key, "--if-token=x"]), 1);
+        assert!(place.server.exists(&format!("lock:{key}")));
+    }
+    place.server.query::<()>(&["SET", "lock:text", "x"]);
+    assert_eq!(place.code(&["force-unlock", "text", "--yes"]), 0);
+}
+
+#[test]
+fn each_command_that_answers_writes_json() {
+    let place = Place::new();
+    let set = |left: &str| {
+        place
+            .server
+            .query::<()>(&["SET", "lock:k", "x", "PX", left]);
+    };
+    let answer = |arguments: &[&str]| json(&stdout(&place.output(arguments)));
+    set("71999900");
+    let held = answer(&["wait", "--json", "k", "-w", "0"]);
+    assert_eq!(
+        (&held["v"], &held["holder"]["token"]),
+        (&1.into(), &"x".into())
+    );
+    let shown = stdout(&place.output(&["holder", "k"]));
+    assert!(shown.starts_with("\"x\" (19h59m left)"), "{shown}");
+    let other = answer(&["force-unlock", "--json", "k", "--if-token", "y"]);
+    assert_eq!(
+        (&other["key"], &other["deleted"]),
+        (&"k".into(), &false.into())
+    );
+    let deleted = answer(&["force-unlock", "--json", "k", "--yes"]);
+    assert_eq!(deleted["deleted"], true);
+    let free = answer(&["wait", "--json", "k"]);
+    assert!(
+        free["holder"].is_null() && free["waited_ms"].is_u64(),
+        "{free}"
+    );
 }
 
 #[test]

@@ -92,6 +92,8 @@ fn the_table_of_exit_codes_is_kept() {
         (64, &["run"][..]),
         (64, &["run", "k"]),
         (64, &["run", "--nonsense", "k", "true"]),
+        (64, &["run", "--json", "k", "true"]),
+        (64, &["ls", "-v"]),
         (64, &["holder"]),
         (64, &["confirm"]),
         (64, &["run", "", "true"]),
@@ -105,6 +107,7 @@ fn the_table_of_exit_codes_is_kept() {
         (0, &["--help"]),
         (0, &["--version"]),
         (78, &["run", "--lease", "1ms", "k", "true"]),
+        (0, &["run", "--max-hold", "0", "k", "sleep", "0.1"]),
         (78, &["run", "--kill-after", "11s", "k", "true"]),
         (127, &["run", "k", "no-such-command"]),
         (126, &["run", "k", "/dev/null"]),
@@ -182,12 +185,6 @@ fn the_job_knows_its_lock_and_a_run_inside_is_reentry() {
     let script = format!("{relatch} run b -c 'echo fence=$RELATCH_FENCE'");
     let output = place.output(&["run", "--fence", "a", "-c", &script]);
     assert_eq!(stdout(&output), "fence=\n", "it is that of another lock");
-    // A lock that the outer run has lost is another's.
-    let taken = "redis-cli -u $REDIS_URL set lock:c other px 60000 >/dev/null";
-    let script = format!("{taken}; {relatch} run -n c true; echo $?");
-    let output = place.output(&["run", "--on-lost", "warn", "c", "-c", &script]);
-    assert_eq!(stdout(&output), "75\n");
-    place.server.query::<u64>(&["DEL", "lock:c"]);
     let lost = "redis-cli -u $REDIS_URL del lock:c >/dev/null; trap '' TERM";
     let script = format!("{lost}; {relatch} confirm; echo $?");
     let output = place.output(&["run", "--on-lost", "warn", "c", "-c", &script]);
@@ -435,6 +432,14 @@ fn a_busy_lock_is_told_with_a_way_out() {
     }
     signal(holder.id(), Sig::Term);
     holder.wait().unwrap();
+    for (option, span) in [("--at-least", "25h"), ("--lease", "24.1h")] {
+        let output = place.output(&["run", option, span, "k", "true"]);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(78), "{said}");
+        assert!(said.contains(&format!("{option} is 1d0")), "{said}");
+    }
+    let said = stderr(&place.output(&["run", "--json", "k", "true"]));
+    assert!(said.contains("--report"), "{said}");
     // Inside of a job.
     let relatch = env!("CARGO_BIN_EXE_relatch");
     let del = "redis-cli -u $REDIS_URL del lock:k >/dev/null";

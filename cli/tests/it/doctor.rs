@@ -1,11 +1,12 @@
 //! `relatch doctor`, and the page for the person on call.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use relatch_rig::{LONG, Server, eventually, server_version};
+use relatch_rig::{LONG, Server, eventually};
 
 use crate::support::{Place, as_operator, stderr, stdout};
 
@@ -57,32 +58,37 @@ fn each_missing_right_is_named() {
         .query::<()>(&["SET", "lock:k", "x", "PX", "60000"]);
     for missing in &rights {
         let left: Vec<_> = rights.iter().filter(|it| *it != missing).copied().collect();
-        let name = match missing.as_bytes()[0] {
-            b'~' => "key",
-            b'&' => "channel",
-            _ => missing.trim_start_matches('+'),
-        };
-        // Before Redis 7, subcommands have no rights of their own.
-        let name = match name.split_once('|') {
-            Some((name, _)) if server_version() < (7, 0) => name,
-            _ => name,
-        };
-        if ["resetchannels", "-@all", "hello", "client|setname"].contains(&name) {
+        // (Since version 6.2, everybody may say HELLO.)
+        if ["resetchannels", "-@all", "+hello"].contains(missing) {
             continue;
         }
         let output = as_user(&place, &left, &["doctor", "-q"]);
         let said = stdout(&output);
-        assert!(said.contains(name), "{missing}: {said}");
+        let line = said.lines().find(|line| line.contains("not all rights: "));
+        let line = line.unwrap_or_else(|| panic!("{missing}: {said}"));
+        let named = line.split("rights: ").nth(1).unwrap().split("  ->").next();
+        assert_eq!(named, Some(*missing), "{line}");
         let code = output.status.code();
         assert!(code == Some(1) || code == Some(2), "{missing}: {code:?}");
     }
-    let several: Vec<_> = rights
-        .iter()
-        .filter(|it| !["+get", "+eval"].contains(it))
-        .copied()
-        .collect();
-    let said = stdout(&as_user(&place, &several, &["doctor", "-q"]));
-    assert!(said.contains("+get +eval"), "{said}");
+    // All of them, as they can be given.
+    let said = stdout(&as_user(&place, &["-@all"], &["doctor", "-q"]));
+    let line = said.lines().find(|line| line.contains("not all rights: "));
+    let named = line
+        .unwrap()
+        .split("rights: ")
+        .nth(1)
+        .unwrap()
+        .split("  ->")
+        .next();
+    let named: Vec<_> = named.unwrap().split(' ').collect();
+    let commands = rights.iter().filter(|it| it.starts_with('+'));
+    let commands: BTreeSet<_> = commands.filter(|it| **it != "+hello").collect();
+    let named_commands = named.iter().filter(|it| **it != "+hello");
+    assert_eq!(named_commands.collect::<BTreeSet<_>>(), commands, "{said}");
+    let enough = [&named[..], &["~lock:*", "&__redis__:invalidate"]].concat();
+    let well = as_user(&place, &enough, &["doctor", "-q"]);
+    assert_eq!((well.status.code(), &*stdout(&well)), (Some(0), ""));
 }
 
 #[test]
@@ -213,10 +219,22 @@ fn a_replica_and_a_full_redis_are_found() {
     let place = Place::new();
     let master = Server::start();
     let port = master.port().to_string();
+    master.query::<()>(&["SET", "lock:held", "x", "PX", "60000"]);
     place.server.query::<()>(&["REPLICAOF", "127.0.0.1", &port]);
-    eventually(LONG, "it follows", || {
-        as_operator(&place, &["doctor"]).status.code() == Some(2)
-    });
+    eventually(LONG, "it follows", || place.server.exists("lock:held"));
+    assert_eq!(as_operator(&place, &["doctor"]).status.code(), Some(2));
+    // It does not know what is free, nor whether it has all.
+    for (arguments, code) in [
+        (&["holder", "k"][..], 69),
+        (&["wait", "k"], 69),
+        (&["ls"], 69),
+        (&["holder", "held"], 0),
+    ] {
+        let output = as_operator(&place, arguments);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert_eq!(said.contains("is a replica"), code == 69, "{said}");
+    }
     place.server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
     place
         .server

@@ -9,13 +9,16 @@
 mod asking;
 mod belonging;
 mod codes;
+mod confirming;
 mod deaths;
 mod doctor;
 mod farewell;
 mod flock;
 mod listing;
 mod others;
+mod outages;
 mod papers;
 mod reports;
 mod support;
+mod telling;
 mod terminal;

@@ -40,9 +40,11 @@ impl Info {
     }
 }
 
-/// The rights that each lock needs, with a command that asks for no other right. `KEY` is a key
-/// that nobody else uses.
-const TRIALS: [(&str, &[&str]); 8] = [
+/// A right, with a command that asks for no other one. `KEY` is a key that nobody else uses.
+type Trial = (&'static str, &'static [&'static str]);
+
+/// The rights that each lock needs.
+const EACH_LOCK: [Trial; 8] = [
     ("+set", &["SET", "KEY", "-", "PX", "1000"]),
     ("+get", &["GET", "KEY"]),
     ("+pttl", &["PTTL", "KEY"]),
@@ -53,8 +55,29 @@ const TRIALS: [(&str, &[&str]); 8] = [
     ("+ping", &["PING"]),
 ];
 
-/// What is wanted of a user that may not touch its keys.
-const KEYS: &str = "the pattern of its keys";
+/// What else is of use: for the login, for people on call, for waiters. The last one leaves the
+/// connection subscribed.
+const OTHERS: [Trial; 9] = [
+    ("+hello", &["HELLO"]),
+    ("+client|setname", &["CLIENT", "SETNAME", "relatch-check"]),
+    ("+scan", &["SCAN", "0", "COUNT", "1"]),
+    ("+getrange", &["GETRANGE", "KEY", "0", "0"]),
+    ("+info", &["INFO", "server"]),
+    ("+time", &["TIME"]),
+    ("+client|id", &["CLIENT", "ID"]),
+    ("+client|tracking", &["CLIENT", "TRACKING", "OFF"]),
+    ("+subscribe", &["SUBSCRIBE", "__redis__:invalidate"]),
+];
+
+/// Those of [`OTHERS`] without the listener's.
+const WITHOUT_LISTENER: usize = 6;
+
+/// What a user lacks, as `ACL SETUSER` takes it.
+#[derive(Debug, Default)]
+pub(crate) struct Missing {
+    pub(crate) each_lock: Vec<String>,
+    pub(crate) others: Vec<String>,
+}
 
 impl ServerConnection {
     /// What the server says of itself.
@@ -74,28 +97,59 @@ impl ServerConnection {
         }
     }
 
-    /// Which of the rights that each lock needs this user has not. A server asks for rights before
-    /// it looks whether it has the key.
+    /// Which rights this user has not. Over a connection of its own, which is of no use afterwards.
+    /// A server asks for rights before it looks whether it has the key.
     pub(crate) fn missing_rights(
         &mut self,
+        prefix: &str,
+        key: &str,
+        listens: bool,
+        deadline: Moment,
+    ) -> Result<Missing, Failure> {
+        let each_lock = self.missing_of(&EACH_LOCK, prefix, key, deadline)?;
+        let others = &OTHERS[..if listens {
+            OTHERS.len()
+        } else {
+            WITHOUT_LISTENER
+        }];
+        if let Some(link) = &mut self.link {
+            link.stream.expect_list();
+        }
+        // A proxy may know less, and end the connection. What does not work then is found later.
+        let others = self.missing_of(others, prefix, key, deadline);
+        let mut others = others.unwrap_or_default();
+        others.retain(|right| !each_lock.contains(right));
+        Ok(Missing { each_lock, others })
+    }
+
+    fn missing_of(
+        &mut self,
+        trials: &[Trial],
+        prefix: &str,
         key: &str,
         deadline: Moment,
-    ) -> Result<Vec<&'static str>, Failure> {
+    ) -> Result<Vec<String>, Failure> {
         let named = |part: &&'static str| if *part == "KEY" { key } else { part };
-        let batch = TRIALS.iter().fold(Batch::default(), |batch, (_, trial)| {
+        let batch = trials.iter().fold(Batch::default(), |batch, (_, trial)| {
             batch.and(&trial.iter().map(named).collect::<Vec<_>>())
         });
         let replies = self.exchange(&batch, deadline)?;
         let mut missing = Vec::new();
-        for ((right, _), reply) in TRIALS.iter().zip(&replies) {
+        for ((right, trial), reply) in trials.iter().zip(&replies) {
             if let Reply::Error(error) = reply
                 && error.code == "NOPERM"
             {
                 let is_of_command = error.says("to run the ");
-                missing.push(if is_of_command { right } else { KEYS });
+                let right = match trial {
+                    _ if is_of_command => (*right).to_owned(),
+                    ["SUBSCRIBE", channel] => format!("&{channel}"),
+                    _ => format!("~{prefix}*"),
+                };
+                if !missing.contains(&right) {
+                    missing.push(right);
+                }
             }
         }
-        missing.dedup();
         Ok(missing)
     }
 

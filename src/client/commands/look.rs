@@ -14,6 +14,8 @@ use crate::client::servers::node::Node;
 use crate::client::servers::router::Router;
 use crate::client::servers::tracking::TrackingConnection;
 use crate::client::wire::failure::{Failure, accept, accept_change};
+use crate::client::wire::link::Role;
+use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::{Batch, Reply};
 
 /// Opens a connection for invalidations of this node's keys. `probe` is a key that nobody else
@@ -72,6 +74,18 @@ impl ServerConnection {
             return self.look(key, None, deadline);
         }
         self.conclude(script, read_seen(reply))
+    }
+
+    /// An error if the server is a replica: of what it has not, it does not know that it is nowhere.
+    pub(crate) fn expect_master(&self) -> Result<(), Failure> {
+        match &self.link {
+            Some(link) if link.role == Role::Replica => {
+                let message = "the server is a replica, and does not know whether a lock is free: \
+                               give the address of the master, or use sentinels";
+                Err(Failure::Refused(Refusal::found("READONLY", message)))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Deletes a key whatever its value, and returns the value.

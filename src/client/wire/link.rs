@@ -27,6 +27,15 @@ pub(crate) const LONG_SILENCE: Duration = Duration::from_millis(100);
 /// How many links were opened.
 static COUNT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
 
+/// The role of a server, if it may be said.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A master, or not known.
+    Other,
+    /// What it has not may be at its master.
+    Replica,
+}
+
 /// Whether Redis is known to be at the other end of a link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Proof {
@@ -86,6 +95,8 @@ pub(crate) struct Link {
     behind: bool,
     /// The listener to which Redis sends the invalidations of what is read over this link.
     listener: Option<u64>,
+    /// What the server has called itself at the login.
+    pub(crate) role: Role,
     /// Which links of the pool are not used again. `None` if this one belongs to no pool.
     pub(crate) condemned: Option<Arc<Condemned>>,
 }
@@ -116,6 +127,7 @@ impl Link {
             took: Duration::ZERO,
             behind: false,
             listener: None,
+            role: Role::Other,
             condemned: None,
         }
     }

@@ -15,7 +15,7 @@ use crate::base::sync::mpsc::{self, RecvTimeoutError};
 use crate::base::sync::{process, thread};
 use crate::client::wire::endpoint::{Endpoint, Login, Way};
 use crate::client::wire::failure::{Failure, accept, expect_ok, nonsense};
-use crate::client::wire::link::Link;
+use crate::client::wire::link::{Link, Role};
 use crate::client::wire::refusal::{Refusal, legible};
 use crate::client::wire::resp::{Batch, Reply};
 use crate::client::wire::socket::{Ender, SHORTEST};
@@ -156,9 +156,11 @@ impl Access {
             if let Some(greeting) = &greeting {
                 debug!(target: "relatch::connection", "{server} is {}", told_by(greeting));
             }
-            let mode = greeting
-                .as_ref()
-                .and_then(|greeting| greeting.field("mode"));
+            let field = |name| greeting.as_ref().and_then(|it| it.field(name));
+            if let Some("replica" | "slave") = field("role") {
+                link.role = Role::Replica;
+            }
+            let mode = field("mode");
             if self.expected == Expected::ClusterNode && mode == Some("standalone") {
                 knows_slots(link, deadline)?;
             }

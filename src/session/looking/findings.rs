@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::store::Info;
+use crate::store::{Info, Missing};
 
 /// A clock that is off by more than this is worth a word. Leases do not depend on it.
 const LARGEST_OFFSET: Duration = Duration::from_secs(2);
@@ -101,16 +101,20 @@ pub(super) fn of_round_trips(mut trips: Vec<Duration>, lease: Duration) -> Findi
     }
 }
 
-/// The rights that each lock needs, and the user has not.
-pub(super) fn of_rights(missing: &[&str]) -> Finding {
-    if missing.is_empty() {
-        return Finding::well("the user has all rights that each lock needs".to_owned());
+/// The rights that the user has not.
+pub(super) fn of_rights(missing: &Missing) -> Finding {
+    let Missing { each_lock, others } = missing;
+    let all = [&each_lock[..], others].concat().join(" ");
+    let found = format!("the user has not all rights: {all}");
+    match (&each_lock[..], &others[..]) {
+        ([], []) => Finding::well("the user has all rights".to_owned()),
+        ([], _) => Finding::warning(
+            found,
+            "locks work without, but waiters poll, or people on call see less: ACL SETUSER gives \
+             them",
+        ),
+        _ => Finding::failed(found, "locks do not work: ACL SETUSER gives them"),
     }
-    let missing = missing.join(" ");
-    Finding::failed(
-        format!("the user has not all rights that each lock needs: {missing}"),
-        "give them by ACL SETUSER: docs/operations.md has the whole line",
-    )
 }
 
 /// What each sentinel says of a failover.
@@ -331,7 +335,14 @@ mod tests {
         assert_eq!(of_round_trips(trip(100), lease).verdict, Verdict::Well);
         assert_eq!(of_round_trips(trip(101), lease).verdict, Verdict::Warning);
         assert_eq!(of_clock(Duration::from_secs(3)).verdict, Verdict::Warning);
-        assert_eq!(of_rights(&["+set"]).verdict, Verdict::Failed);
+        let missing = |each_lock: &[&str], others: &[&str]| {
+            let [each_lock, others] =
+                [each_lock, others].map(|all| all.iter().map(|it| (*it).to_owned()).collect());
+            of_rights(&Missing { each_lock, others })
+        };
+        assert_eq!(missing(&["+set"], &["+time"]).verdict, Verdict::Failed);
+        assert_eq!(missing(&[], &["+time"]).verdict, Verdict::Warning);
+        assert_eq!(missing(&[], &[]).verdict, Verdict::Well);
         assert_eq!(not_told("INFO", "NOPERM").verdict, Verdict::Warning);
     }
 }

@@ -93,11 +93,15 @@ impl Session {
         Some(())
     }
 
-    /// Whether this user has all rights that each lock needs.
+    /// Whether this user has all rights.
     fn rights(&self, node: &Arc<Node>, deadline: Moment) -> Finding {
         let key = self.key_of_its_own();
+        let settings = &self.core.settings;
+        let (prefix, listens) = (&settings.prefix, settings.client_tracking);
         let connection = self.core.store.connect_to(node, deadline);
-        match connection.and_then(|mut connection| connection.missing_rights(&key, deadline)) {
+        let missing = connection
+            .and_then(|mut connection| connection.missing_rights(prefix, &key, listens, deadline));
+        match missing {
             Ok(missing) => findings::of_rights(&missing),
             Err(failure) => failed("the server does not answer", &failure),
         }

@@ -17,30 +17,41 @@ impl Session {
     pub(crate) fn holder(&self, name: Name<'_>, fenced: bool) -> Result<Option<Holder>, Error> {
         let key = self.key(name)?;
         let counter = if fenced { Some(key.counter()?) } else { None };
-        match self.look("looking at", &key, counter.as_deref())?.0 {
+        let seen = self.asking("looking at", &key, |connection, deadline| {
+            let seen = connection.look(key.in_redis(), counter.as_deref(), deadline)?;
+            if let Seen::Nothing = seen {
+                connection.expect_master()?;
+            }
+            Ok(seen)
+        });
+        match seen?.0 {
             Seen::Nothing => Ok(None),
             Seen::Somebody(holder) => Ok(Some(holder)),
             Seen::NotAString => Err(key.not_a_lock(NOT_A_STRING)),
         }
     }
 
-    /// Reads a key, and the lock's counter if that is given. If the first try fails, its connection
-    /// may have been stale, so a second try goes over another one. Also returns when the try that
-    /// was answered was sent.
-    pub(crate) fn look(
+    /// Reads a key. Also returns when the try that was answered was sent.
+    pub(crate) fn look(&self, action: &'static str, key: &Key) -> Result<(Seen, Moment), Error> {
+        self.asking(action, key, |connection, deadline| {
+            connection.look(key.in_redis(), None, deadline)
+        })
+    }
+
+    /// Asks about a key. If the first try fails, its connection may have been stale, so a second
+    /// try goes over another one.
+    fn asking(
         &self,
         action: &'static str,
         key: &Key,
-        counter: Option<&str>,
+        look: impl Fn(&mut Connection<'_>, Moment) -> Result<Seen, Failure>,
     ) -> Result<(Seen, Moment), Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
         let ask = || {
             let mut connection = self.core.store.checkout(key.in_redis(), deadline)?;
             let sent = Moment::now();
-            connection
-                .look(key.in_redis(), counter, deadline)
-                .map(|seen| (seen, sent))
+            look(&mut connection, deadline).map(|seen| (seen, sent))
         };
         let answer = self.core.store.again_with_new_map(deadline, ask);
         let answer = answer.or_else(|failure| {

@@ -139,6 +139,7 @@ impl Survey {
             } => match nodes.pop() {
                 Some(node) => {
                     let connection = store.connect_to(&node, self.deadline)?;
+                    connection.expect_master()?;
                     *walk = Some(Walk {
                         node,
                         connection,
