@@ -77,8 +77,8 @@ struct Facts {
     /// Redis has answered once that the key does not hold the token.
     token_was_gone: bool,
     is_reported: bool,
-    /// How the hold ended: the cause of its loss, or `None` if it was released.
-    end: Option<Option<LostCause>>,
+    /// How the hold ended: it was released, or lost.
+    end: Option<Result<(), LostCause>>,
 }
 
 impl Hold {
@@ -273,7 +273,7 @@ impl Hold {
         if cause != LostCause::Expired {
             self.mark_token_gone();
         }
-        let cause = self.finish(Some(cause)).unwrap_or(cause);
+        let cause = self.finish(Err(cause)).err().unwrap_or(cause);
         Error::Lost {
             key: self.key.name().to_string(),
             cause,
@@ -298,7 +298,7 @@ impl Hold {
 
     /// Records that the hold was released. If an end is recorded already, that one stays.
     pub(crate) fn mark_released(&self) {
-        self.finish(None);
+        let _ = self.finish(Ok(()));
     }
 
     /// True for the first caller only, so that a loss is reported once.
@@ -306,7 +306,7 @@ impl Hold {
         !mem::replace(&mut self.facts.lock().is_reported, true)
     }
 
-    fn finish(&self, end: Option<LostCause>) -> Option<LostCause> {
+    fn finish(&self, end: Result<(), LostCause>) -> Result<(), LostCause> {
         let end = *self.facts.lock().end.get_or_insert(end);
         self.validity.finish();
         self.wake_watchers();
@@ -321,7 +321,7 @@ impl Hold {
 
     /// How the hold was lost. `None` if it was not, or if no thread has found out yet.
     pub(crate) fn lost(&self) -> Option<LostCause> {
-        self.facts.lock().end.flatten()
+        self.facts.lock().end.and_then(Result::err)
     }
 
     /// `Err(Lost)` with the recorded cause if the hold cannot be trusted at `now`.

@@ -213,7 +213,7 @@ fn run(keeper: &Arc<Keeper>) {
         }
         keeper.expire(&work.over);
         match memory {
-            Some(memory) => renewal::round(keeper, &mut &**memory, work),
+            Some(memory) => renewal::round(keeper, &mut &**memory, &work),
             None => keeper.start_renewers(),
         }
     }

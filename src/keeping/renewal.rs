@@ -28,8 +28,8 @@ const BATCH: usize = 1000;
 
 /// One round for one node: does what is due. (The keeper's own thread reports the holds that have
 /// run out, so no silence delays that.)
-pub(crate) fn round(keeper: &Keeper, redis: &mut impl KeeperCommands, work: WorkDue) {
-    let answered = renew_due(keeper, redis, &work);
+pub(crate) fn round(keeper: &Keeper, redis: &mut impl KeeperCommands, work: &WorkDue) {
+    let answered = renew_due(keeper, redis, work);
     if !work.remove.is_empty() {
         // Leases are more urgent than orphans, and a Redis that did not answer a renewal will not
         // answer a deletion. Orphans that are left out here come again in a later round.
@@ -408,7 +408,7 @@ mod tests {
             renew: holds.to_vec(),
             ..WorkDue::default()
         };
-        round(keeper, redis, work);
+        round(keeper, redis, &work);
     }
 
     fn orphan(token: &str) -> OrphanKey {
@@ -442,7 +442,7 @@ mod tests {
         }
         work.remove = keeper.work.lock().leases.orphans.take_all(Moment::now());
         assert_eq!(work.remove.len(), orphans.len());
-        round(keeper, redis, work);
+        round(keeper, redis, &work);
     }
 
     #[test]
@@ -599,7 +599,7 @@ mod tests {
         round(
             &keeper,
             &mut redis,
-            WorkDue {
+            &WorkDue {
                 remove: due,
                 ..WorkDue::default()
             },
@@ -664,7 +664,7 @@ mod tests {
             }
             let due = work.leases.take(Moment::now());
             drop(work);
-            round(&keeper, redis, due);
+            round(&keeper, redis, &due);
         }
     }
 

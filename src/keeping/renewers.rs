@@ -21,15 +21,12 @@ use crate::store::Node;
 /// How often a thread without work checks whether its connection has ended.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
-#[derive(Debug)]
-pub(super) struct Renewer(JoinHandle<()>);
-
 impl Keeper {
     /// Starts a thread for each node that has something due and no thread. The thread of a node that
     /// has left the cluster ends by itself.
     pub(super) fn start_renewers(self: &Arc<Keeper>) {
         let mut work = self.work.lock();
-        let left = work.renewers.extract_if(|_, it| it.0.is_finished());
+        let left = work.renewers.extract_if(|_, it| it.is_finished());
         let left: Vec<_> = left.collect();
         let now = Moment::now();
         let nodes = work
@@ -44,7 +41,7 @@ impl Keeper {
             }
             let (keeper, its_node) = (Arc::clone(self), Arc::clone(&node));
             match background::spawn("relatch-renewer", move || serve(&keeper, &its_node)) {
-                Ok(thread) => _ = work.renewers.insert(number, Renewer(thread)),
+                Ok(thread) => _ = work.renewers.insert(number, thread),
                 Err(error) => {
                     has_failed = true;
                     warn!(target: "relatch::keeper", "no thread to renew the leases of {node:?}: {error}");
@@ -52,7 +49,9 @@ impl Keeper {
             }
         }
         drop(work);
-        left.into_iter().for_each(|(_, renewer)| renewer.join());
+        for (_, thread) in left {
+            join(thread);
+        }
         if has_failed {
             thread::sleep(FIRST_RETRY);
         }
@@ -61,15 +60,15 @@ impl Keeper {
     /// Waits until the threads have ended: each ends its round, which has a limit.
     pub(super) fn join_renewers(&self) {
         let renewers = std::mem::take(&mut self.work.lock().renewers);
-        renewers.into_values().for_each(Renewer::join);
+        for thread in renewers.into_values() {
+            join(thread);
+        }
     }
 }
 
-impl Renewer {
-    fn join(self) {
-        if self.0.join().is_err() {
-            warn!(target: "relatch::keeper", "a thread that renews leases had panicked");
-        }
+fn join(thread: JoinHandle<()>) {
+    if thread.join().is_err() {
+        warn!(target: "relatch::keeper", "a thread that renews leases had panicked");
     }
 }
 
@@ -80,6 +79,6 @@ fn serve(keeper: &Keeper, node: &Arc<Node>) {
         && let Some(work) = keeper.next_round(Part::Node(node), Moment::now().after(LOOKS_EVERY))
     {
         connection.drop_if_closed();
-        renewal::round(keeper, &mut connection, work);
+        renewal::round(keeper, &mut connection, &work);
     }
 }

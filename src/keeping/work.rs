@@ -12,7 +12,6 @@ use crate::hold::Hold;
 use crate::keeping::due::WorkDue;
 use crate::keeping::leases::Leases;
 use crate::keeping::losses::LossNotifier;
-use crate::keeping::renewers::Renewer;
 use crate::store::{Failure, Node};
 use crate::waiting::core::Core;
 use crate::waiting::deadlocks::wake_holders;
@@ -33,7 +32,7 @@ pub(crate) struct Keeper {
 pub(crate) struct Work {
     pub(crate) leases: Leases,
     /// The threads that renew, by the number of their node.
-    pub(super) renewers: HashMap<u64, Renewer>,
+    pub(super) renewers: HashMap<u64, JoinHandle<()>>,
     /// Until when each thread sleeps, by its part. Work that is due later need not wake it.
     pub(crate) sleeps_until: HashMap<Option<u64>, Moment>,
     /// The limits with which the thread starts.

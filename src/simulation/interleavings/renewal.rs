@@ -116,7 +116,7 @@ impl Scene {
             let in_time = work.over.is_empty() || self.hold.lost().is_some();
             assert!(in_time || self.silent, "nobody renewed it in time");
             shared.expire(&work.over);
-            round(shared, &mut &*self, work);
+            round(shared, &mut &*self, &work);
             assert!(self.silent || shared.core.counters.read().renewal_errors == 0);
             if shared.core.counters.read().lost > 0 {
                 // If the release has found the loss, the hold is not in the table any more.
