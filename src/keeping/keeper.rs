@@ -205,11 +205,10 @@ fn run(keeper: &Arc<Keeper>) {
     let mut slow = keeper.work.lock().warn_after.map(Slow::new);
     let memory = keeper.core.store.memory();
     let part = memory.map_or(Part::Ends, |_| Part::All);
-    let mut latest = Moment::NEVER;
-    while let Some(work) = keeper.next_round(part, latest) {
+    let latest = |slow: &Option<Slow>| slow.as_ref().map_or(Moment::NEVER, Slow::next);
+    while let Some(work) = keeper.next_round(part, latest(&slow)) {
         if let Some(slow) = &mut slow {
             slow.warn(keeper);
-            latest = slow.next();
         }
         keeper.expire(&work.over);
         match memory {

@@ -280,7 +280,6 @@ impl Player {
                 }
                 Ok(hold) => {
                     call.ends(Some(Duration::ZERO));
-                    judge::change(number, |hold| hold.is_detached = true);
                     let hold = ManuallyDrop::new(hold);
                     let left = Left {
                         hold,
