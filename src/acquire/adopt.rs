@@ -186,7 +186,7 @@ mod tests {
                 AcquiredAt { sent, answered },
             )
         };
-        let next_orphan = || keeper.work.lock().leases.orphans.next();
+        let next_orphan = || keeper.work.lock().leases.orphans.first();
         assert!(judge(answered).is_ok());
         assert_eq!(next_orphan(), Moment::NEVER);
         let late = judge(answered.before(second));

@@ -329,14 +329,13 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     fn report_missed_change(&mut self, holder: Option<&Holder>, limit: Moment) {
         let deadline = self.context.wait.patience.deadline;
         let comes_by = Moment::now().after(ON_ITS_WAY);
-        if let Some(number) = self.progress.missed_change(holder)
-            && comes_by <= limit.min(deadline)
-            && !self
-                .registration
-                .as_ref()
-                .is_some_and(|it| it.wait(comes_by))
-            && let Some(listener) = self.listener()
-        {
+        let missed = self.progress.missed_change(holder);
+        let Some(number) = missed.filter(|_| comes_by <= limit.min(deadline)) else {
+            return;
+        };
+        let registration = self.registration.as_ref();
+        let has_come = registration.is_some_and(|it| it.wait(comes_by));
+        if !has_come && let Some(listener) = self.listener() {
             listener.give_up(number, &"Redis sent no invalidation of a key that changed");
         }
     }
@@ -928,7 +927,7 @@ mod tests {
             };
             let taken = run(Acquisition::begin(rig.context(&wait), &joined, claim));
             assert_eq!(taken.is_ok(), is_taken, "{taken:?}");
-            let orphan = rig.keeper.work.lock().leases.orphans.next() < Moment::NEVER;
+            let orphan = rig.keeper.work.lock().leases.orphans.first() < Moment::NEVER;
             assert_eq!(
                 orphan, !is_taken,
                 "the keeper deletes a token whose lease is over"

@@ -216,8 +216,10 @@ impl<'a> Progress<'a> {
             .map(|holder| holder.remaining.or(self.without_expiry.left(now)));
         self.holder = holder.or_else(|| self.holder.take());
         if self.patience.once {
+            if asked == Ask::Claim && self.holder.is_none() {
+                return Step::AskAgain;
+            }
             return match self.without_expiry.left(now) {
-                _ if asked == Ask::Claim && self.holder.is_none() => Step::AskAgain,
                 // The key has no expiry. Its holder has the time `left` to give it one. Then the
                 // thread looks again.
                 Some(left) => Step::Sleep {

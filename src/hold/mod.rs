@@ -5,9 +5,10 @@
 
 mod parcel;
 mod report;
+mod validity;
 mod watching;
 
-use std::sync::OnceLock;
+use std::mem;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -17,8 +18,9 @@ use crate::base::options::{Lease, Options, Renewal};
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
 use crate::base::seeded_bugs;
-use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::base::sync::{Condvar, Mutex, PerProcess};
+use crate::hold::validity::Validity;
 
 pub use crate::hold::parcel::LockParcel;
 pub use crate::hold::report::{HeldLock, Unlocked};
@@ -30,16 +32,12 @@ pub(crate) struct AcquiredAt {
     pub(crate) answered: Moment,
 }
 
-/// The value of `valid_until` once a thread has found that the lease has run out. It is earlier
-/// than any time that the clock shows.
-const RUN_OUT: Moment = Moment::from_nanos(1);
-
 /// One thread's possession of one lock, from the outermost lock to the outermost unlock.
 ///
-/// The holding thread writes `depth` and releases the hold. The keeper writes `valid_until` after a
-/// renewal. Any thread may find that the hold has ended, and the first one records how. Validity is
-/// a comparison of the clock with `valid_until`, never a flag that a thread has to set in time. So
-/// a process that was stopped gets the right answer as soon as it runs again.
+/// The holding thread writes `depth` and releases the hold. The keeper renews it. Any thread may
+/// find that the hold has ended, and the first one records how. Validity is a comparison of the
+/// clock with a moment, never a flag that a thread has to set in time. So a process that was stopped
+/// gets the right answer as soon as it runs again.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// Unique within the process.
@@ -53,31 +51,34 @@ pub(crate) struct Hold {
     /// The lease with which the lock was taken.
     pub(crate) first_lease: Lease,
     renewal: Renewal,
-    /// Until when the lock stays taken, even if the hold ends sooner.
-    keep_until: AtomicU64,
-    /// How many guards are alive. Only the holding thread writes it.
-    depth: AtomicU32,
-    /// The lease, in milliseconds. `set_lease` changes it.
-    lease: AtomicU64,
-    /// Until when the hold can be trusted. [`Moment::PAST`] (zero) from the beginning of the
-    /// release on, and once `end` is recorded. [`RUN_OUT`] if a thread has found that the lease has
-    /// run out, and `end` is not recorded yet.
-    valid_until: AtomicU64,
-    /// When the key has certainly expired, according to the commands sent so far.
-    gone_by: AtomicU64,
-    renewals: AtomicU32,
-    thread_ended: AtomicBool,
-    token_gone: AtomicBool,
-    reported: AtomicBool,
-    /// How the hold ended: the cause of its loss, or `None` if it was released. Empty until then.
-    end: OnceLock<Option<LostCause>>,
-    /// A thread in `wait` locks this before it looks at the hold, and keeps it locked until it
-    /// sleeps on `ended`.
-    watchers: Mutex<()>,
-    ended: Condvar,
     /// Until when the hold can be trusted at most: for `max_hold`, and for the rest of its first
     /// lease.
-    latest_end: AtomicU64,
+    latest_end: Moment,
+    /// How many guards are alive. Only the holding thread writes it.
+    depth: AtomicU32,
+    validity: Validity,
+    /// A thread in `wait` keeps this locked from before it looks at the hold until it sleeps on
+    /// `changed`.
+    facts: Mutex<Facts>,
+    changed: Condvar,
+}
+
+/// What is known of a hold besides its validity.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    /// `set_lease` changes it.
+    lease: Lease,
+    /// When the key has certainly expired, according to the commands sent so far.
+    gone_by: Moment,
+    /// Until when the lock stays taken, even if the hold ends sooner.
+    keep_until: Moment,
+    renewals: u32,
+    thread_has_ended: bool,
+    /// Redis has answered once that the key does not hold the token.
+    token_was_gone: bool,
+    is_reported: bool,
+    /// How the hold ended: it was released, or lost.
+    end: Option<Result<(), LostCause>>,
 }
 
 impl Hold {
@@ -107,25 +108,26 @@ impl Hold {
             fence,
             acquired,
             renewal: options.renewal,
-            keep_until: AtomicU64::new(acquired.sent.after(options.keep_at_least).as_nanos()),
+            latest_end,
             depth: AtomicU32::new(1),
             first_lease: lease,
-            lease: AtomicU64::new(lease.millis()),
-            valid_until: AtomicU64::new(lease.valid_until(counts_from).as_nanos()),
-            gone_by: AtomicU64::new(lease.gone_by(acquired.answered).as_nanos()),
-            renewals: AtomicU32::new(0),
-            thread_ended: AtomicBool::new(false),
-            token_gone: AtomicBool::new(false),
-            reported: AtomicBool::new(false),
-            end: OnceLock::new(),
-            watchers: Mutex::new(()),
-            ended: Condvar::new(),
-            latest_end: AtomicU64::new(latest_end.as_nanos()),
+            validity: Validity::until(lease.valid_until(counts_from)),
+            facts: Mutex::new(Facts {
+                lease,
+                gone_by: lease.gone_by(acquired.answered),
+                keep_until: acquired.sent.after(options.keep_at_least),
+                renewals: 0,
+                thread_has_ended: false,
+                token_was_gone: false,
+                is_reported: false,
+                end: None,
+            }),
+            changed: Condvar::new(),
         }
     }
 
     pub(crate) fn lease(&self) -> Lease {
-        Lease::from_millis(self.lease.load(Ordering::Relaxed))
+        self.facts.lock().lease
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -140,23 +142,23 @@ impl Hold {
     /// A reentry at `now` asks that the lock stays taken for this time.
     pub(crate) fn keep_at_least(&self, span: Duration, now: Moment) {
         if !span.is_zero() {
-            self.keep_until
-                .fetch_max(now.after(span).as_nanos(), Ordering::AcqRel);
+            let mut facts = self.facts.lock();
+            facts.keep_until = facts.keep_until.max(now.after(span));
         }
     }
 
     /// The release deletes the key, whatever was asked for.
     pub(crate) fn keep_nothing(&self) {
-        self.keep_until.store(0, Ordering::Release);
+        self.facts.lock().keep_until = Moment::PAST;
     }
 
     pub(crate) fn renewals(&self) -> u32 {
-        self.renewals.load(Ordering::Relaxed)
+        self.facts.lock().renewals
     }
 
     /// Until when the hold can be trusted, unless it is lost earlier.
     pub(crate) fn valid_until(&self) -> Moment {
-        Moment::from_nanos(self.valid_until.load(Ordering::Acquire))
+        self.validity.end()
     }
 
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
@@ -165,47 +167,20 @@ impl Hold {
         } else {
             now
         };
-        self.validity_left(clock).is_some()
+        self.validity.left(clock).is_some()
     }
 
     pub(crate) fn remaining(&self, now: Moment) -> Duration {
-        self.validity_left(now).unwrap_or_default()
-    }
-
-    /// How long the hold can be trusted from `now` on. `None` if it cannot be trusted.
-    ///
-    /// The keeper may have read the clock a moment before the lease ran out, and be about to write
-    /// the `valid_until` of a renewal. Without a precaution, a hold that was already reported as
-    /// lost would be valid again. To prevent that, this function writes [`RUN_OUT`] before it
-    /// answers, and `renewed` rejects such a hold. If the keeper writes first, the loop looks
-    /// again.
-    ///
-    /// No thread has to be woken: watchers and waiters sleep until `valid_until` at most.
-    fn validity_left(&self, now: Moment) -> Option<Duration> {
-        loop {
-            let until = self.valid_until();
-            if now < until {
-                return self.end.get().is_none().then(|| until.since(now));
-            }
-            let old = until.as_nanos();
-            let new = RUN_OUT.as_nanos();
-            let end_it = || {
-                self.valid_until
-                    .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
-            };
-            if until <= RUN_OUT || end_it().is_ok() {
-                return None;
-            }
-        }
+        self.validity.left(now).unwrap_or_default()
     }
 
     pub(crate) fn gone_by(&self) -> Moment {
-        Moment::from_nanos(self.gone_by.load(Ordering::Acquire))
+        self.facts.lock().gone_by
     }
 
     /// Until when the lock stays taken, even if the hold ends sooner.
     pub(crate) fn keep_until(&self) -> Moment {
-        Moment::from_nanos(self.keep_until.load(Ordering::Acquire))
+        self.facts.lock().keep_until
     }
 
     /// The time from one renewal to the next. `None` if the keeper does not renew the hold.
@@ -231,11 +206,7 @@ impl Hold {
         let lease = lease.time().max(self.first_lease.time());
         self.renewal
             .max_hold
-            .filter(|_| self.latest_end() <= now.after(lease))
-    }
-
-    fn latest_end(&self) -> Moment {
-        Moment::from_nanos(self.latest_end.load(Ordering::Relaxed))
+            .filter(|_| self.latest_end <= now.after(lease))
     }
 
     /// True once the thread has ended and the hold is not valid any more: nobody will ask for it
@@ -246,17 +217,17 @@ impl Hold {
 
     /// The thread has ended without a release. Nobody will release the hold, so renewal stops.
     pub(crate) fn mark_thread_ended(&self) {
-        self.thread_ended.store(true, Ordering::Relaxed);
+        self.facts.lock().thread_has_ended = true;
     }
 
     pub(crate) fn thread_has_ended(&self) -> bool {
-        self.thread_ended.load(Ordering::Relaxed)
+        self.facts.lock().thread_has_ended
     }
 
     /// Sets the lease for the next renewals. If it is shorter, the hold is trusted for less time
     /// from now on, whether or not Redis knows yet.
     pub(crate) fn set_lease(&self, lease: Lease, now: Moment) {
-        self.lease.store(lease.millis(), Ordering::Relaxed);
+        self.facts.lock().lease = lease;
         self.shorten_to(lease.valid_until(now));
     }
 
@@ -266,8 +237,9 @@ impl Hold {
     /// Redis may execute the command even if no answer comes. So the key may exist for a lease
     /// after the deadline, and a lease that is shorter than before counts from now on.
     pub(crate) fn renewing(&self, lease: Lease, now: Moment, until: Moment) {
-        self.gone_by
-            .fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
+        let mut facts = self.facts.lock();
+        facts.gone_by = facts.gone_by.max(lease.gone_by(until));
+        drop(facts);
         if self.limit_of(lease, now).is_none() {
             self.shorten_to(lease.valid_until(now));
         }
@@ -277,26 +249,18 @@ impl Hold {
     /// then on. (Not if `max_hold` had passed by then, perhaps since the keeper looked at it.) An
     /// error: the hold is not valid any more at `now`, or another thread has found it over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
-        let new = lease.valid_until(sent).as_nanos();
         let extends = self.limit_of(lease, sent).is_none();
-        let changed = self
-            .valid_until
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
-                (now < Moment::from_nanos(old)).then_some(if extends { new } else { old })
-            });
-        if changed.is_err() || self.end.get().is_some() {
+        let until = extends.then(|| lease.valid_until(sent));
+        if !self.validity.renew(until, now) {
             return Err(self.lose(LostCause::Expired));
         }
-        self.renewals.fetch_add(1, Ordering::Relaxed);
+        self.facts.lock().renewals += 1;
         Ok(())
     }
 
     /// From now on, the hold is trusted until `limit` at most. True if it was trusted for longer.
     pub(crate) fn shorten_to(&self, limit: Moment) -> bool {
-        let shortened = self
-            .valid_until
-            .fetch_min(limit.as_nanos(), Ordering::AcqRel)
-            > limit.as_nanos();
+        let shortened = self.validity.shorten(limit);
         if shortened {
             self.wake_watchers();
         }
@@ -309,7 +273,7 @@ impl Hold {
         if cause != LostCause::Expired {
             self.mark_token_gone();
         }
-        let cause = self.finish(Some(cause)).unwrap_or(cause);
+        let cause = self.finish(Err(cause)).err().unwrap_or(cause);
         Error::Lost {
             key: self.key.name().to_string(),
             cause,
@@ -319,33 +283,32 @@ impl Hold {
     /// Redis has answered that the key does not hold the token. If the key holds the token again
     /// later, another holder may have had the lock in between.
     pub(crate) fn mark_token_gone(&self) {
-        self.token_gone.store(true, Ordering::Relaxed);
+        self.facts.lock().token_was_gone = true;
     }
 
     pub(crate) fn token_was_gone(&self) -> bool {
-        self.token_gone.load(Ordering::Relaxed)
+        self.facts.lock().token_was_gone
     }
 
     /// Call this before the release is sent: from now on no thread trusts the hold, whatever the
     /// release brings. If the hold is valid at `now`, returns the end of its validity.
     pub(crate) fn close(&self, now: Moment) -> Option<Moment> {
-        let until = Moment::from_nanos(self.valid_until.swap(0, Ordering::AcqRel));
-        Some(until).filter(|until| now < *until && self.end.get().is_none())
+        self.validity.leave(now)
     }
 
     /// Records that the hold was released. If an end is recorded already, that one stays.
     pub(crate) fn mark_released(&self) {
-        self.finish(None);
+        let _ = self.finish(Ok(()));
     }
 
     /// True for the first caller only, so that a loss is reported once.
     pub(crate) fn report_once(&self) -> bool {
-        !self.reported.swap(true, Ordering::Relaxed)
+        !mem::replace(&mut self.facts.lock().is_reported, true)
     }
 
-    fn finish(&self, end: Option<LostCause>) -> Option<LostCause> {
-        let end = *self.end.get_or_init(|| end);
-        self.valid_until.store(0, Ordering::Release);
+    fn finish(&self, end: Result<(), LostCause>) -> Result<(), LostCause> {
+        let end = *self.facts.lock().end.get_or_insert(end);
+        self.validity.finish();
         self.wake_watchers();
         end
     }
@@ -353,13 +316,12 @@ impl Hold {
     /// True once the hold was released or lost, or its lease has run out. False while its release
     /// is under way.
     pub(crate) fn is_over(&self, now: Moment) -> bool {
-        self.validity_left(now).is_none()
-            && (self.end.get().is_some() || self.valid_until() > Moment::PAST)
+        self.validity.is_over(now)
     }
 
     /// How the hold was lost. `None` if it was not, or if no thread has found out yet.
     pub(crate) fn lost(&self) -> Option<LostCause> {
-        self.end.get().copied().flatten()
+        self.facts.lock().end.and_then(Result::err)
     }
 
     /// `Err(Lost)` with the recorded cause if the hold cannot be trusted at `now`.
@@ -429,7 +391,7 @@ pub(crate) mod tests {
     fn set_max_hold(hold: &mut Hold, limit: Duration) {
         hold.renewal.max_hold = Some(limit);
         let end = SENT.after(limit).after(hold.first_lease.time());
-        hold.latest_end.store(end.as_nanos(), Ordering::Relaxed);
+        hold.latest_end = end;
     }
 
     #[test]

@@ -25,10 +25,10 @@ impl Hold {
     /// its validity. ([`Moment::NEVER`] while the release is under way: only its end counts then.)
     /// Returns for how long the hold can be trusted. `None` if it has ended.
     fn wait(&self, deadline: impl Fn(Moment) -> Moment) -> Option<Duration> {
-        let mut watching = self.watchers.lock();
+        let mut watching = self.facts.lock();
         loop {
             let now = Moment::now();
-            if self.end.get().is_some() {
+            if watching.end.is_some() {
                 return None;
             }
             let known = Some(self.valid_until()).filter(|until| *until > Moment::PAST);
@@ -43,7 +43,7 @@ impl Hold {
                 return Some(valid_until.since(now));
             }
             // A renewal wakes nobody: the thread looks again when the hold would have been at risk.
-            self.ended
+            self.changed
                 .wait_for(&mut watching, valid_until.min(deadline).one_wait_from(now));
         }
     }
@@ -60,8 +60,8 @@ impl Hold {
     /// miss the notification and sleep until the lease ends. Such a thread holds the mutex until it
     /// sleeps, so this function takes the mutex first.
     pub(super) fn wake_watchers(&self) {
-        drop(self.watchers.lock());
-        self.ended.notify_all();
+        drop(self.facts.lock());
+        self.changed.notify_all();
     }
 }
 

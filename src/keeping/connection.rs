@@ -68,7 +68,7 @@ impl<'a> KeeperConnection<'a> {
         if self
             .connection
             .as_mut()
-            .is_some_and(ServerConnection::has_ended)
+            .is_some_and(ServerConnection::probe)
         {
             self.connection = None;
             self.invalidate_all();

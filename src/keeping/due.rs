@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::sync::mpsc::Sender;
 use crate::hold::Hold;
 use crate::keeping::orphans::{FIRST_RETRY, OrphanKey};
 use crate::store::Failure;
@@ -16,26 +15,72 @@ const LEAST_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(super) struct LeaseEntry {
     pub(super) hold: Arc<Hold>,
-    /// When to renew the hold next, or to find that it has run out. `NEVER` if the keeper need not
-    /// find its end, or has found it already.
+    /// When to renew the hold next. `NEVER` if it is not renewed.
     pub(super) due: Moment,
-    /// It was handed out to be renewed, and nothing has come of that yet.
-    pub(super) asked: bool,
+    /// The keeper has to find the end of the hold, and has not found it yet.
+    pub(super) is_watched: bool,
     /// The pause after a renewal without an answer.
     pub(super) retry: Duration,
     /// When the last renewal of the hold was sent.
     pub(super) sent: Moment,
+    /// Redis tells of the next change of the key.
+    pub(super) is_tracked: bool,
     /// The key of the hold was invalidated after `sent`.
     pub(super) invalidated: bool,
+    /// The call of the holder that waits for a renewal.
+    pub(super) asked: Option<Asked>,
+}
+
+/// A call waits for the answer to a renewal that is sent after it.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) at: Moment,
+    pub(super) until: Moment,
+    /// What came of the last such renewal.
+    pub(super) answer: Option<Result<(), Failure>>,
+}
+
+impl Asked {
+    /// True if Redis has answered. (What failed otherwise is tried again.)
+    pub(super) fn has_answer(&self) -> bool {
+        match &self.answer {
+            Some(Err(failure)) => failure.is_answer(),
+            answer => answer.is_some(),
+        }
+    }
 }
 
 impl LeaseEntry {
+    pub(super) fn has_key(&self, redis_key: &[u8]) -> bool {
+        self.hold.key.in_redis().as_bytes() == redis_key
+    }
+
+    /// When the hold is due next, for whatever reason.
+    pub(super) fn next(&self) -> Moment {
+        self.due.min(self.end())
+    }
+
+    /// When the keeper has to find that the hold has ended.
+    pub(super) fn end(&self) -> Moment {
+        if self.is_watched {
+            self.hold.valid_until()
+        } else {
+            Moment::NEVER
+        }
+    }
+
+    /// Tells the call that waits what came of a renewal that was sent at `sent`.
+    pub(super) fn answer(&mut self, sent: Moment, answer: Result<(), Failure>) {
+        if let Some(asked) = self.asked.as_mut().filter(|asked| asked.at <= sent) {
+            asked.answer = Some(answer);
+        }
+    }
+
     /// Makes a hold due again after a pause: the nearer its end, the sooner. So if Redis is back in
     /// time, the hold is kept.
-    pub(super) fn renew_after(&mut self, pause: Duration, now: Moment) -> Moment {
+    pub(super) fn renew_after(&mut self, pause: Duration, now: Moment) {
         let pause = pause.min(self.hold.remaining(now) / 4).max(FIRST_RETRY);
-        self.due = self.due.min(now.after(pause).min(self.hold.valid_until()));
-        self.due
+        self.due = now.after(pause);
     }
 
     /// Makes a hold due now, but not within [`LEAST_INTERVAL`] of its last renewal. A hold that is
@@ -49,38 +94,21 @@ impl LeaseEntry {
     }
 }
 
-/// A request to renew a hold now. The thread that made it waits for the answer.
-#[derive(Debug)]
-pub(crate) struct RenewalRequest {
-    pub(crate) hold: Arc<Hold>,
-    pub(crate) deadline: Moment,
-    pub(crate) answer: Sender<Result<(), Failure>>,
-}
-
-/// What the keeper does in one round.
+/// What there is to do in one round.
 #[derive(Debug, Default)]
 pub(crate) struct WorkDue {
     /// Holds to renew.
     pub(crate) renew: Vec<Arc<Hold>>,
+    /// When a call gives up that waits for one of these renewals.
+    pub(crate) until: Option<Moment>,
     /// Holds that have run out by the clock.
     pub(crate) over: Vec<Arc<Hold>>,
     /// Keys to delete, if they still hold the orphans' tokens.
     pub(crate) remove: Vec<OrphanKey>,
-    pub(crate) requests: Vec<RenewalRequest>,
 }
 
 impl WorkDue {
-    pub(crate) fn add(&mut self, more: WorkDue) {
-        self.renew.extend(more.renew);
-        self.over.extend(more.over);
-        self.remove.extend(more.remove);
-        self.requests.extend(more.requests);
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
-        self.renew.is_empty()
-            && self.over.is_empty()
-            && self.remove.is_empty()
-            && self.requests.is_empty()
+        self.renew.is_empty() && self.over.is_empty() && self.remove.is_empty()
     }
 }

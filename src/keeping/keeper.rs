@@ -1,9 +1,9 @@
-//! The thread that keeps what is held: it knows what is due when, and hands it out.
+//! The keeper of a manager: its thread, and what other threads ask of it.
 //!
-//! Each manager has one keeper. The first work for the keeper starts its thread: a hold to renew or
-//! to watch, an orphan, `set_lease`, `ensure`. The keeper sends nothing to a server and waits for
-//! no answer: a thread for each node (`renewers`) renews leases and deletes orphans there, and no
-//! other thread renews a lease. (`leases` says when a lease is renewed.)
+//! The first work for the keeper starts its thread: a hold to renew or to watch, an orphan,
+//! `set_lease`, `ensure`. That thread ends holds by the clock. It sends nothing to a server and
+//! waits for no answer: a thread for each node (`renewers`) takes what is due there, and no other
+//! thread renews a lease. (`leases` says when a lease is renewed.)
 
 use std::sync::Arc;
 
@@ -12,16 +12,13 @@ use crate::base::clock::Moment;
 use crate::base::emit::{self, warn};
 use crate::base::error::{Error, LostCause, SystemCause};
 use crate::base::options::WarnAfter;
-use crate::base::sync::mpsc::{self, Receiver};
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::Hold;
-use crate::keeping::due::RenewalRequest;
 use crate::keeping::losses::LossNotifier;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::renewal;
-use crate::keeping::renewers::Renewers;
 use crate::keeping::slow::Slow;
-use crate::keeping::work::{Keeper, Work};
+use crate::keeping::work::{Keeper, Part, Work};
 use crate::store::Failure;
 use crate::waiting::core::Core;
 
@@ -32,6 +29,7 @@ impl Keeper {
             core,
             notifier,
             due_sooner: Condvar::new(),
+            answered: Condvar::new(),
         });
         let weak = Arc::downgrade(&keeper);
         let store = &keeper.core.store;
@@ -117,31 +115,27 @@ impl Keeper {
     pub(crate) fn ask_to_renew(
         self: &Arc<Keeper>,
         holds: &[(&Arc<Hold>, Moment)],
-    ) -> Result<Vec<Receiver<Result<(), Failure>>>, Error> {
-        let mut answers = Vec::with_capacity(holds.len());
+    ) -> Result<(), Error> {
         self.schedule(|work| {
-            for &(hold, deadline) in holds {
-                let (answer, answered) = mpsc::channel();
-                work.requests.push(RenewalRequest {
-                    hold: Arc::clone(hold),
-                    deadline,
-                    answer,
-                });
-                answers.push(answered);
+            let now = Moment::now();
+            for (hold, until) in holds {
+                work.leases.ask(hold, now, *until);
             }
             Ok(Moment::PAST)
-        })?;
-        Ok(answers)
+        })
     }
 
-    /// Waits for the answer to a request until the deadline at most.
-    pub(crate) fn renewed(
-        answered: &Receiver<Result<(), Failure>>,
-        deadline: Moment,
-    ) -> Result<(), Failure> {
-        answered
-            .recv_timeout(deadline.since(Moment::now()))
-            .unwrap_or_else(|_| Err(Failure::unknown("no answer in time")))
+    /// Waits for the answer to a renewal that was asked for, until the deadline at most.
+    pub(crate) fn renewed(&self, hold: &Hold, deadline: Moment) -> Result<(), Failure> {
+        let mut work = self.work.lock();
+        loop {
+            let now = Moment::now();
+            if let Some(answer) = work.leases.answer(hold, now) {
+                return answer;
+            }
+            let until = deadline.min(hold.valid_until());
+            self.answered.wait_for(&mut work, until.one_wait_from(now));
+        }
     }
 
     /// A hold has a new end or a new lease, so its renewal may be due sooner.
@@ -196,7 +190,7 @@ impl Keeper {
         work.stop = true;
         let thread = work.thread.take();
         drop(work);
-        self.due_sooner.notify_one();
+        self.due_sooner.notify_all();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             warn!(target: "relatch::keeper", "the keeper had panicked");
         }
@@ -208,20 +202,21 @@ impl Keeper {
 }
 
 fn run(keeper: &Arc<Keeper>) {
-    let mut renewers = Renewers::default();
     let mut slow = keeper.work.lock().warn_after.map(Slow::new);
-    while let Some(work) = keeper.next_round(slow.as_ref().map_or(Moment::NEVER, Slow::next)) {
+    let memory = keeper.core.store.memory();
+    let part = memory.map_or(Part::Ends, |_| Part::All);
+    let latest = |slow: &Option<Slow>| slow.as_ref().map_or(Moment::NEVER, Slow::next);
+    while let Some(work) = keeper.next_round(part, latest(&slow)) {
         if let Some(slow) = &mut slow {
             slow.warn(keeper);
         }
         keeper.expire(&work.over);
-        if let Some(memory) = keeper.core.store.memory() {
-            renewal::round(keeper, &mut &**memory, work);
-        } else {
-            renewers.hand_out(keeper, work);
+        match memory {
+            Some(memory) => renewal::round(keeper, &mut &**memory, &work),
+            None => keeper.start_renewers(),
         }
     }
-    renewers.stop();
+    keeper.join_renewers();
 }
 
 #[cfg(test)]
@@ -252,28 +247,13 @@ pub(crate) mod tests {
         keeper
     }
 
-    /// The keeper sleeps until the next thing is due. Only work that is due sooner wakes it.
-    #[test]
-    fn work_that_is_due_sooner_wakes_the_thread_and_work_that_is_due_later_does_not() {
-        let keeper = keeper_without_redis();
-        keeper.work.lock().sleeps_until = Some(Moment::from_nanos(1000));
-        for (due, sleeps_until) in [(2000, 1000), (1000, 1000), (500, 500), (700, 500)] {
-            keeper.schedule(|_| Ok(Moment::from_nanos(due))).unwrap();
-            assert_eq!(
-                keeper.work.lock().sleeps_until,
-                Some(Moment::from_nanos(sleeps_until)),
-                "{due}"
-            );
-        }
-    }
-
     #[test]
     fn a_sleeping_keeper_wakes_for_work_that_is_due_now() {
         let keeper = keeper_without_redis();
         std::thread::scope(|scope| {
             // Nothing is due, so the keeper sleeps without end.
-            let round = scope.spawn(|| keeper.next_round(Moment::NEVER).is_some());
-            while keeper.work.lock().sleeps_until.is_none() {
+            let round = scope.spawn(|| keeper.next_round(Part::Ends, Moment::NEVER).is_some());
+            while keeper.work.lock().sleeps_until.is_empty() {
                 std::thread::yield_now();
             }
             keeper.schedule(|_| Ok(Moment::PAST)).unwrap();
@@ -282,7 +262,7 @@ pub(crate) mod tests {
                 std::thread::yield_now();
             }
             let woke = round.is_finished();
-            keeper.due_sooner.notify_one(); // So that the test ends if it fails.
+            keeper.due_sooner.notify_all(); // So that the test ends if it fails.
             assert!(woke && round.join().unwrap());
         });
     }

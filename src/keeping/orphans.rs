@@ -2,12 +2,10 @@
 //! table without clock, threads or Redis. (Why a key becomes an orphan: `acquire/claim.rs` and
 //! `session/release.rs`.)
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::sync::{HashMap, HashSet};
+use crate::base::sync::HashMap;
 
 /// The first pause after a renewal that failed, or before an orphan is deleted. The pause doubles
 /// with each attempt.
@@ -35,9 +33,7 @@ const BATCH: usize = 1000;
 /// The orphans of one manager.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
-    by_token: HashMap<Arc<str>, OrphanEntry>,
-    /// The same tokens, by when they are due.
-    by_due: BTreeSet<(Moment, Arc<str>)>,
+    by_token: HashMap<String, OrphanEntry>,
     /// While Redis does not answer, the pause until the next attempt, and the end of that pause.
     silence: Option<(Duration, Moment)>,
 }
@@ -53,26 +49,22 @@ struct OrphanEntry {
 }
 
 impl Orphans {
-    /// Adds a key to delete, shortly after `from`. Returns the moment of the next thing to do.
+    /// Adds a key to delete, shortly after `from`. Returns when it is due.
     pub(crate) fn add(&mut self, mut orphan: OrphanKey, from: Moment) -> Moment {
-        let token = Arc::from(&*orphan.token);
-        let due = from.after(FIRST_RETRY);
-        if let Some(before) = self.by_token.remove(&token) {
-            self.by_due.remove(&(before.due, Arc::clone(&token)));
+        if let Some(before) = self.by_token.get(&orphan.token) {
             orphan.gone_by = orphan.gone_by.max(before.orphan.gone_by);
             orphan.may_reappear |= before.orphan.may_reappear;
         }
-        self.by_due.insert((due, Arc::clone(&token)));
-        self.by_token.insert(
-            token,
-            OrphanEntry {
-                orphan,
-                due,
-                retry: FIRST_RETRY,
-                search: FIRST_RETRY,
-            },
-        );
-        self.next()
+        let due = from.after(FIRST_RETRY);
+        let token = orphan.token.clone();
+        let entry = OrphanEntry {
+            orphan,
+            due,
+            retry: FIRST_RETRY,
+            search: FIRST_RETRY,
+        };
+        self.by_token.insert(token, entry);
+        self.not_before(due)
     }
 
     /// True if the key with this token is still to be deleted.
@@ -80,44 +72,39 @@ impl Orphans {
         self.by_token.contains_key(token)
     }
 
-    /// The moment of the next thing to do.
-    pub(crate) fn next(&self) -> Moment {
-        let due = self.by_due.first().map_or(Moment::NEVER, |(due, _)| *due);
+    fn not_before(&self, due: Moment) -> Moment {
         self.silence.map_or(due, |(_, end)| due.max(end))
     }
 
-    /// The orphans to delete at `now`, at most a batch of them. Each is due again after a pause,
-    /// unless an answer comes first.
-    pub(crate) fn take_due(&mut self, now: Moment) -> Vec<OrphanKey> {
-        let mut remove = Vec::new();
-        while self.next() <= now && remove.len() < BATCH {
-            let Some((_, token)) = self.by_due.pop_first() else {
-                break;
-            };
-            let Some(entry) = self.by_token.get_mut(&token) else {
-                continue;
-            };
-            if entry.orphan.gone_by <= now {
-                self.by_token.remove(&token);
-                continue;
-            }
-            remove.push(entry.orphan.clone());
-            entry.due = now.after(entry.retry);
-            entry.retry = (entry.retry * 2).min(LAST_RETRY);
-            self.by_due.insert((entry.due, token));
-        }
-        remove
+    /// The moment of the next thing to do for a thread that deletes the keys that are `mine`. What
+    /// is overdue by `now` and another's does not count.
+    pub(crate) fn next(&self, now: Moment, mine: impl Fn(&str) -> bool) -> Moment {
+        let is_meant = |it: &&OrphanEntry| it.due > now || mine(&it.orphan.redis_key);
+        let meant = self.by_token.values().filter(is_meant).map(|it| it.due);
+        self.not_before(meant.min().unwrap_or(Moment::NEVER))
     }
 
-    /// Drops orphans that are there more than once, those that an answer has come for since they
-    /// were handed out, and all behind the first batch. These are due again after their pauses.
-    pub(crate) fn drop_answered(&self, orphans: &mut Vec<OrphanKey>) {
-        let mut seen = HashSet::default();
-        orphans.retain(|orphan| match self.by_token.get_key_value(&*orphan.token) {
-            Some((token, entry)) => entry.retry > FIRST_RETRY && seen.insert(token),
-            None => false,
-        });
-        orphans.truncate(BATCH);
+    /// The keys of those that are due at `now`.
+    pub(crate) fn due(&self, now: Moment) -> impl Iterator<Item = &str> {
+        let due = self.by_token.values().filter(move |it| it.due <= now);
+        due.map(|entry| &*entry.orphan.redis_key)
+    }
+
+    /// The orphans that are `mine` to delete at `now`, at most a batch of them. Each is due again
+    /// after a pause, unless an answer comes first.
+    pub(crate) fn take_due(&mut self, now: Moment, mine: impl Fn(&str) -> bool) -> Vec<OrphanKey> {
+        if now < self.not_before(now) {
+            return Vec::new();
+        }
+        self.by_token.retain(|_, it| now < it.orphan.gone_by);
+        let is_meant = |it: &&mut OrphanEntry| it.due <= now && mine(&it.orphan.redis_key);
+        let due = self.by_token.values_mut().filter(is_meant).take(BATCH);
+        due.map(|entry| {
+            entry.due = now.after(entry.retry);
+            entry.retry = (entry.retry * 2).min(LAST_RETRY);
+            entry.orphan.clone()
+        })
+        .collect()
     }
 
     /// Notes whether Redis has answered the last batch. If not, it would not answer the rest
@@ -132,26 +119,31 @@ impl Orphans {
     /// An orphan was deleted, or was absent. The table forgets it. But if it may reappear, the
     /// keeper searches for it again, after ever longer pauses.
     pub(crate) fn answered(&mut self, orphan: &OrphanKey, now: Moment) {
-        let Some((token, mut entry)) = self.by_token.remove_entry(&*orphan.token) else {
-            return;
-        };
-        self.by_due.remove(&(entry.due, Arc::clone(&token)));
-        if orphan.may_reappear {
+        if !orphan.may_reappear {
+            self.by_token.remove(&orphan.token);
+        } else if let Some(entry) = self.by_token.get_mut(&orphan.token) {
             entry.search *= 2;
             entry.due = now.after(entry.search);
             entry.retry = FIRST_RETRY;
-            self.by_due.insert((entry.due, Arc::clone(&token)));
-            self.by_token.insert(token, entry);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    #[cfg(unix)]
-    use rustix::time::{ClockId, clock_gettime};
-
+pub(crate) mod tests {
     use super::*;
+    use crate::base::sync::HashSet;
+
+    impl Orphans {
+        /// The moment of the next thing to do.
+        pub(crate) fn first(&self) -> Moment {
+            self.next(Moment::PAST, |_| true)
+        }
+
+        pub(crate) fn take_all(&mut self, now: Moment) -> Vec<OrphanKey> {
+            self.take_due(now, |_| true)
+        }
+    }
 
     fn after(millis: u64) -> Moment {
         Moment::from_nanos(1_000_000 * millis)
@@ -171,35 +163,9 @@ mod tests {
         let mut orphans = Orphans::default();
         orphans.add(orphan(true), after(0));
         orphans.answered(&orphan(true), after(20));
-        assert_eq!(orphans.take_due(orphans.next()).len(), 1);
-        assert!(orphans.take_due(after(500)).is_empty());
-        assert_eq!(orphans.next(), Moment::NEVER);
-    }
-
-    #[test]
-    fn work_that_was_answered_meanwhile_or_comes_twice_is_dropped() {
-        let mut orphans = Orphans::default();
-        orphans.add(orphan(true), after(0));
-        let mut due = orphans.take_due(after(20));
-        due.extend(orphans.take_due(after(40)));
-        assert_eq!(due.len(), 2);
-        orphans.drop_answered(&mut due);
-        assert_eq!(due.len(), 1);
-        orphans.answered(&orphan(true), after(41));
-        orphans.drop_answered(&mut due);
-        assert!(due.is_empty());
-        let mut again = orphans.take_due(orphans.next());
-        orphans.drop_answered(&mut again);
-        assert_eq!(again.len(), 1, "it may have reappeared");
-    }
-
-    #[test]
-    fn what_is_left_of_several_batches_is_one_batch() {
-        let mut orphans = many(3 * BATCH);
-        let mut due: Vec<_> = (0..3).flat_map(|_| orphans.take_due(after(20))).collect();
-        assert_eq!(due.len(), 3 * BATCH);
-        orphans.drop_answered(&mut due);
-        assert_eq!(due.len(), BATCH);
+        assert_eq!(orphans.take_all(orphans.first()).len(), 1);
+        assert!(orphans.take_all(after(500)).is_empty());
+        assert_eq!(orphans.first(), Moment::NEVER);
     }
 
     #[test]
@@ -212,19 +178,19 @@ mod tests {
         orphans.add(day.clone(), after(0));
         let mut looks = Vec::new();
         while looks.len() < 12 {
-            let now = orphans.next();
-            assert_eq!(orphans.take_due(now).len(), 1);
+            let now = orphans.first();
+            assert_eq!(orphans.take_all(now).len(), 1);
             orphans.answered(&day, now);
-            looks.push(orphans.next().since(now));
+            looks.push(orphans.first().since(now));
         }
         for (number, look) in (1..).zip(&looks) {
             assert_eq!(*look, 2_u32.pow(number) * FIRST_RETRY, "{looks:?}");
         }
         for pause in [FIRST_RETRY, 2 * FIRST_RETRY] {
-            let now = orphans.next();
-            assert_eq!(orphans.take_due(now).len(), 1);
+            let now = orphans.first();
+            assert_eq!(orphans.take_all(now).len(), 1);
             assert_eq!(
-                orphans.next(),
+                orphans.first(),
                 now.after(pause),
                 "without an answer, the pauses are short again"
             );
@@ -251,49 +217,31 @@ mod tests {
         let mut orphans = many(2001);
         let mut seen = HashSet::default();
         for size in [1000, 1000, 1, 0] {
-            let batch = orphans.take_due(after(20));
+            let batch = orphans.take_all(after(20));
             assert_eq!(batch.len(), size);
             assert!(batch.into_iter().all(|orphan| seen.insert(orphan.token)));
         }
-        assert_eq!(orphans.next(), after(40), "they are due again");
-    }
-
-    /// A hundred thousand orphans take a hundred times as long as a thousand. If each answer walked
-    /// the table, a hundred thousand would take minutes.
-    #[test]
-    #[cfg(unix)]
-    fn an_answer_about_one_orphan_costs_the_same_however_many_there_are() {
-        // The time of this thread alone: the machine may have other work.
-        let time = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();
-        let start = time();
-        let mut orphans = many(100_000);
-        while orphans.next() < Moment::NEVER {
-            for orphan in orphans.take_due(after(20)) {
-                orphans.answered(&orphan, after(20));
-            }
-        }
-        let took = time().saturating_sub(start);
-        assert!(took < Duration::from_secs(10), "{took:?}");
+        assert_eq!(orphans.first(), after(40), "they are due again");
     }
 
     #[test]
     fn nothing_is_handed_out_for_a_while_after_a_batch_without_an_answer() {
         let mut orphans = many(BATCH + 1);
-        assert_eq!(orphans.take_due(after(20)).len(), BATCH);
+        assert_eq!(orphans.take_all(after(20)).len(), BATCH);
         orphans.batch_answered(false, after(20));
-        assert!(orphans.take_due(after(39)).is_empty());
-        assert_eq!(orphans.take_due(orphans.next()).len(), BATCH);
+        assert!(orphans.take_all(after(39)).is_empty());
+        assert_eq!(orphans.take_all(orphans.first()).len(), BATCH);
         let mut pauses = Vec::new();
         for _ in 0..6 {
             orphans.batch_answered(false, after(100));
-            pauses.push(orphans.next().since(after(100)));
+            pauses.push(orphans.first().since(after(100)));
         }
         assert!(
             pauses.is_sorted() && *pauses.last().unwrap() == LAST_RETRY,
             "{pauses:?}"
         );
         orphans.batch_answered(true, after(100));
-        assert!(orphans.next() <= after(100));
+        assert!(orphans.first() <= after(100));
     }
 
     #[test]
@@ -313,7 +261,7 @@ mod tests {
             for it in both {
                 orphans.add(it, after(0));
             }
-            let taken = orphans.take_due(after(20));
+            let taken = orphans.take_all(after(20));
             assert!(
                 taken.len() == 1 && taken[0].may_reappear && taken[0].gone_by == after(700),
                 "{taken:?}"
@@ -327,12 +275,12 @@ mod tests {
         let mut orphans = Orphans::default();
         orphans.add(orphan.clone(), after(0));
         let mut tries = 0;
-        while orphans.next() < Moment::NEVER {
-            tries += orphans.take_due(orphans.next()).len();
+        while orphans.first() < Moment::NEVER {
+            tries += orphans.take_all(orphans.first()).len();
         }
         assert_eq!(tries, 5);
         orphans.add(orphan.clone(), after(0));
         orphans.answered(&orphan, after(0));
-        assert_eq!(orphans.next(), Moment::NEVER);
+        assert_eq!(orphans.first(), Moment::NEVER);
     }
 }

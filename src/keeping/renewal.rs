@@ -17,7 +17,7 @@ use crate::base::options::Lease;
 use crate::base::sync::HashMap;
 use crate::hold::Hold;
 use crate::keeping::connection::{ExtendAnswers, KeeperCommands, is_elsewhere, is_final};
-use crate::keeping::due::{RenewalRequest, WorkDue};
+use crate::keeping::due::WorkDue;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::work::Keeper;
 use crate::store::{Compared, Extension, Failure};
@@ -26,11 +26,10 @@ use crate::store::{Compared, Extension, Failure};
 /// key counts once more for each 256 bytes, so that Redis can answer within the response timeout.
 const BATCH: usize = 1000;
 
-/// One round for one node: does what is due and what was requested. (The keeper's own thread
-/// reports the holds that have run out, so no silence delays that.)
-pub(crate) fn round(keeper: &Keeper, redis: &mut impl KeeperCommands, work: WorkDue) {
-    renew_requested(keeper, redis, work.requests);
-    let answered = renew_due(keeper, redis, &work.renew);
+/// One round for one node: does what is due. (The keeper's own thread reports the holds that have
+/// run out, so no silence delays that.)
+pub(crate) fn round(keeper: &Keeper, redis: &mut impl KeeperCommands, work: &WorkDue) {
+    let answered = renew_due(keeper, redis, work);
     if !work.remove.is_empty() {
         // Leases are more urgent than orphans, and a Redis that did not answer a renewal will not
         // answer a deletion. Orphans that are left out here come again in a later round.
@@ -49,7 +48,7 @@ pub(crate) fn round(keeper: &Keeper, redis: &mut impl KeeperCommands, work: Work
 }
 
 /// Renews the holds that are due, in batches. False if a batch had no answer.
-fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold>]) -> bool {
+fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, work: &WorkDue) -> bool {
     let mut answered = true;
     let mut size = 0;
     let has_room = |_: &Arc<Hold>, next: &Arc<Hold>| {
@@ -59,12 +58,13 @@ fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
         }
         size > 0
     };
-    for batch in holds.chunk_by(has_room) {
+    for batch in work.renew.chunk_by(has_room) {
         if keeper.is_stopping() {
             break;
         }
-        // Time to open a connection, and for one answer.
+        // Time to open a connection, and for one answer; and for another try, if a call waits.
         let latest = Moment::now().after(2 * keeper.core.settings.response_timeout);
+        let latest = work.until.map_or(latest, |until| until.min(latest));
         let (failed, failure): (Vec<_>, _) = match renew(keeper, redis, batch, latest) {
             Ok(refused) => {
                 let failed = batch
@@ -83,9 +83,10 @@ fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
             let now = Moment::now();
             let due = failed
                 .iter()
-                .map(|hold| work.leases.not_renewed(hold, now))
+                .map(|hold| work.leases.not_renewed(hold, &failure, now))
                 .min();
             keeper.wake(work, due.unwrap_or(Moment::NEVER));
+            keeper.answered.notify_all();
             for hold in &failed {
                 let counters = keeper.core.counters.of(hold.key.name());
                 counters.renewal_errors.add(1);
@@ -100,54 +101,6 @@ fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
         }
     }
     answered
-}
-
-/// Renews the holds for which a call waits, all in one round trip.
-///
-/// If there is no answer, a second attempt follows for the requests that still have time: the
-/// connection may have been dead. (So a lease may be renewed twice.)
-fn renew_requested(
-    keeper: &Keeper,
-    redis: &mut impl KeeperCommands,
-    requests: Vec<RenewalRequest>,
-) {
-    let requests = still_in_time(requests);
-    let first = renew_those(keeper, redis, &requests);
-    if first.is_ok() {
-        return answer(requests, &first);
-    }
-    let requests = still_in_time(requests);
-    let second = renew_those(keeper, redis, &requests);
-    answer(requests, &second);
-}
-
-fn still_in_time(mut requests: Vec<RenewalRequest>) -> Vec<RenewalRequest> {
-    let now = Moment::now();
-    requests.retain(|request| request.deadline > now);
-    requests
-}
-
-fn renew_those(
-    keeper: &Keeper,
-    redis: &mut impl KeeperCommands,
-    requests: &[RenewalRequest],
-) -> Result<Refused, Failure> {
-    let holds: Vec<_> = requests.iter().map(|it| Arc::clone(&it.hold)).collect();
-    let latest = requests.iter().map(|it| it.deadline).max();
-    let latest = latest.unwrap_or_else(Moment::now);
-    renew(keeper, redis, &holds, latest)
-}
-
-/// Tells the threads that wait what came of their requests.
-fn answer(requests: Vec<RenewalRequest>, renewed: &Result<Refused, Failure>) {
-    for RenewalRequest { hold, answer, .. } in requests {
-        let failure = match renewed {
-            Ok(refused) => refused.get(&hold.number),
-            Err(failure) => Some(failure),
-        };
-        // If the deadline came first, no thread receives the answer.
-        let _ = answer.send(failure.map_or(Ok(()), |failure| Err(failure.copy())));
-    }
 }
 
 /// The refusals of Redis, each by the number of its hold.
@@ -255,14 +208,16 @@ fn take_in<'h>(
     let now = Moment::now();
     let mut due = Moment::NEVER;
     for ((hold, lease), answer) in answers {
-        match answer {
-            // The release of the hold has begun since, and may be the reason for this answer.
-            _ if !work.leases.has(hold) => {}
-            Ok(compared) if on_renewal(hold, lease, compared, sent, now) => {
+        // The release of the hold may have begun since, and be the reason for this answer.
+        if !work.leases.has(hold) {
+            continue;
+        }
+        match answer.map(|compared| on_renewal(hold, lease, compared, sent, now)) {
+            Ok(true) => {
                 renewed.push(hold);
                 due = due.min(work.leases.renewed(hold, sent));
             }
-            Ok(_) => {
+            Ok(false) => {
                 work.leases.lost(hold);
                 lost.push(hold);
             }
@@ -270,6 +225,7 @@ fn take_in<'h>(
         }
     }
     keeper.wake(work, due);
+    keeper.answered.notify_all();
     for hold in lost {
         keeper.report_loss(hold);
     }
@@ -338,7 +294,6 @@ pub(crate) fn on_renewal(
 
 #[cfg(test)]
 mod tests {
-    use crate::base::sync::mpsc::{self, Receiver};
     use std::time::Duration;
 
     use super::*;
@@ -453,7 +408,7 @@ mod tests {
             renew: holds.to_vec(),
             ..WorkDue::default()
         };
-        round(keeper, redis, work);
+        round(keeper, redis, &work);
     }
 
     fn orphan(token: &str) -> OrphanKey {
@@ -485,25 +440,9 @@ mod tests {
                 .orphans
                 .add(orphan(token), Moment::PAST);
         }
-        work.remove = keeper.work.lock().leases.orphans.take_due(Moment::now());
+        work.remove = keeper.work.lock().leases.orphans.take_all(Moment::now());
         assert_eq!(work.remove.len(), orphans.len());
-        round(keeper, redis, work);
-    }
-
-    fn request(hold: &Arc<Hold>, time: Duration) -> (WorkDue, Receiver<Result<(), Failure>>) {
-        let (answer, answered) = mpsc::channel();
-        let request = RenewalRequest {
-            hold: Arc::clone(hold),
-            deadline: Moment::now().after(time),
-            answer,
-        };
-        (
-            WorkDue {
-                requests: vec![request],
-                ..WorkDue::default()
-            },
-            answered,
-        )
+        round(keeper, redis, &work);
     }
 
     #[test]
@@ -607,7 +546,7 @@ mod tests {
                 (Some(cause), 1)
             );
             assert_eq!(
-                keeper.work.lock().leases.next(),
+                keeper.work.lock().leases.first(),
                 Moment::NEVER,
                 "it is not renewed again"
             );
@@ -619,7 +558,7 @@ mod tests {
         let keeper = keeper_without_redis();
         let hold = Arc::new(sample("a", LEASE, at(1)));
         keeper.enter(&hold).unwrap();
-        let due = keeper.work.lock().leases.take_due(Moment::now());
+        let due = keeper.work.lock().leases.take(Moment::now());
         assert_eq!((due.over.len(), due.renew.len()), (1, 0));
         keeper.expire(&due.over);
         assert_eq!(
@@ -653,21 +592,21 @@ mod tests {
         let mut redis = Redis::silent(1);
         renews_and_removes(&keeper, &mut redis, &holds, &["x", "y"]);
         assert!(redis.removed.is_empty());
-        let again = keeper.work.lock().leases.orphans.next();
+        let again = keeper.work.lock().leases.orphans.first();
         assert!(Moment::now() < again && again < Moment::NEVER);
         let mut redis = Redis::new(done);
-        let due = keeper.work.lock().leases.orphans.take_due(again);
+        let due = keeper.work.lock().leases.orphans.take_all(again);
         round(
             &keeper,
             &mut redis,
-            WorkDue {
+            &WorkDue {
                 remove: due,
                 ..WorkDue::default()
             },
         );
         assert_eq!(redis.removed, [2]);
         assert_eq!(
-            keeper.work.lock().leases.orphans.next(),
+            keeper.work.lock().leases.orphans.first(),
             Moment::NEVER,
             "all of them are deleted"
         );
@@ -709,47 +648,50 @@ mod tests {
             (redis.removed, keeper.core.counters.read().late_releases),
             (vec![1], 0)
         );
-        assert!(keeper.work.lock().leases.orphans.next() < Moment::NEVER);
+        assert!(keeper.work.lock().leases.orphans.first() < Moment::NEVER);
     }
 
-    #[test]
-    fn a_requested_renewal_is_tried_twice_within_its_time() {
-        for (silent, attempts, succeeds) in [(0, 1, true), (1, 2, true), (2, 2, false)] {
-            let (keeper, holds) = keeps(1);
-            let (work, answered) = request(&holds[0], LONG);
-            let mut redis = Redis::silent(silent);
-            round(&keeper, &mut redis, work);
-            assert_eq!(
-                redis.extended.len(),
-                attempts,
-                "{silent} commands without an answer"
-            );
-            assert_eq!(
-                answered.recv().unwrap().is_ok(),
-                succeeds,
-                "{silent} commands without an answer"
-            );
+    /// Rounds until a call that has asked for a renewal has an answer.
+    fn asks(redis: &mut Redis, limit: Duration) -> Result<(), Failure> {
+        let (keeper, holds) = keeps(1);
+        let until = Moment::now().after(limit);
+        let asked = [(&holds[0], until)];
+        keeper.ask_to_renew(&asked).unwrap();
+        loop {
+            let mut work = keeper.work.lock();
+            if let Some(answer) = work.leases.answer(&holds[0], Moment::now()) {
+                return answer;
+            }
+            let due = work.leases.take(Moment::now());
+            drop(work);
+            round(&keeper, redis, &due);
         }
     }
 
     #[test]
-    fn a_requested_renewal_whose_time_is_over_is_not_sent() {
-        let (keeper, holds) = keeps(1);
-        let (work, answered) = request(&holds[0], Duration::ZERO);
-        let mut redis = Redis::new(done);
-        round(&keeper, &mut redis, work);
-        assert!(redis.extended.is_empty());
-        assert!(answered.recv().is_err(), "its thread has given up");
+    fn a_renewal_that_was_asked_for_is_tried_until_redis_answers() {
+        for silent in 0..4 {
+            let mut redis = Redis::silent(silent);
+            asks(&mut redis, LONG).unwrap();
+            assert_eq!(redis.extended.len(), silent + 1);
+        }
+        let refused = asks(&mut Redis::new(refused), LONG);
+        assert!(matches!(refused, Err(Failure::Refused(_))), "{refused:?}");
+        let silent = asks(&mut Redis::silent(1_000_000), LEASE / 5);
+        assert!(silent.is_err());
     }
 
+    /// It says nothing about what has happened since.
     #[test]
-    fn a_refusal_is_the_answer_to_a_request() {
+    fn the_answer_to_an_earlier_renewal_is_none() {
         let (keeper, holds) = keeps(1);
-        let (work, answered) = request(&holds[0], LONG);
-        let mut redis = Redis::new(refused);
-        round(&keeper, &mut redis, work);
-        assert_eq!(redis.extended, [1], "Redis has answered");
-        assert!(matches!(answered.recv().unwrap(), Err(Failure::Refused(_))));
+        let before = Moment::now();
+        let asked = [(&holds[0], before.after(LONG))];
+        keeper.ask_to_renew(&asked).unwrap();
+        let mut work = keeper.work.lock();
+        let due = work.leases.renewed(&holds[0], before.before(LEASE / 10));
+        assert!(work.leases.answer(&holds[0], Moment::now()).is_none());
+        assert!(due <= Moment::now(), "it is renewed once more");
     }
 
     #[test]

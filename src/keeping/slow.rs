@@ -51,10 +51,10 @@ impl Slow {
             .holds(now)
             .map(|hold| HeldLock::new(hold, now))
             .collect();
-        holds.retain(|hold| self.is_due(hold.held_for, held, Moment::PAST, now));
+        holds.retain(|hold| self.reaches(hold.held_for, held, Moment::PAST, now));
         let mut waits = keeper.core.queues.waiting(now);
         // What was listed meanwhile is new at the next look.
-        waits.retain(|(it, listed)| *listed <= now && self.is_due(it.waited, wait, *listed, now));
+        waits.retain(|(it, listed)| *listed <= now && self.reaches(it.waited, wait, *listed, now));
         self.looked = now;
         for hold in holds {
             warn!(target: "relatch::slow", "a lock is held for long: {hold}");
@@ -67,7 +67,7 @@ impl Slow {
     /// Whether what has lasted for so long at `now` has reached `limit`, or a doubling of it, since
     /// the last look; or at all, if it was not `listed` yet at the last look. Notes when it reaches
     /// the next one.
-    fn is_due(&mut self, lasted: Duration, limit: Duration, listed: Moment, now: Moment) -> bool {
+    fn reaches(&mut self, lasted: Duration, limit: Duration, listed: Moment, now: Moment) -> bool {
         let reached = |limit: &Duration| *limit <= lasted;
         let doublings = std::iter::successors(Some(limit), |limit| limit.checked_mul(2));
         let last = doublings.clone().take_while(reached).last();
@@ -106,7 +106,7 @@ mod tests {
         let (mut due, mut since) = (Vec::new(), at(0));
         for now in looks {
             let mut look = looked(since);
-            if look.is_due(at(now).since(at(1000)), LIMIT, at(1000), at(now)) {
+            if look.reaches(at(now).since(at(1000)), LIMIT, at(1000), at(now)) {
                 due.push(now - 1000);
             }
             assert!(look.next > at(now));
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(due, [100, 200, 400, 800, 3500]);
         let is_due = |lasted, listed| {
             let lasted = Duration::from_millis(lasted);
-            looked(at(4510)).is_due(lasted, LIMIT, at(listed), at(4520))
+            looked(at(4510)).reaches(lasted, LIMIT, at(listed), at(4520))
         };
         assert!(
             is_due(300, 4515) && !is_due(300, 4500),
@@ -129,11 +129,11 @@ mod tests {
         let now = Moment::from_nanos(1_000_000_000);
         let mut look = looked(now);
         let millis = Duration::from_millis;
-        look.is_due(millis(30), LIMIT, Moment::PAST, now);
+        look.reaches(millis(30), LIMIT, Moment::PAST, now);
         assert_eq!(look.next.since(now), millis(70));
-        look.is_due(millis(150), LIMIT, Moment::PAST, now);
+        look.reaches(millis(150), LIMIT, Moment::PAST, now);
         assert_eq!(look.next.since(now), millis(50));
-        look.is_due(Duration::MAX, Duration::MAX, Moment::PAST, now);
+        look.reaches(Duration::MAX, Duration::MAX, Moment::PAST, now);
         assert_eq!(look.next.since(now), millis(50));
     }
 }

@@ -7,9 +7,9 @@ use crate::base::emit::{error, warn};
 use crate::base::error::LostCause;
 use crate::base::options::WarnAfter;
 use crate::base::sync::thread::JoinHandle;
-use crate::base::sync::{Condvar, HashSet, Mutex, MutexGuard};
+use crate::base::sync::{Condvar, HashMap, HashSet, Mutex, MutexGuard};
 use crate::hold::Hold;
-use crate::keeping::due::{RenewalRequest, WorkDue};
+use crate::keeping::due::WorkDue;
 use crate::keeping::leases::Leases;
 use crate::keeping::losses::LossNotifier;
 use crate::store::{Failure, Node};
@@ -22,16 +22,19 @@ pub(crate) struct Keeper {
     pub(crate) core: Arc<Core>,
     pub(crate) notifier: Option<LossNotifier>,
     pub(crate) work: Mutex<Work>,
-    /// Wakes the thread when something is due sooner than the thread knew.
+    /// Wakes the threads that keep when something is due sooner than one of them knew.
     pub(crate) due_sooner: Condvar,
+    /// Wakes the calls that wait for a renewal.
+    pub(crate) answered: Condvar,
 }
 
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) leases: Leases,
-    pub(crate) requests: Vec<RenewalRequest>,
-    /// Until when the thread sleeps. Work that is due later need not wake it.
-    pub(crate) sleeps_until: Option<Moment>,
+    /// The threads that renew, by the number of their node.
+    pub(super) renewers: HashMap<u64, JoinHandle<()>>,
+    /// Until when each thread sleeps, by its part. Work that is due later need not wake it.
+    pub(crate) sleeps_until: HashMap<Option<u64>, Moment>,
     /// The limits with which the thread starts.
     pub(crate) warn_after: Option<WarnAfter>,
     pub(crate) thread: Option<JoinHandle<()>>,
@@ -45,8 +48,8 @@ impl Work {
         let leases = Leases::new(reports_losses);
         Work {
             leases,
-            requests: Vec::new(),
-            sleeps_until: None,
+            renewers: HashMap::default(),
+            sleeps_until: HashMap::default(),
             warn_after: None,
             thread: None,
             stop: false,
@@ -60,22 +63,34 @@ impl Work {
         }
         self.told.insert((action, token.to_owned()))
     }
+}
 
-    pub(crate) fn take_due(&mut self, now: Moment) -> WorkDue {
-        WorkDue {
-            requests: std::mem::take(&mut self.requests),
-            ..self.leases.take_due(now)
+/// What one of the threads does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Part<'a> {
+    /// The keeper's own thread ends holds by the clock. It also wakes for what no thread renews.
+    Ends,
+    /// A node's thread renews the leases there, and deletes orphans.
+    Node(&'a Node),
+    /// Without servers, the keeper's thread does all.
+    All,
+}
+
+impl Part<'_> {
+    fn node(self) -> Option<u64> {
+        match self {
+            Part::Node(node) => Some(node.number),
+            Part::Ends | Part::All => None,
         }
     }
 }
 
 impl Keeper {
-    /// Wakes the thread if it sleeps for longer than until `due`.
-    pub(crate) fn wake(&self, mut work: MutexGuard<'_, Work>, due: Moment) {
-        if work.sleeps_until.is_some_and(|until| due < until) {
-            work.sleeps_until = Some(due);
+    /// Wakes the threads if one of them sleeps for longer than until `due`.
+    pub(crate) fn wake(&self, work: MutexGuard<'_, Work>, due: Moment) {
+        if work.sleeps_until.values().any(|until| due < *until) {
             drop(work);
-            self.due_sooner.notify_one();
+            self.due_sooner.notify_all();
         }
     }
 
@@ -85,28 +100,44 @@ impl Keeper {
         self.work.lock().stop
     }
 
-    /// Waits until there is something to do, or until `latest`. `None` if it is time to stop.
+    /// Waits until there is something to do for a thread, or until `latest`. `None` if it is time to
+    /// stop.
     ///
-    /// Also returns after each sleep, even if there is nothing to do: a warning may be due.
-    pub(crate) fn next_round(&self, latest: Moment) -> Option<WorkDue> {
+    /// Also returns after each sleep, even if there is nothing to do: a warning may be due, or a
+    /// connection may have ended.
+    pub(crate) fn next_round(&self, part: Part<'_>, latest: Moment) -> Option<WorkDue> {
+        let store = &self.core.store;
         let mut work = self.work.lock();
         let mut has_slept = false;
-        loop {
-            if work.stop {
-                return None;
-            }
+        while !work.stop {
             let now = Moment::now();
-            let due = work.take_due(now);
-            if has_slept || !due.is_empty() {
-                work.sleeps_until = None;
+            let Work {
+                leases, renewers, ..
+            } = &mut *work;
+            let mine = |key: &str| match (part, store.node_of(key)) {
+                (Part::All, _) => true,
+                (Part::Ends, node) => node.is_some_and(|it| !renewers.contains_key(&it.number)),
+                (Part::Node(node), it) => it.is_some_and(|it| it.number == node.number),
+            };
+            let next = leases.next(now, mine);
+            let (mut due, mut until) = (WorkDue::default(), next.min(latest));
+            if !matches!(part, Part::Ends) {
+                due = leases.take_due(now, mine);
+            }
+            if !matches!(part, Part::Node(_)) {
+                due.over = leases.take_over(now);
+                until = until.min(leases.next_end());
+            }
+            if has_slept || next <= now || !due.is_empty() {
+                work.sleeps_until.remove(&part.node());
                 return Some(due);
             }
-            let until = work.leases.next().min(latest);
-            work.sleeps_until = Some(until);
+            work.sleeps_until.insert(part.node(), until);
             self.due_sooner
                 .wait_for(&mut work, until.one_wait_from(now));
             has_slept = true;
         }
+        None
     }
 
     /// Ends holds that have run out by the clock.

@@ -270,14 +270,13 @@ impl LockManager {
     /// Asks for each right of docs/operations.md, and names those that the user has not. Takes a lock
     /// with a key of its own (the prefix and `relatch-check-`), renews it, looks at it and deletes
     /// it. Then, of each server that can have locks (in a cluster, each master): whether an
-    /// invalidation comes, how long a round trip takes (21 of `PING`), its clock (`TIME`), what
-    /// `INFO` says of its version, its role, evictions and replicas, and `CLUSTER INFO` of slots
-    /// without a node; and of each sentinel, whether a failover is possible. Without the right to
+    /// invalidation comes, and whether `INFO` says that the server evicts keys. Without the right to
     /// ask, there is a warning.
+    ///
     /// A failure ends the examination, since it would be the cause of others. No lock of a program
     /// is touched.
     ///
-    /// Waits for some 30 answers of each server, for `limit` at most. Only the test for
+    /// Waits for some ten answers of each server, for `limit` at most. Only the test for
     /// invalidations does not keep to `limit`: if Redis does not answer it, the call may take up to
     /// three connect timeouts and two response timeouts longer.
     ///

@@ -9,7 +9,6 @@ use crate::base::error::{Error, LostCause};
 use crate::base::key::Name;
 use crate::base::options::{Lease, Options, check_lease, invalid_option};
 use crate::hold::Hold;
-use crate::keeping::work::Keeper;
 use crate::session::Session;
 use crate::session::thread_map::{self, Held};
 use crate::store::{Failure, Seen};
@@ -134,9 +133,9 @@ impl Session {
         let asked: Vec<_> = holds
             .map(|hold| (hold, limit.min(hold.valid_until())))
             .collect();
-        let answers = self.keeper.ask_to_renew(&asked)?;
-        for ((hold, deadline), answered) in asked.into_iter().zip(answers) {
-            let pushed = Keeper::renewed(&answered, deadline);
+        self.keeper.ask_to_renew(&asked)?;
+        for (hold, deadline) in asked {
+            let pushed = self.keeper.renewed(hold, deadline);
             // A loss says more than the reason for which the renewal failed.
             hold.check(Moment::now())?;
             pushed.map_err(|failure| self.call_failed("renewing", &hold.key, failure))?;

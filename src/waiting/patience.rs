@@ -127,14 +127,15 @@ impl Patience {
         let counts = tries > 1 || self.deadline <= now;
         let outage = counts && silence.is_some_and(|silence| self.is_outage(silence, now));
         let over = self.deadline <= now || (self.once && tries > 1);
-        match kind {
-            Kind::Final => AfterFailure::GiveUp,
-            Kind::OutOfTime if !over => AfterFailure::TryAgain,
-            Kind::OutOfTime if !outage => AfterFailure::Busy,
-            _ if outage => AfterFailure::GiveUp,
-            _ if !over => AfterFailure::TryAgain,
-            Kind::Silent if !self.once => AfterFailure::Busy,
-            _ => AfterFailure::GiveUp,
+        // An attempt that was never made proves no outage while there is time for another.
+        if kind == Kind::Final || outage && (over || kind != Kind::OutOfTime) {
+            AfterFailure::GiveUp
+        } else if !over {
+            AfterFailure::TryAgain
+        } else if kind == Kind::OutOfTime || kind == Kind::Silent && !self.once {
+            AfterFailure::Busy
+        } else {
+            AfterFailure::GiveUp
         }
     }
 

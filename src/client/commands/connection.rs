@@ -110,8 +110,8 @@ impl ServerConnection {
     }
 
     /// True if the idle connection is known to have ended. Does not wait.
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.link.as_mut().is_none_or(|link| link.has_ended())
+    pub(crate) fn probe(&mut self) -> bool {
+        self.link.as_mut().is_none_or(|link| link.probe())
     }
 
     /// Sends two commands for one key, each behind an `ASKING` if the node needs that.

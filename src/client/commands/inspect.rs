@@ -1,10 +1,8 @@
 //! What a server says of itself.
 
-use std::time::Duration;
-
 use crate::base::clock::Moment;
 use crate::client::commands::connection::{ServerConnection, next};
-use crate::client::wire::failure::{Failure, accept, expect_pong, nonsense};
+use crate::client::wire::failure::{Failure, accept, nonsense};
 use crate::client::wire::refusal::legible;
 use crate::client::wire::resp::{Batch, Reply};
 
@@ -20,13 +18,8 @@ impl Info {
         Info(lines.join("\n"))
     }
 
-    /// All fields and their values.
-    pub(crate) fn fields(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.lines().filter_map(|line| line.split_once(':'))
-    }
-
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
-        let mut fields = self.fields();
+        let mut fields = self.0.lines().filter_map(|line| line.split_once(':'));
         fields.find_map(|(it, value)| (it == name).then_some(value))
     }
 
@@ -59,7 +52,7 @@ const EACH_LOCK: [Trial; 8] = [
 /// connection subscribed.
 const OTHERS: [Trial; 9] = [
     ("+hello", &["HELLO"]),
-    ("+client|setname", &["CLIENT", "SETNAME", "relatch-check"]),
+    ("+client|setname", &["CLIENT", "SETNAME", "relatch"]),
     ("+scan", &["SCAN", "0", "COUNT", "1"]),
     ("+getrange", &["GETRANGE", "KEY", "0", "0"]),
     ("+info", &["INFO", "server"]),
@@ -82,16 +75,7 @@ pub(crate) struct Missing {
 impl ServerConnection {
     /// What the server says of itself.
     pub(crate) fn info(&mut self, deadline: Moment) -> Result<Info, Failure> {
-        self.ask_for_info(&["INFO"], deadline)
-    }
-
-    /// What the server says of the cluster that it is in.
-    pub(crate) fn cluster_info(&mut self, deadline: Moment) -> Result<Info, Failure> {
-        self.ask_for_info(&["CLUSTER", "INFO"], deadline)
-    }
-
-    fn ask_for_info(&mut self, command: &[&str], deadline: Moment) -> Result<Info, Failure> {
-        match self.ask_server(command, deadline)? {
+        match self.ask_server(&["INFO"], deadline)? {
             Reply::Bytes(text) => Ok(Info::read(&text)),
             other => self.retire_if_nonsense(Err(nonsense(&other))),
         }
@@ -153,19 +137,6 @@ impl ServerConnection {
         Ok(missing)
     }
 
-    /// The time by the server's clock, since 1970.
-    pub(crate) fn server_time(&mut self, deadline: Moment) -> Result<Duration, Failure> {
-        let reply = self.ask_server(&["TIME"], deadline)?;
-        let time = read_time(&reply).ok_or_else(|| nonsense(&reply));
-        self.retire_if_nonsense(time)
-    }
-
-    /// Asks for the shortest answer that there is.
-    pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Failure> {
-        let reply = self.ask_server(&["PING"], deadline)?;
-        self.retire_if_nonsense(expect_pong(reply))
-    }
-
     pub(super) fn ask_server(
         &mut self,
         command: &[&str],
@@ -176,65 +147,25 @@ impl ServerConnection {
     }
 }
 
-/// Reads the reply to `TIME`: seconds and microseconds. The sum of any two may be too large.
-fn read_time(reply: &Reply) -> Option<Duration> {
-    let Reply::Array(parts) = reply else {
-        return None;
-    };
-    let [seconds, micros] = parts.as_slice() else {
-        return None;
-    };
-    let number = |part: &Reply| part.text()?.parse().ok();
-    let micros = Duration::from_micros(number(micros)?);
-    Duration::from_secs(number(seconds)?).checked_add(micros)
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::client::wire::resp::tests::{garbled_reply, list};
     use crate::simulation::garbled;
 
     proptest! {
         #![proptest_config(garbled::cases())]
 
         #[test]
-        fn a_time_is_read_as_it_was_written(seconds in 0..=u64::MAX / 2, micros in 0..1_000_000_u64) {
-            let reply = list([&seconds.to_string(), &micros.to_string()]);
-            prop_assert_eq!(read_time(&reply), Some(Duration::new(seconds, u32::try_from(micros * 1000).unwrap())));
-        }
-
-        #[test]
-        fn any_time_is_read_or_makes_no_sense(reply in garbled_reply(Just(list(["1784000000", "999999"])))) {
-            let _ = read_time(&reply);
-        }
-
-        #[test]
         fn fields_are_read_as_they_were_written(fields in proptest::collection::btree_map("[a-z_]{1,12}[0-9]?", "[!-~ ]{0,40}", 0..10)) {
             let lines: Vec<_> = fields.iter().map(|(name, value)| format!("{name}:{value}\r\n")).collect();
             let info = Info::of(&("# Server\r\n".to_owned() + &lines.concat()));
-            prop_assert_eq!(info.fields().count(), fields.len());
             for (name, value) in &fields {
                 prop_assert_eq!(info.field(name), Some(value.as_str()));
             }
         }
 
-        #[test]
-        fn any_field_is_one_line(text in garbled::bytes(Just(b"# Server\r\nredis_version:8.2.3\r\nrole:master\r\n".to_vec()))) {
-            let info = Info::read(&text);
-            for (name, value) in info.fields() {
-                prop_assert!(garbled::is_one_line(name) && garbled::is_one_line(value), "{:?}", value);
-            }
-        }
-    }
-
-    #[test]
-    fn a_time_beyond_all_time_makes_no_sense() {
-        let most = u64::MAX.to_string();
-        assert_eq!(read_time(&list([&most, "1000000"])), None);
-        assert!(read_time(&list([&most, "999999"])).is_some());
     }
 
     #[test]

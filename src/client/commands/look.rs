@@ -36,8 +36,8 @@ pub(crate) fn listen(
         // If the master was replaced in between, the new one does not know the listener. And a slot
         // of a cluster may have moved.
         let redirects = |refusal| router.redirected(refusal, node).is_some();
-        let passes = tracking.has_ended()
-            || matches!(&failure, Failure::Refused(refusal) if redirects(refusal));
+        let passes =
+            tracking.probe() || matches!(&failure, Failure::Refused(refusal) if redirects(refusal));
         return Err(if passes {
             failure.of_an_attempt()
         } else {

@@ -162,14 +162,6 @@ impl Node {
         }
     }
 
-    /// What each sentinel says of a failover. Empty if there are no sentinels.
-    pub(crate) fn quorums(&self, deadline: Moment) -> Vec<(String, Result<(), String>)> {
-        match &self.location {
-            Location::At(_) => Vec::new(),
-            Location::Master(master) => master.sentinels.quorums(deadline),
-        }
-    }
-
     /// The server, as errors name it.
     pub(crate) fn name(&self) -> String {
         match &self.location {

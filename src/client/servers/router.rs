@@ -129,7 +129,8 @@ impl Router {
     pub(crate) fn ping(&self, deadline: Moment) -> Result<(), (Failure, String)> {
         if let Nodes::One(one) = self.nodes() {
             let answer = one.ping(deadline);
-            if !self.shows_cluster(&answer) {
+            let is_cluster = self.learn(&answer);
+            if !is_cluster {
                 return answer.map_err(|failure| (failure, one.name()));
             }
         }
@@ -146,15 +147,17 @@ impl Router {
     ) -> Result<(Lent, Arc<Node>), Failure> {
         let mut node = self.node_of(key, deadline)?;
         let mut link = open(&node, deadline);
-        if self.shows_cluster(&link) {
+        let is_cluster = self.learn(&link);
+        if is_cluster {
             node = self.node_of(key, deadline)?;
             link = open(&node, deadline);
         }
         Ok((self.noting(link)?, node))
     }
 
-    /// True if the login has shown that the one server is a node of a cluster.
-    fn shows_cluster<T>(&self, opened: &Result<T, Failure>) -> bool {
+    /// If the login shows that the one server is a node of a cluster, this router becomes one of a
+    /// cluster. True if so.
+    fn learn<T>(&self, opened: &Result<T, Failure>) -> bool {
         matches!(opened, Err(Failure::Refused(refusal)) if refusal.code == login::CLUSTER_NODE)
             && self.become_cluster().is_some()
     }
@@ -173,7 +176,8 @@ impl Router {
     pub(crate) fn masters(&self, deadline: Moment) -> Result<Vec<Arc<Node>>, Failure> {
         if let Nodes::One(one) = self.nodes() {
             let opened = one.lend(deadline);
-            if !self.shows_cluster(&opened) {
+            let is_cluster = self.learn(&opened);
+            if !is_cluster {
                 return opened.map(|_| vec![Arc::clone(one)]);
             }
         }

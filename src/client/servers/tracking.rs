@@ -54,8 +54,8 @@ impl TrackingConnection {
     }
 
     /// True if the connection is known to have ended. Does not wait.
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.subscription.has_ended()
+    pub(crate) fn probe(&mut self) -> bool {
+        self.subscription.probe()
     }
 
     /// Waits for the invalidation of a key. False if it does not come in time.

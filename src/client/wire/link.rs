@@ -133,8 +133,8 @@ impl Link {
     }
 
     /// True if the idle connection is known to have ended. Does not wait.
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.broken |= self.stream.has_ended();
+    pub(crate) fn probe(&mut self) -> bool {
+        self.broken |= self.stream.probe();
         self.broken
     }
 
@@ -215,12 +215,12 @@ impl Link {
             // the server takes no writes. This batch was not sent.
             return Err(Failure::not_sent("the connection is not used any more"));
         }
-        if self.proof == Proof::Answered && self.unread == 0 && self.has_ended() {
+        if self.proof == Proof::Answered && self.unread == 0 && self.probe() {
             return Err(Failure::out_of_step());
         }
         self.send(batch, deadline)?;
         let replies = self.collect(deadline)?;
-        if self.stream.has_unasked() {
+        if self.stream.unasked() {
             self.broken = true;
             return Err(Failure::out_of_step());
         }
@@ -394,7 +394,7 @@ mod tests {
             redis.write_all(b"+OK\r\n").unwrap();
             let deadline = long();
             // The link itself has not looked yet.
-            while !link.stream.has_ended() {
+            while !link.stream.probe() {
                 assert!(Moment::now() < deadline, "the second copy does not arrive");
             }
             assert!(

@@ -164,7 +164,7 @@ impl Access {
             if self.expected == Expected::ClusterNode && mode == Some("standalone") {
                 knows_slots(link, deadline)?;
             }
-            if link.has_ended() {
+            if link.probe() {
                 return Err(Failure::not_sent(
                     "the server ended the connection, or said too much",
                 ));

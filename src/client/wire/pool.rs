@@ -194,7 +194,7 @@ impl Pool {
     /// drops it if it has ended, or has received what nobody asked for: a proxy may repeat an
     /// answer, and the borrower would take it for the answer to its own command.
     fn drop_stale(&self, slot: &mut Slot, now: Moment) {
-        let is_over = |link: &mut Box<Link>| now.since(link.answered) > FRESH && link.has_ended();
+        let is_over = |link: &mut Box<Link>| now.since(link.answered) > FRESH && link.probe();
         if let Some(link) = slot.take_if(|link| self.condemned.includes(link) || is_over(link)) {
             self.closed(&link);
         }
@@ -218,7 +218,7 @@ impl Pool {
         while let Some(mut slot) = self.slots.try_get() {
             let is_stale = |link: &mut Box<Link>| {
                 let unused = Moment::now().since(link.answered);
-                self.condemned.includes(link) || unused > LONGEST_IDLE || link.has_ended()
+                self.condemned.includes(link) || unused > LONGEST_IDLE || link.probe()
             };
             dropped.extend(slot.take_if(is_stale));
             idle.push(slot);

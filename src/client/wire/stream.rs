@@ -99,21 +99,21 @@ impl Stream {
 
     /// True if the connection has ended, or has received bytes that nobody asked for. Does not
     /// wait: this is one system call.
-    pub(crate) fn has_ended(&mut self) -> bool {
+    pub(crate) fn probe(&mut self) -> bool {
         let socket = &self.socket;
-        let has_ended = match &mut self.tls {
-            Some(tls) => tls.has_ended(|buffer| socket.read_now(buffer)),
+        let probe = match &mut self.tls {
+            Some(tls) => tls.probe(|buffer| socket.read_now(buffer)),
             // The byte is dropped: a connection that receives unasked bytes is not used again.
             None => {
                 !matches!(socket.read_now(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
             }
         };
-        has_ended || self.has_unasked()
+        probe || self.unasked()
     }
 
     /// True if bytes were received that nobody asked for.
-    pub(crate) fn has_unasked(&mut self) -> bool {
-        !self.reader.is_empty() || self.tls.as_mut().is_some_and(|tls| tls.has_unread())
+    pub(crate) fn unasked(&mut self) -> bool {
+        !self.reader.is_empty() || self.tls.as_mut().is_some_and(|tls| tls.unread())
     }
 
     /// A handle by which another thread can end the connection.
@@ -205,18 +205,18 @@ pub(crate) mod tests {
     #[test]
     fn the_end_of_a_connection_is_found_out_without_waiting() {
         for (mut quiet, redis) in streams() {
-            assert!(!quiet.has_ended());
+            assert!(!quiet.probe());
             drop(redis);
-            assert!(quiet.has_ended(), "it is closed");
+            assert!(quiet.probe(), "it is closed");
         }
         for (mut talks, mut redis) in streams() {
             talks.send(b"x", within(LONG)).unwrap();
             redis.write_all(b"+the reply\r\n").unwrap();
             assert_eq!(text(talks.receive(within(LONG))), "the reply");
-            assert!(!talks.has_ended() && !talks.has_unasked());
+            assert!(!talks.probe() && !talks.unasked());
             redis.write_all(b"+unasked\r\n").unwrap();
             let deadline = within(LONG);
-            while !talks.has_ended() {
+            while !talks.probe() {
                 assert!(Moment::now() < deadline, "unasked bytes count as its end");
             }
         }

@@ -49,8 +49,8 @@ impl Subscription {
     }
 
     /// True if the connection is known to have ended. Does not wait.
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.stream.has_ended()
+    pub(crate) fn probe(&mut self) -> bool {
+        self.stream.probe()
     }
 
     /// The payload of the next message. `None` if none comes before the deadline.

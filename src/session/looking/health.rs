@@ -4,14 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::clock::{Moment, since_1970};
+use crate::base::clock::Moment;
 use crate::base::random;
 use crate::session::Session;
 use crate::session::looking::findings::{self, Finding, Verdict};
 use crate::store::{ClaimReply, Compared, Extension, Failure, Node, Seen, Wanted};
-
-/// How often the round trip is measured.
-const PINGS: usize = 21;
 
 /// What [`LockManager::check`](crate::LockManager::check) has found out.
 #[derive(Clone, Debug)]
@@ -81,14 +78,8 @@ impl Session {
         }
         note(self.cycle(deadline))?;
         for node in &nodes {
-            let quorums = node.quorums(deadline);
-            for finding in findings::of_sentinels(quorums) {
-                note(finding)?;
-            }
             note(self.tracking(node))?;
-            for finding in self.of_node(node, deadline) {
-                note(finding)?;
-            }
+            note(self.evictions(node, deadline))?;
         }
         Some(())
     }
@@ -113,9 +104,7 @@ impl Session {
         match self.try_cycle(deadline) {
             Ok(true) => {
                 let took = Moment::now().since(began);
-                Finding::well(format!(
-                    "a lock of its own was taken, renewed, seen and given back, in {took:.1?}"
-                ))
+                findings::of_cycle(took, self.core.settings.options.lease)
             }
             Ok(false) => Finding::failed(
                 "a lock of its own was sent, and the answers are not those of a Redis".to_owned(),
@@ -185,49 +174,15 @@ impl Session {
         }
     }
 
-    /// What a server says of itself, and how far away it is.
-    fn of_node(&self, node: &Arc<Node>, deadline: Moment) -> Vec<Finding> {
-        let examined = || {
-            let mut connection = self.core.store.connect_to(node, deadline)?;
-            let mut trips = Vec::with_capacity(PINGS);
-            for _ in 0..PINGS {
-                let began = Moment::now();
-                connection.ping(deadline)?;
-                trips.push(Moment::now().since(began));
-            }
-            let time = connection.server_time(deadline);
-            let cluster = self.core.store.is_cluster();
-            let cluster = cluster.then(|| connection.cluster_info(deadline));
-            let ours = since_1970();
-            Ok((
-                trips,
-                time.map(|time| time.abs_diff(ours)),
-                connection.info(deadline),
-                cluster,
-            ))
-        };
-        match examined() {
-            Err(failure) => vec![failed("the server does not answer", &failure)],
-            Ok((trips, offset, info, cluster)) => {
-                let lease = self.core.settings.options.lease;
-                let mut all = vec![findings::of_round_trips(trips, lease)];
-                match offset {
-                    Ok(offset) => all.push(findings::of_clock(offset)),
-                    Err(failure) => all.push(findings::not_told("TIME", &failure.text())),
-                }
-                match info {
-                    Ok(info) => all.extend(findings::of_info(&info)),
-                    Err(failure) => all.push(findings::not_told("INFO", &failure.text())),
-                }
-                match cluster {
-                    Some(Ok(info)) => all.extend(findings::of_cluster(&info)),
-                    Some(Err(failure)) => {
-                        all.push(findings::not_told("CLUSTER INFO", &failure.text()));
-                    }
-                    None => {}
-                }
-                all
-            }
+    /// Whether the server may forget a lock that is held.
+    fn evictions(&self, node: &Arc<Node>, deadline: Moment) -> Finding {
+        let connection = self.core.store.connect_to(node, deadline);
+        match connection.and_then(|mut connection| connection.info(deadline)) {
+            Ok(info) => findings::of_evictions(&info),
+            Err(failure) => Finding::warning(
+                format!("INFO is not told: {}", failure.text()),
+                "with the right to it, the eviction policy could be looked at",
+            ),
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::hold::{Hold, tests::sample};
 use crate::keeping::connection::{ExtendAnswers, Extended, KeeperCommands, Removed};
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::renewal::{on_renewal, round};
-use crate::keeping::work::Keeper;
+use crate::keeping::work::{Keeper, Part};
 use crate::session::release::{Release, Tried};
 use crate::simulation::interleavings::wakeups::{Redis, a_change};
 use crate::store::{Compared, Extension, Failure, Node};
@@ -112,18 +112,18 @@ impl Scene {
     /// Runs the keeper's rounds until the hold is lost or the test stops the keeper.
     fn keep(&self) {
         let shared = &self.keeper;
-        while let Some(work) = shared.next_round(Moment::NEVER) {
+        while let Some(work) = shared.next_round(Part::All, Moment::NEVER) {
             let in_time = work.over.is_empty() || self.hold.lost().is_some();
             assert!(in_time || self.silent, "nobody renewed it in time");
             shared.expire(&work.over);
-            round(shared, &mut &*self, work);
+            round(shared, &mut &*self, &work);
             assert!(self.silent || shared.core.counters.read().renewal_errors == 0);
             if shared.core.counters.read().lost > 0 {
                 // If the release has found the loss, the hold is not in the table any more.
                 let work = shared.work.lock();
                 let found = work.leases.has(&self.hold).then(Moment::now);
                 assert!(
-                    found.is_none() || work.leases.next() == Moment::NEVER,
+                    found.is_none() || work.leases.first() == Moment::NEVER,
                     "a lost hold is due again"
                 );
                 drop(work);
@@ -210,7 +210,7 @@ impl Scene {
         self.log.lock().released = released.is_ok();
         on_the_way();
         self.keeper.work.lock().stop = true;
-        self.keeper.due_sooner.notify_one();
+        self.keeper.due_sooner.notify_all();
     }
 
     /// The holder's release in Redis.

@@ -105,6 +105,8 @@ pub(crate) struct Hold {
     ended: Option<u64>,
     /// How many guards there are.
     pub(crate) depth: u32,
+    /// It is on its way to another thread.
+    pub(crate) is_detached: bool,
 }
 
 /// A new scene begins.
@@ -162,6 +164,7 @@ pub(crate) fn taken(
         taken: now(),
         kept: [0; 2],
         is_explained: false,
+        is_detached: false,
         ended: None,
         depth: 0,
     };
@@ -248,6 +251,7 @@ pub(crate) fn passes_to(number: usize, who: Who) {
     change(number, |hold| {
         hold.before = Some((hold.who.thread, now()));
         hold.who = who;
+        hold.is_detached = false;
     });
 }
 

@@ -358,7 +358,8 @@ impl Call {
             }
             return;
         };
-        let begun = ran || !judge::held_by(self.who).is_empty();
+        let mut held = judge::held_by(self.who).into_iter();
+        let begun = ran || held.any(|it| !judge::hold(it).is_detached);
         if let Err(Failed::Lock(error)) = &result
             && (begun && !error.body_ran() && !matches!(error, Error::InvalidOption { .. })
                 || !begun && error.body_ran() && thread_map::names().is_empty() && !error.is_lost())

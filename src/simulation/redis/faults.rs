@@ -116,9 +116,13 @@ impl Redis {
 
     /// Ends all connections.
     pub(crate) fn kill_clients(&mut self, now: u64) {
+        self.kill_all_but(&[], now);
+    }
+
+    pub(crate) fn kill_all_but(&mut self, spared: &[Client], now: u64) {
         self.advance(now);
         let clients: Vec<_> = self.state.clients.keys().copied().collect();
-        for client in clients {
+        for client in clients.into_iter().filter(|it| !spared.contains(it)) {
             self.state.kill(client);
         }
     }

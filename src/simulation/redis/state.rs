@@ -80,6 +80,8 @@ pub(crate) struct Faults {
     /// A script runs until then, and has run for so long that others are told.
     pub(crate) stuck_until: u64,
     pub(super) pause: Option<Pause>,
+    /// These get no invalidations, as behind a proxy that drops them.
+    pub(crate) unheard: Vec<Client>,
 }
 
 /// `CLIENT PAUSE`.

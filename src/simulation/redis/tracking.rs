@@ -102,6 +102,7 @@ impl State {
             .clients
             .get(&target)
             .is_none_or(|it| it.channels.is_empty())
+            || self.faults.unheard.contains(&target)
         {
             return;
         }

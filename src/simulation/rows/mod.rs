@@ -94,6 +94,7 @@ impl World {
         let key = format!("lock:{key}");
         let value = Value::String(format!("host-{number}-1-{number:032x}").into_bytes());
         self.servers.nodes[0].borrow_mut().act(|redis, now| {
+            redis.advance(now);
             let expires = Some(redis.clock() + 60_000);
             redis.set(key.as_bytes(), Entry { value, expires }, now);
         });

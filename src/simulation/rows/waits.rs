@@ -296,3 +296,58 @@ fn the_next_waiter_takes_over_where_the_first_has_given_up() {
         assert!(guard.unlock().is_err_and(|error| error.is_lost()));
     });
 }
+
+/// The change comes within a sleep that nothing else ends.
+#[test]
+fn a_listener_that_has_missed_a_change_is_replaced() {
+    in_scenes(100, |world| {
+        let locks = locks(|builder| builder);
+        world.occupy("a", 1);
+        let waiter = thread::spawn({
+            let locks = locks.clone();
+            move || {
+                locks.lock("a").map(drop).expect("locks");
+                now()
+            }
+        });
+        thread::sleep(SECOND + some(SECOND));
+        world.servers.nodes[0].borrow_mut().act(|redis, _| {
+            redis.faults().unheard = redis.listeners();
+        });
+        world.occupy("a", 2);
+        thread::sleep(17 * SECOND); // The waiter looks after 15 s at the latest.
+        let freed = now();
+        world.delete("a");
+        let taken = waiter.join().expect("no panic");
+        let took = Duration::from_nanos(taken - freed);
+        assert!(took < 5 * QUICK, "it took {took:?}");
+    });
+}
+
+/// The lease is over for the holder, and the key is there: a renewal that had no answer was executed.
+#[test]
+fn the_release_of_a_hold_that_is_over_wakes_who_waits_for_its_key() {
+    in_scenes(200, |world| {
+        let locks = locks(|builder| builder.lease(3 * SECOND));
+        let guard = locks.lock("a").expect("locks");
+        let waiter = thread::spawn({
+            let locks = locks.clone();
+            move || {
+                locks.lock("a").map(drop).expect("locks");
+                now()
+            }
+        });
+        thread::sleep(SECOND * 3 / 2);
+        let until = now() + 2_700_000_000;
+        change_link(world.servers.address(0), |link| {
+            link.silent_until = [0, until];
+        });
+        thread::sleep(SECOND * 29 / 10 + some(SECOND / 10));
+        assert!(world.exists("a"), "a renewal was executed");
+        let _ = guard.unlock();
+        let freed = now();
+        let taken = waiter.join().expect("no panic");
+        let took = Duration::from_nanos(taken.saturating_sub(freed));
+        assert!(took < 20 * QUICK, "it took {took:?}");
+    });
+}

@@ -33,6 +33,7 @@ impl Player {
 
     /// Another thread of the process goes on with the hold.
     pub(super) fn leave(&self, left: Left, end: End) {
+        judge::change(left.number, |hold| hold.is_detached = true);
         if end == End::Leave {
             scene::leave(self.process, left);
             let _ = self.tells.send(News::Left);

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use relatch::{Error, Found, LockManager, SurveyedLock, Verdict};
-use relatch_rig::{Cluster, LONG, Sentinels, Server, eventually, rights, within};
+use relatch_rig::{Cluster, LONG, Server, within};
 
 use crate::support::{builder, server_for, without};
 
@@ -76,7 +76,7 @@ fn a_check_looks_at_everything_and_leaves_nothing() {
     let (server, locks) = place();
     let health = locks.check(LONG);
     assert!(health.verdict < Verdict::Failed, "{health}");
-    assert!(health.findings.len() > 6, "{health}");
+    assert_eq!(health.findings.len(), 4, "{health}");
     assert_eq!(survey(&locks).len(), 0);
     server.pause();
     let limit = Duration::from_secs(1);
@@ -85,28 +85,6 @@ fn a_check_looks_at_everything_and_leaves_nothing() {
     });
     assert_eq!(health.verdict, Verdict::Failed, "{health}");
     server.resume();
-}
-
-#[test]
-fn a_check_asks_the_sentinels_whether_a_failover_is_possible() {
-    let sentinels = Sentinels::start();
-    // As a user who may do what a check does.
-    let url = sentinels.url().replace(&rights::login(), "");
-    let locks = builder(&url).build().expect("a manager");
-    let says = |text: &str| locks.check(LONG).to_string().contains(text);
-    eventually(LONG, "all know each other", || {
-        says("a failover is possible")
-    });
-    let away: Vec<_> = (1..sentinels.count())
-        .map(|place| sentinels.sentinel(place))
-        .collect();
-    for sentinel in &away {
-        sentinel.pause();
-    }
-    eventually(LONG, "the first is alone", || says("NOQUORUM"));
-    for sentinel in &away {
-        sentinel.resume();
-    }
 }
 
 #[test]
@@ -123,9 +101,7 @@ fn in_a_cluster_each_master_is_asked() {
         assert_eq!(found, keys, "{url}");
         let health = locks.check(LONG);
         assert!(health.verdict < Verdict::Failed, "{health}");
-        assert!(health.findings.len() > 18, "of each master: {health}");
-        let covered = "16384 of 16384 slots";
-        assert_eq!(health.to_string().matches(covered).count(), 3, "{health}");
+        assert_eq!(health.findings.len(), 10, "three of each master: {health}");
     }
 }
 

@@ -64,6 +64,22 @@ fn files_stay_small_and_do_not_unwrap() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// A name that asks promises that nothing changes.
+#[test]
+fn questions_do_not_act() {
+    let mut acting = Vec::new();
+    for (path, text) in sources() {
+        for part in without_tests(&text).split("fn ").skip(1) {
+            let signature = part.split(['{', ';']).next().expect("a first part");
+            let asks = ["is_", "has_", "shows_"];
+            if asks.iter().any(|it| signature.starts_with(it)) && signature.contains("&mut self") {
+                acting.push(format!("{}: {signature}", inside(&path)));
+            }
+        }
+    }
+    assert!(acting.is_empty(), "{acting:#?}");
+}
+
 /// A function goes from the line with its `fn` to the closing brace with the same indentation.
 #[test]
 fn functions_can_be_seen_whole() {

@@ -57,14 +57,14 @@ impl Tls {
         match *self {}
     }
 
-    pub(in crate::client) fn has_ended(
+    pub(in crate::client) fn probe(
         &mut self,
         _read: impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> bool {
         match *self {}
     }
 
-    pub(in crate::client) fn has_unread(&mut self) -> bool {
+    pub(in crate::client) fn unread(&mut self) -> bool {
         match *self {}
     }
 }

@@ -149,8 +149,8 @@ impl Channel {
 
     /// True if the connection has ended. `read` does not wait. A server may send messages without
     /// data at any time: they do not end the connection. What comes with data is kept, and found by
-    /// [`has_unread`](Self::has_unread).
-    pub(in crate::client) fn has_ended(
+    /// [`unread`](Self::unread).
+    pub(in crate::client) fn probe(
         &mut self,
         mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> bool {
@@ -162,7 +162,7 @@ impl Channel {
     }
 
     /// True if data has come that was not read.
-    pub(in crate::client) fn has_unread(&mut self) -> bool {
+    pub(in crate::client) fn unread(&mut self) -> bool {
         self.connection
             .reader()
             .fill_buf()

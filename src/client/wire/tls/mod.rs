@@ -168,7 +168,7 @@ pub(crate) mod tests {
             let (first, rest) = records.split_at(records.len() / 2);
             for part in [first, rest] {
                 server.socket.write_all(part).unwrap();
-                assert!(!stream.has_ended());
+                assert!(!stream.probe());
             }
         }
         server.write_all(b"+OK\r\n").unwrap();
@@ -177,7 +177,7 @@ pub(crate) mod tests {
         let records = server.records();
         server.socket.write_all(&records).unwrap();
         let deadline = within(LONG);
-        while !stream.has_ended() {
+        while !stream.probe() {
             assert!(
                 Moment::now() < deadline,
                 "the server says that it ends the connection"
@@ -191,8 +191,8 @@ pub(crate) mod tests {
         let both = [server.encrypt("+one\r\n"), server.encrypt("+two\r\n")].concat();
         server.socket.write_all(&both).unwrap();
         assert_eq!(stream.receive(within(LONG)).unwrap(), line("one"));
-        assert!(stream.has_unasked());
-        assert!(stream.has_ended());
+        assert!(stream.unasked());
+        assert!(stream.probe());
     }
 
     /// After the handshake, a server may send any number of tickets for later handshakes.

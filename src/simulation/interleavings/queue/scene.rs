@@ -209,7 +209,7 @@ impl Scene {
     /// Deletes the orphans, as the keeper does.
     fn clean_up(&self) {
         let soon = Moment::now().after(SOON);
-        let orphans = self.keeper.work.lock().leases.orphans.take_due(soon);
+        let orphans = self.keeper.work.lock().leases.orphans.take_all(soon);
         for orphan in orphans {
             self.redis.remove(&orphan.token);
         }
