@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::error::{Error, LostCause};
+use crate::base::error::{Error, LostCause, TIME_IS_UP};
 use crate::base::key::Name;
 use crate::base::options::{Lease, Options, check_lease, invalid_option};
 use crate::hold::Hold;
@@ -175,8 +175,7 @@ impl Session {
 
 /// Returns an error if this lease would extend a hold past its `max_hold`.
 fn check_limit(hold: &Hold, lease: Lease) -> Result<(), Error> {
-    let reason = "the hold has lasted for nearly as long as it may, and no lease extends it";
     hold.limit_of(lease, Moment::now()).map_or(Ok(()), |limit| {
-        Err(invalid_option("max_hold", limit, reason))
+        Err(invalid_option("max_hold", limit, TIME_IS_UP))
     })
 }

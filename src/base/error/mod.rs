@@ -10,6 +10,11 @@ use std::time::Duration;
 use crate::base::error::wording::{around, doing, invalid, may_exist, timed_out, would_deadlock};
 use crate::base::owner::holder::Holder;
 
+/// The reason of a guard that finds that `max_hold` is over. Its thread holds the lock, so
+/// [`Error::body_ran`] is true.
+pub(crate) const TIME_IS_UP: &str =
+    "the hold has lasted for nearly as long as it may, and no lease extends it";
+
 pub use crate::base::error::cause::{BlockedThread, LostCause, SetupCause, SystemCause, TlsCause};
 
 /// Why an operation on a lock failed.

@@ -1,6 +1,6 @@
 //! What a program asks of an error: what kind it is, and which lock it is about.
 
-use crate::base::error::Error;
+use crate::base::error::{Error, TIME_IS_UP};
 
 impl Error {
     /// True for [`Error::Timeout`]: the wait ended before this thread got the lock.
@@ -83,7 +83,8 @@ impl Error {
     /// **`false` says nothing of work that had ended before the call began.** If a function takes
     /// two locks one after the other, and the second one is busy, the work under the first one is
     /// done. So ask of each call by itself. An error about a value that cannot work, such as
-    /// [`InvalidKey`](Error::InvalidKey), is false wherever it was made. [The page on
+    /// [`InvalidKey`](Error::InvalidKey), is false wherever it was made, and so are
+    /// [`System`](Error::System) and [`NothingToAdopt`](Error::NothingToAdopt). [The page on
     /// errors](crate::guide::errors) has the answer of each error.
     ///
     /// ```
@@ -118,8 +119,9 @@ impl Error {
             | Error::AlreadyHeld { .. }
             | Error::OtherGuards { .. }
             | Error::DepthOverflow { .. } => true,
+            // A guard says so.
+            Error::InvalidOption { reason, .. } => *reason == TIME_IS_UP,
             Error::InvalidKey { .. }
-            | Error::InvalidOption { .. }
             | Error::NoFence { .. }
             | Error::NothingToAdopt { .. }
             | Error::NotHeld { .. }

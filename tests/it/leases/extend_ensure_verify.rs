@@ -380,9 +380,14 @@ fn nothing_extends_a_hold_past_max_hold_and_the_calls_say_so() {
         .expect("locks");
     let taken = Instant::now();
     let is_limited = |result: Result<(), Error>| match result {
-        Err(Error::InvalidOption {
-            option: "max_hold", ..
-        }) => true,
+        Err(
+            ref error @ Error::InvalidOption {
+                option: "max_hold", ..
+            },
+        ) => {
+            assert!(error.body_ran(), "a guard says so: the work has begun");
+            true
+        }
         Ok(()) => false,
         Err(other) => panic!("{other:?}"),
     };
