@@ -213,6 +213,12 @@ pub(crate) fn own_group() -> i32 {
     this_process().map_or_else(|| raw(getpgrp()), |process| process.group)
 }
 
+/// Whether the terminal's foreground is this process's group. (Only Linux tells.)
+pub(crate) fn terminal_has_own_group() -> bool {
+    let own = this_process().filter(|process| process.group != 0);
+    own.is_some_and(|process| process.terminal == process.group)
+}
+
 /// This process, as others see it. `None` also if `/proc` is that of another container: its numbers
 /// are not those of our signals.
 #[cfg(target_os = "linux")]
@@ -247,6 +253,8 @@ struct Process {
     parent: i32,
     group: i32,
     session: i32,
+    /// The group in the foreground of its terminal.
+    terminal: i32,
     /// The time of its start, in ticks of the system.
     since: u64,
 }
@@ -274,6 +282,7 @@ impl Process {
             parent: number(1)?,
             group: number(2)?,
             session: number(3)?,
+            terminal: number(5)?,
             since: fields.get(19)?.parse().ok()?,
         })
     }

@@ -9,7 +9,7 @@ use rustix::process::{Pid, getpid};
 
 use crate::args::{Common, OnLost, Run};
 use crate::exit::{Failure, code};
-use crate::run::family::{own_group, own_session};
+use crate::run::family::{own_group, own_session, terminal_has_own_group};
 use crate::run::life::Plan;
 use crate::span;
 
@@ -57,8 +57,7 @@ impl Wanted {
                  for renewals";
             return Err(Failure::new(code::CONFIG, message));
         }
-        let stdin = io::stdin().is_terminal();
-        let foreground = options.foreground || stdin;
+        let at_terminal = io::stdin().is_terminal() || terminal_has_own_group();
         Ok(Wanted {
             keys,
             command: command(options)?,
@@ -67,11 +66,10 @@ impl Wanted {
                 kill_after,
                 max_hold: options.max_hold.filter(|limit| !limit.is_zero()),
                 only_warn: options.on_lost == OnLost::Warn,
-                at_terminal: foreground
-                    && (stdin || io::stdout().is_terminal() || io::stderr().is_terminal()),
+                at_terminal,
                 can_stop: can_stop(),
             },
-            foreground,
+            foreground: options.foreground || at_terminal,
             wait: if options.nonblock {
                 Some(Duration::ZERO)
             } else {

@@ -29,7 +29,10 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// `relatch` with these arguments, in the folder.
+    /// `relatch` with these arguments, in the folder. In a group of its own, as below a shell: if the
+    /// tests run at a terminal, what it sends to its foreground is not for this process. (In one that
+    /// no process outside of it could continue, as where the tests have a session of their own, the
+    /// kernel passes over `TSTP`.)
     pub(crate) fn relatch(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_relatch"));
         command
@@ -37,6 +40,7 @@ impl Place {
             .env("REDIS_URL", self.server.url())
             .env("SHELL", "/bin/sh")
             .stdin(Stdio::null())
+            .process_group(0)
             .current_dir(self.folder.path());
         for name in [
             "RELATCH_URL",
@@ -77,9 +81,7 @@ impl Place {
         arguments.extend(options);
         arguments.extend(["--", "bash", "-c", script, "job", name]);
         let mut command = self.relatch(&arguments);
-        // In a group of its own, as below a shell. In one that no process outside of it could
-        // continue, as where the tests have a session of their own, the kernel passes over `TSTP`.
-        let child = spawn(command.stderr(Stdio::piped()).process_group(0));
+        let child = spawn(command.stderr(Stdio::piped()));
         eventually(LONG, "the job runs", || {
             fs::read(self.file(name)).is_ok_and(|text| !text.is_empty())
         });
