@@ -17,9 +17,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -34,7 +32,7 @@ use signal_hook::consts::{SIGCONT, SIGKILL};
 use crate::run::family::{Family, Pause, Scope};
 use crate::run::life::Ended;
 use crate::run::line::{FromGuard, Until, hear, now, say};
-use crate::run::signals;
+use crate::run::{signals, spawn};
 
 /// The first argument of the process.
 pub(crate) const COMMAND: &str = "__guard";
@@ -104,20 +102,23 @@ pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     if orders.until.0 <= now() {
         return say(&socket, &FromGuard::Late.word());
     }
-    let leader = match start(command, rest, stdin, orders.foreground) {
+    let heard = socket.try_clone()?;
+    let leader = match start(command, rest, &stdin, orders.foreground) {
         Ok(leader) => leader,
         Err(error) => {
             let number = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
             return say(&socket, &FromGuard::Failed(number).word());
         }
     };
+    // From here on nothing fails.
+    drop(stdin);
     let _ = say(&socket, &FromGuard::Started(leader).word());
     family.set_leader(leader);
     let (sender, events) = channel();
-    let reaper = (socket.try_clone()?, sender.clone());
-    thread::spawn(move || reap(leader, &reaper.0, &reaper.1));
     let telling = sender.clone();
-    thread::spawn(move || listen(&socket, &telling));
+    thread::spawn(move || reap(leader, &socket, &telling));
+    let telling = sender.clone();
+    thread::spawn(move || listen(&heard, &telling));
     watch(&events, family, &orders);
     drop(sender); // Until here, so that the events do not end.
     Ok(())
@@ -153,27 +154,24 @@ fn receive(socket: &UnixStream) -> io::Result<OwnedFd> {
 fn start(
     command: &OsStr,
     rest: &[OsString],
-    stdin: OwnedFd,
+    stdin: &OwnedFd,
     foreground: Option<i32>,
 ) -> io::Result<Pid> {
-    let again = stdin.try_clone()?;
-    let spawn = |program: &OsStr, before: &[&OsStr], stdin| {
-        Command::new(program)
-            .args(before)
-            .args(rest)
-            .stdin(Stdio::from(stdin))
-            .process_group(foreground.unwrap_or(0))
-            .spawn()
+    let environment = spawn::environment();
+    let spawn = |program: &OsStr, before: &[&OsStr]| {
+        let rest = rest.iter().map(|argument| &**argument);
+        let arguments: Vec<_> = before.iter().copied().chain(rest).collect();
+        let group = foreground.unwrap_or(0);
+        spawn::spawn(program, &arguments, &environment, stdin, group)
     };
-    let child = match spawn(command, &[], stdin) {
+    match spawn(command, &[command]) {
         // A script that does not name its shell.
         Err(error) if error.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()) => {
-            let script = found(command);
-            spawn("/bin/sh".as_ref(), &[script.as_os_str()], again)?
+            let shell = "/bin/sh".as_ref();
+            spawn(shell, &[shell, found(command).as_os_str()])
         }
-        other => other?,
-    };
-    Ok(Pid::from_child(&child))
+        other => other,
+    }
 }
 
 /// The file of a command.

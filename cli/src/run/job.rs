@@ -1,14 +1,12 @@
 //! The job, as the wrapper sees it: below the guard process, and without it.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
 
@@ -21,7 +19,7 @@ use crate::run::family::{Family, Scope};
 use crate::run::guard::{Orders, adopt_orphans, ended};
 use crate::run::life::{Ended, Event, NotStarted};
 use crate::run::line::{FromGuard, Until, hear, say};
-use crate::run::signals;
+use crate::run::{signals, spawn};
 
 pub(crate) struct Job {
     socket: UnixStream,
@@ -45,17 +43,17 @@ impl Job {
         let mut family = Family::new(orders.foreground.is_none());
         let (socket, theirs) = UnixStream::pair()?;
         let listening = socket.try_clone()?;
-        let guard = Command::new(this_program()?)
-            .arg0("relatch")
-            .args(orders.arguments())
-            .args(command)
-            .env_remove("RELATCH_FENCE") // It may be that of a run around this one.
-            .env_remove("RELATCH_REDIS_FILE")
-            .envs(environment)
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .process_group(0)
-            .spawn()?;
-        let guard = Pid::from_child(&guard);
+        let orders = orders.arguments();
+        let mut arguments = vec!["relatch".as_ref()];
+        arguments.extend(orders.iter().map(OsStr::new));
+        arguments.extend(command.iter().map(|argument| &**argument));
+        let mut variables = spawn::environment();
+        variables.remove(OsStr::new("RELATCH_FENCE")); // It may be that of a run around this one.
+        variables.remove(OsStr::new("RELATCH_REDIS_FILE"));
+        let named = environment.iter();
+        variables.extend(named.map(|(name, value)| ((*name).into(), value.clone())));
+        let program = this_program()?;
+        let guard = spawn::spawn(program.as_os_str(), &arguments, &variables, theirs, 0)?;
         family.set_guard(guard);
         let job = Job {
             socket,

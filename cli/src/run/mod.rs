@@ -2,7 +2,7 @@
 //!
 //! [`life`] decides what is done when something happens, and knows no process. [`job`] has the
 //! processes, [`guard`] is the one that stays if this one is killed, [`family`] finds and kills,
-//! [`line`] is what the two say to each other, [`signals`] what others send. [`held`] has the
+//! [`line`] is what the two say to each other, [`signals`] what others send, [`spawn`] starts. [`held`] has the
 //! locks, [`nested`] those of the runs around this one, [`outcome`] what a run comes to, and
 //! [`report`] what is said of it in the end.
 //!
@@ -37,6 +37,7 @@ pub(crate) mod nested;
 mod outcome;
 mod report;
 mod signals;
+mod spawn;
 mod wanted;
 
 use std::collections::BTreeMap;

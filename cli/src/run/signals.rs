@@ -61,15 +61,23 @@ pub(crate) fn listen_for_stops(handle: &Handle) -> io::Result<()> {
     handle.add_signal(SIGTSTP)
 }
 
-/// Whether the process was started with this signal ignored. (Only Linux tells.)
+/// The signals that this process was started with ignored, a bit for each. (Only Linux tells.)
+static IGNORED: LazyLock<u64> = LazyLock::new(|| {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut lines = status.lines();
+    let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or_default()
+});
+
+// Before `main`, ahead of which Rust's runtime ignores `SIGPIPE`.
+ctor_lite::ctor! {
+    unsafe fn look_at_ignored() {
+        LazyLock::force(&IGNORED);
+    }
+}
+
+/// Whether the process was started with this signal ignored.
 pub(crate) fn is_ignored(number: i32) -> bool {
-    /// As it was at the first call, a bit for each signal.
-    static IGNORED: LazyLock<u64> = LazyLock::new(|| {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let mut lines = status.lines();
-        let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
-        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-            .unwrap_or_default()
-    });
     *IGNORED >> (number - 1) & 1 == 1
 }
