@@ -236,7 +236,7 @@ fn live(
             look_at = Some(now() + pause.next());
         }
         for action in life.on(event, held.at()) {
-            act(action, &job, life.scope(), options);
+            act(action, &mut job, life.scope(), options);
         }
         if life.is_over() {
             return life;
@@ -260,7 +260,7 @@ fn live(
     }
 }
 
-fn act(action: Action, job: &Job, scope: Scope, options: &Run) {
+fn act(action: Action, job: &mut Job, scope: Scope, options: &Run) {
     match action {
         Action::Forward(number, to) => job.signal(number, to),
         Action::Ask => {

@@ -110,7 +110,7 @@ fn at_once(key: &str, holder: Option<&Holder>) -> String {
 /// The signal that has ended the wait, if there was one. Nothing has been started by then.
 pub(crate) fn ends_wait(events: &Receiver<Event>) -> Option<i32> {
     events.try_iter().find_map(|event| match event {
-        Event::Signal(number) if ENDS.contains(&number) => Some(number),
+        Event::Signal(number, _) if ENDS.contains(&number) => Some(number),
         _ => None,
     })
 }
@@ -161,6 +161,14 @@ pub(crate) fn over(
             return not_started(&wanted.command[0], number, report);
         }
         Some(NotStarted::Interrupted(number)) => return interrupted(number, report),
+        Some(NotStarted::Guard(number)) => {
+            let message = format!(
+                "the job was not started: its guard process ended with {number} before it could"
+            );
+            tell(&message);
+            report.cause = Some(message);
+            return (Outcome::NotStarted, code::SOFTWARE);
+        }
         Some(NotStarted::Late) | None => {}
     }
     let why = match (life.reason(), life.not_started()) {

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal};
+use std::fs::File;
 use std::time::Duration;
 
 use rustix::process::{Pid, getpid};
@@ -46,8 +46,8 @@ impl Wanted {
                  for renewals";
             return Err(Failure::new(code::CONFIG, message));
         }
-        let stdin = io::stdin().is_terminal();
-        let foreground = options.foreground || stdin;
+        // As below `flock`: in a group of its own, a job could not use the terminal.
+        let foreground = options.foreground || File::open("/dev/tty").is_ok();
         Ok(Wanted {
             keys,
             command: command(options)?,
@@ -56,8 +56,7 @@ impl Wanted {
                 kill_after,
                 max_hold: options.max_hold,
                 only_warn: options.on_lost == OnLost::Warn,
-                at_terminal: foreground
-                    && (stdin || io::stdout().is_terminal() || io::stderr().is_terminal()),
+                shares_group: foreground,
                 can_stop: can_stop(),
             },
             foreground,

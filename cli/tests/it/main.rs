@@ -13,6 +13,7 @@ mod deaths;
 mod doctor;
 mod farewell;
 mod flock;
+mod inherited;
 mod listing;
 mod others;
 mod papers;
