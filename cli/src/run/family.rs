@@ -1,12 +1,13 @@
 //! The processes of a job: those that descend from one process, on Linux.
 //!
 //! A process cannot leave its family: the root is a child subreaper, to which each orphan of the
-//! family comes. It can leave the session (`setsid`), and that is how a daemon says that it is not
-//! of the job any more. So there are two [scopes](Scope).
+//! family comes. It can leave the session (`setsid`), and once its parent has ended by itself, that
+//! is how a daemon says that it is not of the job any more. So there are two [scopes](Scope).
 //!
 //! Elsewhere the system does not tell who descends from whom, and the job is its process group.
 //! That is also so where `/proc` is that of another container.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -14,6 +15,9 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, getpgrp, getpid, kill_process, kill_process_group,
     test_kill_process, test_kill_process_group, waitid,
 };
+use signal_hook::consts::{SIGCONT, SIGKILL, SIGSTOP};
+
+use crate::run::guard;
 
 /// How long to wait before the next look at a family. It grows, since a look reads all of `/proc`.
 /// The first is so long that usually no look is needed: the last child was waited for by then.
@@ -34,7 +38,7 @@ impl Pause {
 /// Who of a family is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// The job: those in the session in which it was started.
+    /// The job: those in the session in which it was started, and what these wait for in others.
     Job,
     /// Those of the job that are not in the process group of this process.
     OtherGroups,
@@ -50,7 +54,9 @@ pub(crate) struct Family {
     session: Option<i32>,
     /// They descend from the root, and are not of the job. The number of a process that has ended
     /// is given to another one day, so the time of its start belongs to its name.
-    spared: Vec<(Pid, u64)>,
+    spared: Vec<Name>,
+    /// They are of the job in other sessions, also when their parents have ended by a signal.
+    kept: Vec<Name>,
     /// It is not of the job, and the job descends from it. `None` once it was waited for: its
     /// number may be another's then.
     guard: Option<Pid>,
@@ -74,6 +80,7 @@ impl Family {
             root,
             session,
             spared: before.iter().flatten().map(Process::name).collect(),
+            kept: Vec::new(),
             guard: None,
             leader: None,
             leader_has_ended: false,
@@ -91,6 +98,19 @@ impl Family {
 
     pub(crate) fn set_leader(&mut self, leader: Pid) {
         self.leader = Some(leader);
+    }
+
+    pub(crate) fn keep(&mut self, name: Name) {
+        self.kept.push(name);
+    }
+
+    /// Those of the job that are of it only as long as their parents live.
+    pub(crate) fn in_other_sessions(&self) -> Vec<Name> {
+        let members = self.members(Scope::Job).unwrap_or_default();
+        let others = members
+            .iter()
+            .filter(|process| Some(process.session) != self.session);
+        others.map(Process::name).collect()
     }
 
     pub(crate) fn leader_has_ended(&mut self) {
@@ -113,11 +133,13 @@ impl Family {
     /// these microseconds, after all other numbers of the system.)
     ///
     /// What fails has ended, or is another user's, and then nothing can be done.
+    ///
+    /// A run inside of the job passes on what it gets. So it gets it, and nobody below its guard.
     pub(crate) fn signal(&self, number: i32, scope: Scope) {
         let Some(signal) = Signal::from_named_raw(number) else {
             return;
         };
-        let Some(members) = self.members(scope) else {
+        let Some(mut members) = self.members(scope) else {
             // Who is at the terminal has its signals.
             if scope != Scope::OtherGroups {
                 self.signal_unseen(signal);
@@ -126,13 +148,21 @@ impl Family {
         };
         let own = self.leader.filter(|_| self.has_group);
         let is_in_group = |process: &&Process| Some(process.group) == own.map(raw);
-        if let Some(group) = own
-            && members.iter().any(|process| is_in_group(&process))
-        {
+        let mut to_group = members.iter().any(|process| is_in_group(&process));
+        if ![SIGCONT, SIGKILL, SIGSTOP].contains(&number) {
+            let inner = self.below_inner_guards(scope).unwrap_or_default();
+            let is_left_out = |process: &Process| inner.contains(&process.name());
+            let in_group = members.iter().filter(is_in_group);
+            to_group &= !in_group.copied().any(|process| is_left_out(&process));
+            members.retain(|process| !is_left_out(process));
+        }
+        if let Some(group) = own.filter(|_| to_group) {
             let _ = kill_process_group(group, signal);
         }
-        for process in members.iter().filter(|process| !is_in_group(process)) {
-            let _ = kill_process(process.pid, signal);
+        for process in &members {
+            if !to_group || !is_in_group(&process) {
+                let _ = kill_process(process.pid, signal);
+            }
         }
     }
 
@@ -175,22 +205,40 @@ impl Family {
         test == Err(Errno::SRCH) // `EPERM` is the answer for a living process of another user.
     }
 
-    /// Those who live, if the system tells.
+    /// All that descend from the guard or from this process, a parent before its children, if the
+    /// system tells.
     ///
     /// As long as the guard has children, only they and theirs are of the job: who was here before
     /// may go on to leave processes to this one.
-    fn members(&self, scope: Scope) -> Option<Vec<Process>> {
-        let session = self.session?;
+    fn descendants(&self) -> Option<Vec<Process>> {
         let all = processes()?;
         let below_guard = self.guard.map(|guard| descendants(&all, guard, &[]));
-        let mut found = below_guard
-            .filter(|found| !found.is_empty())
-            .unwrap_or_else(|| descendants(&all, self.root, &self.spared));
-        let own_group = own_group();
-        found.retain(|process| {
+        let below_guard = below_guard.filter(|found| !found.is_empty());
+        Some(below_guard.unwrap_or_else(|| descendants(&all, self.root, &self.spared)))
+    }
+
+    /// Those who live, if the system tells.
+    fn members(&self, scope: Scope) -> Option<Vec<Process>> {
+        let session = self.session?;
+        let mut found = self.descendants()?;
+        let mut of_job = HashSet::new();
+        for process in &found {
             // (The first process may have left with `setsid`, and is the job all the same.)
             let is_leader = Some(process.pid) == self.leader && !self.leader_has_ended;
-            let is_of_job = process.session == session || is_leader;
+            // (A guard has adopted what has left the job of an inner run.)
+            let is_waited_for =
+                || of_job.contains(&process.parent) && !guard::is_guard(process.parent);
+            if process.session == session
+                || is_leader
+                || self.kept.contains(&process.name())
+                || is_waited_for()
+            {
+                of_job.insert(raw(process.pid));
+            }
+        }
+        let own_group = own_group();
+        found.retain(|process| {
+            let is_of_job = of_job.contains(&raw(process.pid));
             let is_meant = match scope {
                 Scope::Job => is_of_job,
                 Scope::OtherGroups => is_of_job && process.group != own_group,
@@ -200,6 +248,23 @@ impl Family {
         });
         Some(found)
     }
+
+    /// The guards of runs inside of the job, and all that they look after. With [`Scope::All`], not
+    /// what has left the session: no run passes anything on to it.
+    fn below_inner_guards(&self, scope: Scope) -> Option<Vec<Name>> {
+        let mut inside = HashSet::new();
+        let mut found = self.descendants()?;
+        found.retain(|process| {
+            let pid = raw(process.pid);
+            let is_guard = || Some(process.pid) != self.guard && guard::is_guard(pid);
+            let is_inside = inside.contains(&process.parent) || is_guard();
+            if is_inside {
+                inside.insert(pid);
+            }
+            is_inside && (scope != Scope::All || Some(process.session) == self.session)
+        });
+        Some(found.iter().map(Process::name).collect())
+    }
 }
 
 /// The number of this process's session. Zero, if it began outside of this process's container.
@@ -208,15 +273,28 @@ pub(crate) fn own_session() -> Option<i32> {
     this_process().map(|process| process.session)
 }
 
+/// Whether a process has started this one, or one that has, from another session: a service manager,
+/// which may have sent the same signal to all of the service.
+pub(crate) fn is_manager(pid: i32) -> bool {
+    let Some(own) = this_process() else {
+        return false;
+    };
+    let mut next = own.parent;
+    while next > 0 {
+        let Some(process) = look_at(next) else {
+            return false;
+        };
+        if next == pid {
+            return process.session != own.session;
+        }
+        next = process.parent;
+    }
+    false
+}
+
 /// The number of this process's group. Zero, if it began outside of this process's container.
 pub(crate) fn own_group() -> i32 {
     this_process().map_or_else(|| raw(getpgrp()), |process| process.group)
-}
-
-/// Whether the terminal's foreground is this process's group. (Only Linux tells.)
-pub(crate) fn terminal_has_own_group() -> bool {
-    let own = this_process().filter(|process| process.group != 0);
-    own.is_some_and(|process| process.terminal == process.group)
 }
 
 /// This process, as others see it. `None` also if `/proc` is that of another container: its numbers
@@ -231,8 +309,18 @@ fn this_process() -> Option<Process> {
     Process::read(pid, &std::fs::read("/proc/self/stat").ok()?)
 }
 
+#[cfg(target_os = "linux")]
+fn look_at(pid: i32) -> Option<Process> {
+    Process::read(pid, &std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+}
+
 #[cfg(not(target_os = "linux"))]
 fn this_process() -> Option<Process> {
+    None
+}
+
+#[cfg(not(target_os = "linux"))]
+fn look_at(_pid: i32) -> Option<Process> {
     None
 }
 
@@ -246,6 +334,9 @@ fn raw(pid: Pid) -> i32 {
     pid.as_raw_nonzero().get()
 }
 
+/// The number of a process and the time of its start: another process may have the number one day.
+pub(crate) type Name = (Pid, u64);
+
 /// A process of the system that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
@@ -253,14 +344,12 @@ struct Process {
     parent: i32,
     group: i32,
     session: i32,
-    /// The group in the foreground of its terminal.
-    terminal: i32,
     /// The time of its start, in ticks of the system.
     since: u64,
 }
 
 impl Process {
-    fn name(&self) -> (Pid, u64) {
+    fn name(&self) -> Name {
         (self.pid, self.since)
     }
 
@@ -282,7 +371,6 @@ impl Process {
             parent: number(1)?,
             group: number(2)?,
             session: number(3)?,
-            terminal: number(5)?,
             since: fields.get(19)?.parse().ok()?,
         })
     }
@@ -316,7 +404,7 @@ fn processes() -> Option<Vec<Process>> {
 }
 
 /// Those that descend from one, and not by one that is spared.
-fn descendants(all: &[Process], root: Pid, spared: &[(Pid, u64)]) -> Vec<Process> {
+fn descendants(all: &[Process], root: Pid, spared: &[Name]) -> Vec<Process> {
     let mut family: Vec<Process> = Vec::new();
     let mut parents = vec![raw(root)];
     while let Some(parent) = parents.pop() {

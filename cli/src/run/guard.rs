@@ -17,11 +17,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -30,11 +26,12 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
 use signal_hook::consts::{SIGCONT, SIGKILL};
+use signal_hook::iterator::Signals;
 
 use crate::run::family::{Family, Pause, Scope};
 use crate::run::life::Ended;
-use crate::run::line::{FromGuard, Until, hear, now, say};
-use crate::run::signals;
+use crate::run::line::{FromGuard, ToGuard, Until, hear, now, say};
+use crate::run::{signals, spawn};
 
 /// The first argument of the process.
 pub(crate) const COMMAND: &str = "__guard";
@@ -77,7 +74,7 @@ impl Orders {
 }
 
 enum Event {
-    Said(Until),
+    Said(ToGuard),
     /// The wrapper has ended.
     Alone,
     LeaderEnded,
@@ -90,12 +87,9 @@ pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
     let orders = Orders::read(arguments).ok_or_else(invalid)?;
     let (command, rest) = arguments[4..].split_first().ok_or_else(invalid)?;
-    // A handler that does nothing, and that the job does not inherit.
-    for number in signals::FOR_THE_JOB {
-        if !signals::is_ignored(number) {
-            signal_hook::flag::register(number, Arc::new(AtomicBool::new(false)))?;
-        }
-    }
+    // Handlers that the job does not inherit.
+    let numbers = signals::FOR_THE_JOB.iter().copied();
+    let mut witness = Signals::new(numbers.filter(|number| !signals::is_ignored(*number)))?;
     adopt_orphans();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let stdin = receive(&socket)?;
@@ -104,20 +98,29 @@ pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     if orders.until.0 <= now() {
         return say(&socket, &FromGuard::Late.word());
     }
-    let leader = match start(command, rest, stdin, orders.foreground) {
+    let heard = socket.try_clone()?;
+    let got = socket.try_clone()?;
+    thread::spawn(move || {
+        for number in witness.forever() {
+            let _ = say(&got, &FromGuard::Got(number).word());
+        }
+    });
+    let leader = match start(command, rest, &stdin, orders.foreground) {
         Ok(leader) => leader,
         Err(error) => {
             let number = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
             return say(&socket, &FromGuard::Failed(number).word());
         }
     };
+    // From here on nothing fails.
+    drop(stdin);
     let _ = say(&socket, &FromGuard::Started(leader).word());
     family.set_leader(leader);
     let (sender, events) = channel();
-    let reaper = (socket.try_clone()?, sender.clone());
-    thread::spawn(move || reap(leader, &reaper.0, &reaper.1));
     let telling = sender.clone();
-    thread::spawn(move || listen(&socket, &telling));
+    thread::spawn(move || reap(leader, &socket, &telling));
+    let telling = sender.clone();
+    thread::spawn(move || listen(&heard, &telling));
     watch(&events, family, &orders);
     drop(sender); // Until here, so that the events do not end.
     Ok(())
@@ -153,27 +156,24 @@ fn receive(socket: &UnixStream) -> io::Result<OwnedFd> {
 fn start(
     command: &OsStr,
     rest: &[OsString],
-    stdin: OwnedFd,
+    stdin: &OwnedFd,
     foreground: Option<i32>,
 ) -> io::Result<Pid> {
-    let again = stdin.try_clone()?;
-    let spawn = |program: &OsStr, before: &[&OsStr], stdin| {
-        Command::new(program)
-            .args(before)
-            .args(rest)
-            .stdin(Stdio::from(stdin))
-            .process_group(foreground.unwrap_or(0))
-            .spawn()
+    let environment = spawn::environment();
+    let spawn = |program: &OsStr, before: &[&OsStr]| {
+        let rest = rest.iter().map(|argument| &**argument);
+        let arguments: Vec<_> = before.iter().copied().chain(rest).collect();
+        let group = foreground.unwrap_or(0);
+        spawn::spawn(program, &arguments, &environment, stdin, group)
     };
-    let child = match spawn(command, &[], stdin) {
+    match spawn(command, &[command]) {
         // A script that does not name its shell.
         Err(error) if error.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()) => {
-            let script = found(command);
-            spawn("/bin/sh".as_ref(), &[script.as_os_str()], again)?
+            let shell = "/bin/sh".as_ref();
+            spawn(shell, &[shell, found(command).as_os_str()])
         }
-        other => other?,
-    };
-    Ok(Pid::from_child(&child))
+        other => other,
+    }
 }
 
 /// The file of a command.
@@ -192,7 +192,7 @@ fn found(command: &OsStr) -> OsString {
 /// Passes on what the wrapper says.
 fn listen(socket: &UnixStream, sender: &Sender<Event>) {
     while let Some(word) = hear(socket) {
-        let _ = sender.send(Event::Said(Until::read(word)));
+        let _ = sender.send(Event::Said(ToGuard::read(word)));
     }
     let _ = sender.send(Event::Alone);
 }
@@ -247,10 +247,11 @@ fn watch(events: &Receiver<Event>, mut family: Family, orders: &Orders) {
             left => left.min(LONGEST_SLEEP),
         };
         match events.recv_timeout(limit) {
-            Ok(Event::Said(until)) if scope == Scope::Job => kill_at = until.0,
+            Ok(Event::Said(ToGuard::Keep(name))) => family.keep(name),
+            Ok(Event::Said(ToGuard::Until(until))) if scope == Scope::Job => kill_at = until.0,
             Ok(Event::Alone) => {
                 scope = Scope::All;
-                kill_at = kill_at.min(now() + orders.kill_after);
+                kill_at = kill_without_wrapper(kill_at, now(), orders.kill_after);
                 family.signal(orders.signal, scope);
                 family.signal(SIGCONT, scope);
                 pause = Pause::SHORTEST;
@@ -268,6 +269,32 @@ fn watch(events: &Receiver<Event>, mut family: Family, orders: &Orders) {
         }
         if has_ended && family.is_empty(scope) {
             return;
+        }
+    }
+}
+
+/// When the job is killed whose wrapper ends now: after its time, but before the lease ends. The
+/// wrapper may have been stopped for long.
+fn kill_without_wrapper(good_until: Duration, now: Duration, kill_after: Duration) -> Duration {
+    good_until.min(now + kill_after)
+}
+
+/// Whether a process is the guard of a run: `relatch __guard ...`.
+pub(crate) fn is_guard(pid: i32) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).nth(1) == Some(COMMAND.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_without_its_wrapper_is_killed_before_the_lease_ends() {
+        let [now, kill_after] = [100, 5].map(Duration::from_secs);
+        for (good_until, killed_at) in [(130, 105), (102, 102), (99, 99)] {
+            let [good_until, killed_at] = [good_until, killed_at].map(Duration::from_secs);
+            assert_eq!(kill_without_wrapper(good_until, now, kill_after), killed_at);
         }
     }
 }

@@ -209,7 +209,7 @@ impl Wait {
     }
 
     fn on(&mut self, event: Event) {
-        if let Event::Signal(number) = event
+        if let Event::Signal(number, _) = event
             && ENDS.contains(&number)
             && self.ends.is_none()
         {

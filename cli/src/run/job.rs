@@ -1,14 +1,12 @@
 //! The job, as the wrapper sees it: below the guard process, and without it.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
 
@@ -20,17 +18,19 @@ use signal_hook::consts::SIGKILL;
 use crate::run::family::{Family, Scope};
 use crate::run::guard::{Orders, adopt_orphans, ended};
 use crate::run::life::{Ended, Event, NotStarted};
-use crate::run::line::{FromGuard, Until, hear, say};
-use crate::run::signals;
+use crate::run::line::{FromGuard, ToGuard, Until, hear, say};
+use crate::run::{signals, spawn};
 
 pub(crate) struct Job {
     socket: UnixStream,
     family: Family,
     is_childless: bool,
+    /// The guard has said what has become of the start.
+    has_heard: bool,
     /// All that the guard had to say has come.
     has_heard_all: bool,
-    /// The guard has ended by itself. It does so when nobody of the job is left.
-    is_done: bool,
+    /// The code of a guard that has ended by itself. Zero: nobody of the job is left.
+    guard_code: Option<i32>,
 }
 
 impl Job {
@@ -45,24 +45,25 @@ impl Job {
         let mut family = Family::new(orders.foreground.is_none());
         let (socket, theirs) = UnixStream::pair()?;
         let listening = socket.try_clone()?;
-        let guard = Command::new(this_program()?)
-            .arg0("relatch")
-            .args(orders.arguments())
-            .args(command)
-            .env_remove("RELATCH_FENCE") // It may be that of a run around this one.
-            .env_remove("RELATCH_REDIS_FILE")
-            .envs(environment)
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .process_group(0)
-            .spawn()?;
-        let guard = Pid::from_child(&guard);
+        let orders = orders.arguments();
+        let mut arguments = vec!["relatch".as_ref()];
+        arguments.extend(orders.iter().map(OsStr::new));
+        arguments.extend(command.iter().map(|argument| &**argument));
+        let mut variables = spawn::environment();
+        variables.remove(OsStr::new("RELATCH_FENCE")); // It may be that of a run around this one.
+        variables.remove(OsStr::new("RELATCH_REDIS_FILE"));
+        let named = environment.iter();
+        variables.extend(named.map(|(name, value)| ((*name).into(), value.clone())));
+        let program = this_program()?;
+        let guard = spawn::spawn(program.as_os_str(), &arguments, &variables, theirs, 0)?;
         family.set_guard(guard);
         let job = Job {
             socket,
             family,
             is_childless: false,
+            has_heard: false,
             has_heard_all: false,
-            is_done: false,
+            guard_code: None,
         };
         if pass_stdin(&job.socket).is_err() {
             job.kill_guard(); // It has nothing to start the job with.
@@ -77,23 +78,33 @@ impl Job {
     /// Takes in what has happened, and returns what that means for the life of the run.
     pub(crate) fn on(&mut self, event: Event) -> Event {
         match event {
-            Event::Started(leader) => self.family.set_leader(leader),
+            Event::Started(leader) => {
+                self.has_heard = true;
+                self.family.set_leader(leader);
+            }
+            Event::NotStarted(_) => self.has_heard = true,
             Event::LeaderEnded(_) => self.family.leader_has_ended(),
             Event::Childless => self.is_childless = true,
-            Event::GuardEnded => self.has_heard_all = true,
+            Event::GuardEnded => {
+                self.has_heard_all = true;
+                return self.without_a_word().unwrap_or(event);
+            }
             Event::Reaped(pid, ended) => {
                 let is_guard = self.family.guard() == Some(pid);
-                self.is_done |= is_guard && ended == Ended::Code(0);
                 if self.family.has_reaped(pid) {
                     return Event::LeaderEnded(ended);
                 }
-                // It takes these from before it starts the job. (A signal to all of a service may
-                // come sooner.)
-                if let Ended::Signal(number) = ended
-                    && is_guard
-                    && signals::FOR_THE_JOB.contains(&number)
-                {
-                    return Event::NotStarted(NotStarted::Interrupted(number));
+                match ended {
+                    Ended::Code(code) if is_guard => {
+                        self.guard_code = Some(code);
+                        return self.without_a_word().unwrap_or(event);
+                    }
+                    // It takes these from before it starts the job. (A signal to all of a service
+                    // may come sooner.)
+                    Ended::Signal(number) if is_guard && signals::FOR_THE_JOB.contains(&number) => {
+                        return Event::NotStarted(NotStarted::Interrupted(number));
+                    }
+                    _ => {}
                 }
             }
             _ => {}
@@ -101,7 +112,20 @@ impl Job {
         event
     }
 
-    pub(crate) fn signal(&self, number: i32, scope: Scope) {
+    /// A guard that ends by itself and with an error, and has said nothing, did not start the job:
+    /// from then on it cannot fail.
+    fn without_a_word(&self) -> Option<Event> {
+        let code = self.guard_code.filter(|code| *code != 0)?;
+        let is_silent = self.has_heard_all && !self.has_heard;
+        is_silent.then_some(Event::NotStarted(NotStarted::Guard(code)))
+    }
+
+    /// Who is of the job because its parent is stays so, if the signal ends the parent first.
+    pub(crate) fn signal(&mut self, number: i32, scope: Scope) {
+        for name in self.family.in_other_sessions() {
+            self.family.keep(name);
+            let _ = say(&self.socket, &ToGuard::Keep(name).word());
+        }
         self.family.signal(number, scope);
     }
 
@@ -126,7 +150,7 @@ impl Job {
 
     /// True if nobody in the scope is left: that is certain, and costs no look.
     pub(crate) fn is_gone(&self, scope: Scope) -> bool {
-        self.is_childless || (self.is_done && scope == Scope::Job)
+        self.is_childless || (self.guard_code == Some(0) && scope == Scope::Job)
     }
 
     /// Looks whether a process in the scope is left. For when there is no guard.
@@ -141,14 +165,14 @@ impl Job {
     /// Tells the guard until when the lock is good. A guard that does not listen is as good as
     /// none, and so is made to be none: its end becomes an event.
     pub(crate) fn good_until(&self, until: Until) {
-        if say(&self.socket, &until.word()).is_err() {
+        if say(&self.socket, &ToGuard::Until(until).word()).is_err() {
             self.kill_guard();
         }
     }
 }
 
 /// This program's file, also if it was replaced since.
-fn this_program() -> io::Result<PathBuf> {
+pub(crate) fn this_program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") {
         Ok(PathBuf::from("/proc/self/exe"))
     } else {
@@ -176,6 +200,7 @@ fn listen(socket: &UnixStream, events: &Sender<Event>) {
             Some(FromGuard::Failed(number)) => Event::NotStarted(NotStarted::Failed(number)),
             Some(FromGuard::Late) => Event::NotStarted(NotStarted::Late),
             Some(FromGuard::Ended(ended)) => Event::LeaderEnded(ended),
+            Some(FromGuard::Got(number)) => Event::Got(number),
             None => continue,
         };
         let _ = events.send(event);

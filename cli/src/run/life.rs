@@ -10,7 +10,7 @@
 //! | at risk | so little of the lease is left that the job has to be asked now | the signal, and the kill before the lease ends |
 //! | too long | `--max-hold` | the signal, and the kill after `--kill-after` |
 //! | orphaned | the guard process has ended, and the job has not | the same |
-//! | a signal | somebody sends one to the wrapper | the job gets it |
+//! | a signal | somebody sends one to the wrapper, and not to all of a service | the job gets it |
 //! | killed | until nobody is left | the kill again, and again |
 //!
 //! The lock is given back when the guard has ended and nobody of the job is left, and not before.
@@ -20,7 +20,7 @@
 use std::time::Duration;
 
 use rustix::process::Pid;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
 
 use crate::run::family::{Pause, Scope};
 
@@ -29,6 +29,9 @@ const LONGEST_LAG: Duration = Duration::from_millis(500);
 
 /// How long a job may go on after its lock was lost.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(1);
+
+/// A service manager sends a signal to all of a service within this time.
+const LONGEST_ROUND: Duration = Duration::from_millis(100);
 
 /// Signals that ask a run to end.
 pub(crate) const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
@@ -42,9 +45,8 @@ pub(crate) struct Plan {
     pub(crate) max_hold: Option<Duration>,
     /// A job that has lost its lock goes on.
     pub(crate) only_warn: bool,
-    /// The job is in the group of this process, and there is a terminal, which sends its signals to
-    /// both.
-    pub(crate) at_terminal: bool,
+    /// The job is in the group of this process: a terminal sends its signals to both.
+    pub(crate) shares_group: bool,
     /// Somebody would let this process go on if it stopped itself.
     pub(crate) can_stop: bool,
 }
@@ -54,13 +56,24 @@ impl Plan {
     pub(crate) fn margin(&self) -> Duration {
         (self.lease / 10).min(LONGEST_LAG)
     }
+}
 
-    /// Who does not get from the terminal what it sends to this process.
-    fn besides_terminal(&self) -> Scope {
-        if self.at_terminal {
-            Scope::OtherGroups
-        } else {
-            Scope::Job
+/// Who has sent a signal to this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sender {
+    /// It sends its signals to the process group in its foreground.
+    Terminal,
+    /// It may send one to this process alone, or to each process of a service.
+    Manager,
+    Other,
+}
+
+impl Sender {
+    /// Who has not got it from there.
+    fn misses(self) -> Scope {
+        match self {
+            Sender::Terminal => Scope::OtherGroups,
+            Sender::Manager | Sender::Other => Scope::Job,
         }
     }
 }
@@ -71,9 +84,11 @@ pub(crate) enum Event {
     /// Nothing, but time has passed.
     Time,
     /// A signal for the job.
-    Signal(i32),
+    Signal(i32, Sender),
+    /// That signal has come to the guard, too.
+    Got(i32),
     /// The terminal or somebody else stops the run.
-    Stop,
+    Stop(Sender),
     /// And lets it go on.
     Continue,
     /// Redis says that the lock is not ours any more.
@@ -111,6 +126,8 @@ pub(crate) enum NotStarted {
     Late,
     /// A signal has ended it before it could take signals.
     Interrupted(i32),
+    /// It has ended by itself, with this code, before it got to the job.
+    Guard(i32),
 }
 
 /// When it has happened.
@@ -169,6 +186,10 @@ pub(crate) struct Life {
     stage: Stage,
     /// What is to be passed on to a job that has not started yet. `None` once it has.
     early: Option<Vec<Event>>,
+    /// What a manager has sent to this process, and until when it may turn out that the job has it.
+    doubtful: Vec<(i32, Duration)>,
+    /// What has come to the guard, and until when it may come to this process.
+    witnessed: Vec<(i32, Duration)>,
     is_stopped: bool,
     is_lost: bool,
     scope: Scope,
@@ -183,6 +204,8 @@ impl Life {
             plan,
             stage: Stage::Runs,
             early: Some(Vec::new()),
+            doubtful: Vec::new(),
+            witnessed: Vec::new(),
             is_stopped: false,
             is_lost: false,
             scope: Scope::Job,
@@ -214,26 +237,58 @@ impl Life {
             Event::Started(_) => {
                 // Nobody of the job was there when the terminal sent its own.
                 for early in self.early.take().into_iter().flatten() {
-                    self.pass_on(early, Scope::Job, &mut actions);
+                    self.pass_on(early, Some(Scope::Job), &mut actions);
                 }
             }
-            Event::Signal(_) | Event::Stop | Event::Continue => match &mut self.early {
-                None => self.pass_on(event, self.plan.besides_terminal(), &mut actions),
-                Some(early) if event == Event::Continue => early.retain(|it| *it != Event::Stop),
+            Event::Signal(..) | Event::Stop(_) | Event::Continue => match &mut self.early {
+                None => self.take(event, at, &mut actions),
+                Some(early) if event == Event::Continue => {
+                    early.retain(|it| !matches!(it, Event::Stop(_)));
+                }
                 Some(early) => early.push(event),
             },
+            Event::Got(number) => {
+                let before = self.doubtful.len();
+                self.doubtful.retain(|(sent, _)| *sent != number);
+                if self.doubtful.len() == before {
+                    self.witnessed.push((number, at.held_for + LONGEST_ROUND));
+                }
+            }
             _ => {}
         }
+        self.pass_on_what_the_job_has_not(at, &mut actions);
         actions
     }
 
-    /// Passes on what somebody has sent to this process. What the terminal has sent reaches those
-    /// who do not have it.
-    fn pass_on(&mut self, event: Event, besides_terminal: Scope, actions: &mut Vec<Action>) {
+    /// Takes in what somebody has sent. All of a service may have got it: the guard, too.
+    fn take(&mut self, event: Event, at: At, actions: &mut Vec<Action>) {
+        let now = at.held_for;
+        self.witnessed.retain(|(_, until)| *until > now);
+        let Event::Signal(number, Sender::Manager) = event else {
+            return self.pass_on(event, None, actions);
+        };
+        if let Some(place) = self.witnessed.iter().position(|(got, _)| *got == number) {
+            self.witnessed.remove(place);
+        } else if !self.doubtful.iter().any(|(sent, _)| *sent == number) {
+            self.doubtful.push((number, now + LONGEST_ROUND));
+        }
+    }
+
+    fn pass_on_what_the_job_has_not(&mut self, at: At, actions: &mut Vec<Action>) {
+        let now = at.held_for;
+        let is_due = |(_, until): &mut (i32, Duration)| *until <= now;
+        let due: Vec<_> = self.doubtful.extract_if(.., is_due).collect();
+        for (number, _) in due {
+            self.pass_on(Event::Signal(number, Sender::Other), None, actions);
+        }
+    }
+
+    /// Passes on what somebody has sent to this process, to those who have not got it.
+    fn pass_on(&mut self, event: Event, to: Option<Scope>, actions: &mut Vec<Action>) {
         match event {
-            Event::Signal(number) => {
+            Event::Signal(number, from) => {
                 let to = match number {
-                    SIGINT | SIGQUIT => besides_terminal,
+                    SIGINT | SIGQUIT | SIGWINCH => to.unwrap_or(from.misses()),
                     _ => Scope::Job,
                 };
                 actions.push(Action::Forward(number, to));
@@ -242,14 +297,14 @@ impl Life {
                     actions.push(Action::Resume);
                 }
             }
-            Event::Stop if matches!(self.stage, Stage::Runs) && self.plan.can_stop => {
+            Event::Stop(from) if matches!(self.stage, Stage::Runs) && self.plan.can_stop => {
                 self.is_stopped = true;
-                actions.push(Action::StopAll(besides_terminal));
+                actions.push(Action::StopAll(to.unwrap_or(from.misses())));
             }
             // A job that is about to end is not held up, nor one that nobody would continue: a
             // terminal has stopped it already.
             _ if matches!(self.stage, Stage::Killed { .. }) => {}
-            Event::Stop if self.plan.at_terminal => actions.push(Action::ResumeGroup),
+            Event::Stop(_) if self.plan.shares_group => actions.push(Action::ResumeGroup),
             _ => {
                 self.is_stopped = false;
                 actions.push(Action::Resume);
@@ -337,6 +392,8 @@ impl Life {
             Stage::Killed { again_at, .. } => next = next.min(again_at),
             Stage::Over => {}
         }
+        let doubtful = self.doubtful.iter().map(|(_, until)| *until);
+        next = doubtful.fold(next, Duration::min);
         next.max(now + Duration::from_millis(1))
     }
 
@@ -380,7 +437,7 @@ mod tests {
             kill_after: Duration::from_secs(5),
             max_hold: None,
             only_warn: false,
-            at_terminal: false,
+            shares_group: false,
             can_stop: true,
         }
     }
@@ -454,12 +511,12 @@ mod tests {
     fn a_job_that_was_stopped_for_too_long_is_not_continued() {
         let mut life = life(plan());
         assert_eq!(
-            life.on(Event::Stop, at(1, 29)),
+            life.on(Event::Stop(Sender::Other), at(1, 29)),
             [Action::StopAll(Scope::Job)]
         );
         assert_eq!(life.on(Event::Continue, at(2, 28)), [Action::Resume]);
         assert_eq!(
-            life.on(Event::Stop, at(3, 27)),
+            life.on(Event::Stop(Sender::Other), at(3, 27)),
             [Action::StopAll(Scope::Job)]
         );
         assert_eq!(life.on(Event::Continue, at(60, 0)), [Action::Kill]);
@@ -474,7 +531,7 @@ mod tests {
         assert_eq!(life.on(Event::Time, at(1, 1)), []);
         assert_eq!(life.on(Event::Lost, at(2, 0)), []);
         assert_eq!(
-            life.on(Event::Signal(TERM), at(3, 0)),
+            life.on(Event::Signal(TERM, Sender::Other), at(3, 0)),
             [Action::Forward(TERM, Scope::Job), Action::Resume]
         );
         assert!(life.is_lost());
@@ -493,11 +550,14 @@ mod tests {
     #[test]
     fn a_signal_waits_until_the_job_has_started() {
         let mut life = Life::new(Plan {
-            at_terminal: true,
+            shares_group: true,
             ..plan()
         });
         for number in [TERM, SIGINT] {
-            assert_eq!(life.on(Event::Signal(number), at(0, 29)), []);
+            assert_eq!(
+                life.on(Event::Signal(number, Sender::Terminal), at(0, 29)),
+                []
+            );
         }
         let started = Event::Started(rustix::process::getpid());
         let both = [TERM, SIGINT].map(|number| {
@@ -506,7 +566,36 @@ mod tests {
         });
         assert_eq!(life.on(started, at(0, 29)), both.concat());
         let to_others = [Action::Forward(SIGINT, Scope::OtherGroups), Action::Resume];
-        assert_eq!(life.on(Event::Signal(SIGINT), at(1, 29)), to_others);
+        assert_eq!(
+            life.on(Event::Signal(SIGINT, Sender::Terminal), at(1, 29)),
+            to_others
+        );
+    }
+
+    #[test]
+    fn what_a_manager_sends_to_all_of_a_service_is_not_passed_on() {
+        let signal = Event::Signal(TERM, Sender::Manager);
+        let later = At {
+            held_for: Duration::from_secs(1) + LONGEST_ROUND,
+            left: Duration::from_secs(29),
+        };
+        for events in [[signal, Event::Got(TERM)], [Event::Got(TERM), signal]] {
+            let mut life = life(plan());
+            for event in events {
+                assert_eq!(life.on(event, at(1, 29)), [], "{events:?}");
+            }
+            assert_eq!(life.on(Event::Time, later), [], "{events:?}");
+        }
+        let passed_on = [Action::Forward(TERM, Scope::Job), Action::Resume];
+        let mut alone = life(plan());
+        assert_eq!(alone.on(signal, at(1, 29)), []);
+        assert_eq!(alone.next_look(at(1, 29)), later.held_for);
+        assert_eq!(alone.on(Event::Time, later), passed_on);
+        // Whoever sends it to the run and its guard by name does not mean a service.
+        let mut by_name = life(plan());
+        assert_eq!(by_name.on(Event::Got(TERM), at(1, 29)), []);
+        let other = Event::Signal(TERM, Sender::Other);
+        assert_eq!(by_name.on(other, at(1, 29)), passed_on);
     }
 
     /// As long as it is not known to run, nothing could be stopped. Then this process would stop
@@ -515,11 +604,11 @@ mod tests {
     fn a_stop_waits_until_the_job_has_started() {
         let started = Event::Started(rustix::process::getpid());
         let mut life = Life::new(plan());
-        assert_eq!(life.on(Event::Stop, at(0, 29)), []);
+        assert_eq!(life.on(Event::Stop(Sender::Other), at(0, 29)), []);
         let stops = [Action::StopAll(Scope::Job)];
         assert_eq!(life.on(started, at(0, 29)), stops);
         let mut life = Life::new(plan());
-        for event in [Event::Stop, Event::Continue] {
+        for event in [Event::Stop(Sender::Other), Event::Continue] {
             assert_eq!(life.on(event, at(0, 29)), []);
         }
         assert_eq!(life.on(started, at(0, 29)), [], "it is to go on");
@@ -529,15 +618,21 @@ mod tests {
     #[test]
     fn a_job_goes_on_if_the_run_cannot_stop_or_the_job_is_about_to_end() {
         let mut life = life(Plan {
-            at_terminal: true,
+            shares_group: true,
             can_stop: false,
             ..plan()
         });
-        assert_eq!(life.on(Event::Stop, at(1, 29)), [Action::ResumeGroup]);
+        assert_eq!(
+            life.on(Event::Stop(Sender::Terminal), at(1, 29)),
+            [Action::ResumeGroup]
+        );
         let max_hold = Some(Duration::from_secs(60));
         let mut asked = self::life(Plan { max_hold, ..plan() });
         assert_eq!(asked.on(Event::Time, at(60, 20)), [Action::Ask]);
-        assert_eq!(asked.on(Event::Stop, at(61, 20)), [Action::Resume]);
+        assert_eq!(
+            asked.on(Event::Stop(Sender::Other), at(61, 20)),
+            [Action::Resume]
+        );
     }
 
     #[test]
@@ -556,9 +651,9 @@ mod tests {
             Event::Time,
             Event::Lost,
             Event::Orphaned,
-            Event::Stop,
+            Event::Stop(Sender::Other),
             Event::Continue,
-            Event::Signal(TERM),
+            Event::Signal(TERM, Sender::Other),
         ];
         for first in events {
             for second in events {

@@ -8,12 +8,21 @@ use std::time::Duration;
 use rustix::net::{SendFlags, send};
 use rustix::process::Pid;
 
+use crate::run::family::Name;
 use crate::run::life::Ended;
 
-/// From the wrapper: the lock is good until this time of the machine's clock. If no later time
-/// comes, the job is killed then.
+/// The lock is good until this time of the machine's clock. If no later time comes, the job is
+/// killed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Until(pub(crate) Duration);
+
+/// From the wrapper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ToGuard {
+    Until(Until),
+    /// This process stays of the job.
+    Keep(Name),
+}
 
 /// From the guard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,21 +33,36 @@ pub(crate) enum FromGuard {
     /// The lock was not good any more when the job was to be started.
     Late,
     Ended(Ended),
+    /// A signal has come to it, too.
+    Got(i32),
 }
 
 impl Until {
-    pub(crate) const LENGTH: usize = 8;
-
     pub(crate) fn millis(self) -> u64 {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }
+}
 
-    pub(crate) fn word(self) -> [u8; Until::LENGTH] {
-        self.millis().to_ne_bytes()
+impl ToGuard {
+    pub(crate) const LENGTH: usize = 12;
+
+    pub(crate) fn word(self) -> [u8; ToGuard::LENGTH] {
+        let (pid, number) = match self {
+            ToGuard::Until(until) => (0, until.millis()),
+            ToGuard::Keep((pid, since)) => (pid.as_raw_nonzero().get(), since),
+        };
+        let mut word = [0; ToGuard::LENGTH];
+        word[..4].copy_from_slice(&pid.to_ne_bytes());
+        word[4..].copy_from_slice(&number.to_ne_bytes());
+        word
     }
 
-    pub(crate) fn read(word: [u8; Until::LENGTH]) -> Until {
-        Until(Duration::from_millis(u64::from_ne_bytes(word)))
+    pub(crate) fn read([a, b, c, d, number @ ..]: [u8; ToGuard::LENGTH]) -> ToGuard {
+        let number = u64::from_ne_bytes(number);
+        match Pid::from_raw(i32::from_ne_bytes([a, b, c, d])) {
+            None => ToGuard::Until(Until(Duration::from_millis(number))),
+            Some(pid) => ToGuard::Keep((pid, number)),
+        }
     }
 }
 
@@ -52,6 +76,7 @@ impl FromGuard {
             FromGuard::Late => (b'l', 0),
             FromGuard::Ended(Ended::Code(code)) => (b'c', code),
             FromGuard::Ended(Ended::Signal(number)) => (b'k', number),
+            FromGuard::Got(number) => (b'g', number),
         };
         let [a, b, c, d] = number.to_ne_bytes();
         [kind, a, b, c, d]
@@ -65,6 +90,7 @@ impl FromGuard {
             b'l' => Some(FromGuard::Late),
             b'c' => Some(FromGuard::Ended(Ended::Code(number))),
             b'k' => Some(FromGuard::Ended(Ended::Signal(number))),
+            b'g' => Some(FromGuard::Got(number)),
             _ => None,
         }
     }
@@ -103,14 +129,19 @@ mod tests {
 
     #[test]
     fn what_one_says_the_other_understands() {
-        let until = Until(Duration::from_millis(7));
-        assert_eq!(Until::read(until.word()), until);
+        for said in [
+            ToGuard::Until(Until(Duration::from_millis(7))),
+            ToGuard::Keep((rustix::process::getpid(), 1 << 40)),
+        ] {
+            assert_eq!(ToGuard::read(said.word()), said);
+        }
         for said in [
             FromGuard::Started(rustix::process::getpid()),
             FromGuard::Failed(2),
             FromGuard::Late,
             FromGuard::Ended(Ended::Code(255)),
             FromGuard::Ended(Ended::Signal(9)),
+            FromGuard::Got(15),
         ] {
             assert_eq!(FromGuard::read(said.word()), Some(said));
         }

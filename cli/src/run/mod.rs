@@ -2,9 +2,10 @@
 //!
 //! [`life`] decides what is done when something happens, and knows no process. [`job`] has the
 //! processes, [`guard`] is the one that stays if this one is killed, [`family`] finds and kills,
-//! [`line`] is what the two say to each other, [`signals`] what others send. [`taking`] has the
-//! locks, and [`held`] is what the first thread knows of them, [`nested`] those of the runs around
-//! this one, [`outcome`] what a run comes to, and [`report`] what is said of it in the end.
+//! [`line`] is what the two say to each other, [`signals`] what others send, and [`spawn`] starts a
+//! process as this one was started. [`taking`] has the locks, and [`held`] is what the first thread
+//! knows of them, [`nested`] those of the runs around this one, [`outcome`] what a run comes to, and
+//! [`report`] what is said of it in the end.
 //!
 //! The first thread waits for events and for nothing else: not for Redis, a name server, or who
 //! reads what is said.
@@ -41,6 +42,7 @@ mod outcome;
 mod report;
 mod signals;
 mod taking;
+mod spawn;
 mod wanted;
 
 use std::collections::BTreeMap;
@@ -226,7 +228,7 @@ fn live(
             look_at = Some(now() + pause.next());
         }
         for action in life.on(event, held.at()) {
-            act(action, &job, life.scope(), options);
+            act(action, &mut job, life.scope(), options);
         }
         if life.is_over() {
             return life;
@@ -250,7 +252,7 @@ fn live(
     }
 }
 
-fn act(action: Action, job: &Job, scope: Scope, options: &Run) {
+fn act(action: Action, job: &mut Job, scope: Scope, options: &Run) {
     match action {
         Action::Forward(number, to) => job.signal(number, to),
         Action::Ask => {

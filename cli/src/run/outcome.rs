@@ -184,6 +184,14 @@ pub(crate) fn over(
             return not_started(&wanted.command[0], number, report);
         }
         Some(NotStarted::Interrupted(number)) => return interrupted(number, report),
+        Some(NotStarted::Guard(number)) => {
+            let message = format!(
+                "the job was not started: its guard process ended with {number} before it could"
+            );
+            tell(&message);
+            report.cause = Some(message);
+            return (Outcome::NotStarted, code::SOFTWARE);
+        }
         Some(NotStarted::Late) | None => {}
     }
     let why = match (life.reason(), life.not_started()) {

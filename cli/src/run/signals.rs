@@ -8,14 +8,18 @@ use std::thread;
 
 use relatch::StopHandle;
 use signal_hook::consts::{
-    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2,
+    SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
 };
-use signal_hook::iterator::{Handle, Signals};
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::iterator::{Handle, SignalsInfo};
+use signal_hook::low_level::siginfo::{Cause, Origin};
 
-use crate::run::life::{ENDS, Event};
+use crate::run::family;
+use crate::run::life::{ENDS, Event, Sender as From};
 
 /// Those that are passed on to the job.
-pub(crate) const FOR_THE_JOB: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+pub(crate) const FOR_THE_JOB: [i32; 7] =
+    [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
 
 /// Has signals become events from now on. Those that end a wait also end that of `stop`.
 ///
@@ -30,16 +34,17 @@ pub(crate) fn listen(stop: &StopHandle, events: &Sender<Event>) -> io::Result<Ha
     numbers.retain(|number| !is_ignored(*number));
     numbers.push(SIGCONT); // It continues this process, and has to continue the job, all the same.
     signal_hook::flag::register(SIGCHLD, Arc::new(AtomicBool::new(false)))?;
-    let mut signals = Signals::new(numbers)?;
+    let mut signals = SignalsInfo::<WithOrigin>::new(numbers)?;
     let handle = signals.handle();
     let stop = stop.clone();
     let events = events.clone();
     thread::spawn(move || {
-        for number in signals.forever() {
+        for origin in signals.forever() {
+            let number = origin.signal;
             let event = match number {
-                SIGTSTP => Event::Stop,
+                SIGTSTP => Event::Stop(sender_of(&origin)),
                 SIGCONT => Event::Continue,
-                other => Event::Signal(other),
+                other => Event::Signal(other, sender_of(&origin)),
             };
             if events.send(event).is_err() {
                 return;
@@ -53,6 +58,17 @@ pub(crate) fn listen(stop: &StopHandle, events: &Sender<Event>) -> io::Result<Ha
     Ok(handle)
 }
 
+/// Who has sent a signal. What a terminal sends comes from the kernel.
+fn sender_of(origin: &Origin) -> From {
+    match (origin.cause, origin.process) {
+        (Cause::Sent(_), Some(process)) if family::is_manager(process.pid) => From::Manager,
+        (Cause::Sent(_), _) => From::Other,
+        // (macOS does not say who it was, but has a number for a process.)
+        (_, Some(process)) if process.pid != 0 => From::Other,
+        _ => From::Terminal,
+    }
+}
+
 /// Has the signal that stops a run become an event, too.
 pub(crate) fn listen_for_stops(handle: &Handle) -> io::Result<()> {
     if is_ignored(SIGTSTP) {
@@ -61,15 +77,23 @@ pub(crate) fn listen_for_stops(handle: &Handle) -> io::Result<()> {
     handle.add_signal(SIGTSTP)
 }
 
-/// Whether the process was started with this signal ignored. (Only Linux tells.)
+/// The signals that this process was started with ignored, a bit for each. (Only Linux tells.)
+static IGNORED: LazyLock<u64> = LazyLock::new(|| {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut lines = status.lines();
+    let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or_default()
+});
+
+// Before `main`, ahead of which Rust's runtime ignores `SIGPIPE`.
+ctor_lite::ctor! {
+    unsafe fn look_at_ignored() {
+        LazyLock::force(&IGNORED);
+    }
+}
+
+/// Whether the process was started with this signal ignored.
 pub(crate) fn is_ignored(number: i32) -> bool {
-    /// As it was at the first call, a bit for each signal.
-    static IGNORED: LazyLock<u64> = LazyLock::new(|| {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let mut lines = status.lines();
-        let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
-        mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-            .unwrap_or_default()
-    });
     *IGNORED >> (number - 1) & 1 == 1
 }

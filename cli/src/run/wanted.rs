@@ -2,14 +2,14 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal};
+use std::fs::File;
 use std::time::Duration;
 
 use rustix::process::{Pid, getpid};
 
 use crate::args::{Common, OnLost, Run};
 use crate::exit::{Failure, code};
-use crate::run::family::{own_group, own_session, terminal_has_own_group};
+use crate::run::family::{own_group, own_session};
 use crate::run::life::Plan;
 use crate::span;
 
@@ -57,7 +57,8 @@ impl Wanted {
                  for renewals";
             return Err(Failure::new(code::CONFIG, message));
         }
-        let at_terminal = io::stdin().is_terminal() || terminal_has_own_group();
+        // As below `flock`: in a group of its own, a job could not use the terminal.
+        let foreground = options.foreground || File::open("/dev/tty").is_ok();
         Ok(Wanted {
             keys,
             command: command(options)?,
@@ -66,10 +67,10 @@ impl Wanted {
                 kill_after,
                 max_hold: options.max_hold.filter(|limit| !limit.is_zero()),
                 only_warn: options.on_lost == OnLost::Warn,
-                at_terminal,
+                shares_group: foreground,
                 can_stop: can_stop(),
             },
-            foreground: options.foreground || at_terminal,
+            foreground,
             wait: if options.nonblock {
                 Some(Duration::ZERO)
             } else {

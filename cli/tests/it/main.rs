@@ -15,6 +15,7 @@ mod deaths;
 mod doctor;
 mod farewell;
 mod flock;
+mod inherited;
 mod library;
 mod listing;
 mod others;
