@@ -8,6 +8,7 @@
 
 mod asking;
 mod belonging;
+mod beside;
 mod codes;
 mod confirming;
 mod connecting;
