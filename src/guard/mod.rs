@@ -16,6 +16,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::hold::{Hold, Unlocked};
@@ -216,7 +217,10 @@ impl LockGuard {
         reason = "they are those of `unlock`, which lists them"
     )]
     pub fn unlock_now(self) -> Result<Unlocked, Error> {
-        self.hold().keep_nothing();
+        // (In a forked child, a thread of the parent may have locked the hold for ever.)
+        if self.session.own_process(Moment::now()).is_ok() {
+            self.hold().keep_nothing();
+        }
         self.unlock()
     }
 

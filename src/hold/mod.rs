@@ -307,9 +307,12 @@ impl Hold {
     }
 
     fn finish(&self, end: Result<(), LostCause>) -> Result<(), LostCause> {
-        let end = *self.facts.lock().end.get_or_insert(end);
+        let mut facts = self.facts.lock();
+        let end = *facts.end.get_or_insert(end);
+        // Under the mutex: who knows the end trusts the hold no more.
         self.validity.finish();
-        self.wake_watchers();
+        drop(facts);
+        self.changed.notify_all();
         end
     }
 

@@ -71,7 +71,8 @@ impl LeaseEntry {
 
     /// Tells the call that waits what came of a renewal that was sent at `sent`.
     pub(super) fn answer(&mut self, sent: Moment, answer: Result<(), Failure>) {
-        if let Some(asked) = self.asked.as_mut().filter(|asked| asked.at <= sent) {
+        let asked = self.asked.as_mut();
+        if let Some(asked) = asked.filter(|it| it.at <= sent && !it.has_answer()) {
             asked.answer = Some(answer);
         }
     }
@@ -99,7 +100,7 @@ impl LeaseEntry {
 pub(crate) struct WorkDue {
     /// Holds to renew.
     pub(crate) renew: Vec<Arc<Hold>>,
-    /// When a call gives up that waits for one of these renewals.
+    /// When the last call gives up that waits for one of these renewals.
     pub(crate) until: Option<Moment>,
     /// Holds that have run out by the clock.
     pub(crate) over: Vec<Arc<Hold>>,

@@ -196,7 +196,7 @@ impl Leases {
             match early.filter(|_| entry.hold.is_valid(now)) {
                 None => entry.due = Moment::NEVER,
                 Some(early) if is_due(early) && mine(entry.hold.key.in_redis()) => {
-                    due.until = due.until.into_iter().chain(asked.map(|it| it.until)).min();
+                    due.until = due.until.max(asked.map(|it| it.until));
                     due.renew.push(Arc::clone(&entry.hold));
                 }
                 Some(_) => {}
@@ -249,9 +249,11 @@ impl Leases {
         let Some(entry) = self.by_number.get_mut(&hold.number) else {
             return Moment::NEVER;
         };
-        entry.answer(sent, Ok(()));
+        // The command was made before its connection was open, and has the lease of then.
+        let made = entry.sent;
+        entry.answer(made, Ok(()));
         entry.retry = FIRST_RETRY;
-        let is_asked = entry.asked.as_ref().is_some_and(|it| sent < it.at);
+        let is_asked = entry.asked.as_ref().is_some_and(|it| made < it.at);
         entry.due = if is_asked {
             sent
         } else {

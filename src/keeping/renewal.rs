@@ -48,7 +48,7 @@ pub(crate) fn round(keeper: &Keeper, redis: &mut impl KeeperCommands, work: &Wor
 }
 
 /// Renews the holds that are due, in batches. False if a batch had no answer.
-fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, work: &WorkDue) -> bool {
+fn renew_due<'w>(keeper: &Keeper, redis: &mut impl KeeperCommands, work: &'w WorkDue) -> bool {
     let mut answered = true;
     let mut size = 0;
     let has_room = |_: &Arc<Hold>, next: &Arc<Hold>| {
@@ -64,43 +64,47 @@ fn renew_due(keeper: &Keeper, redis: &mut impl KeeperCommands, work: &WorkDue) -
         }
         // Time to open a connection, and for one answer; and for another try, if a call waits.
         let latest = Moment::now().after(2 * keeper.core.settings.response_timeout);
-        let latest = work.until.map_or(latest, |until| until.min(latest));
-        let (failed, failure): (Vec<_>, _) = match renew(keeper, redis, batch, latest) {
-            Ok(refused) => {
-                let failed = batch
-                    .iter()
-                    .filter(|hold| refused.contains_key(&hold.number))
-                    .collect();
-                (failed, refused.into_values().next())
+        let until = work.until.filter(|until| Moment::now() < *until);
+        let latest = until.map_or(latest, |until| until.min(latest));
+        let failed: Vec<_> = match renew(keeper, redis, batch, latest) {
+            Ok(mut refused) => {
+                let of_hold = |hold: &'w Arc<Hold>| Some((hold, refused.remove(&hold.number)?));
+                batch.iter().filter_map(of_hold).collect()
             }
             Err(failure) => {
                 answered = false;
-                (batch.iter().collect(), Some(failure))
+                batch.iter().map(|hold| (hold, failure.copy())).collect()
             }
         };
-        if let Some(failure) = failure {
-            let mut work = keeper.work.lock();
-            let now = Moment::now();
-            let due = failed
-                .iter()
-                .map(|hold| work.leases.not_renewed(hold, &failure, now))
-                .min();
-            keeper.wake(work, due.unwrap_or(Moment::NEVER));
-            keeper.answered.notify_all();
-            for hold in &failed {
-                let counters = keeper.core.counters.of(hold.key.name());
-                counters.renewal_errors.add(1);
-                let it = [hold.key.in_redis(), &*hold.token];
-                keeper.report_refusal("renewing", it, &failure);
-            }
-            if failure.can_pass() {
-                let error = keeper.core.store.error(None, "renewing", failure);
-                warn!(target: "relatch::keeper",
-                    "{} leases were not renewed, trying again while they last: {error}", failed.len());
-            }
-        }
+        not_renewed(keeper, &failed);
     }
     answered
+}
+
+/// Has these holds renewed again after their pauses, and says why they were not.
+fn not_renewed(keeper: &Keeper, failed: &[(&Arc<Hold>, Failure)]) {
+    if failed.is_empty() {
+        return;
+    }
+    let mut work = keeper.work.lock();
+    let now = Moment::now();
+    let due = failed
+        .iter()
+        .map(|(hold, failure)| work.leases.not_renewed(hold, failure, now))
+        .min();
+    keeper.wake(work, due.unwrap_or(Moment::NEVER));
+    keeper.answered.notify_all();
+    for (hold, failure) in failed {
+        let counters = keeper.core.counters.of(hold.key.name());
+        counters.renewal_errors.add(1);
+        let it = [hold.key.in_redis(), &*hold.token];
+        keeper.report_refusal("renewing", it, failure);
+    }
+    if let Some((_, failure)) = failed.iter().find(|(_, failure)| failure.can_pass()) {
+        let error = keeper.core.store.error(None, "renewing", failure.copy());
+        warn!(target: "relatch::keeper",
+            "{} leases were not renewed, trying again while they last: {error}", failed.len());
+    }
 }
 
 /// The refusals of Redis, each by the number of its hold.
@@ -689,7 +693,10 @@ mod tests {
         let asked = [(&holds[0], before.after(LONG))];
         keeper.ask_to_renew(&asked).unwrap();
         let mut work = keeper.work.lock();
-        let due = work.leases.renewed(&holds[0], before.before(LEASE / 10));
+        // Its connection was opened after the call, with a command of before.
+        work.leases
+            .sending(&holds[0], false, before.before(LEASE / 10));
+        let due = work.leases.renewed(&holds[0], Moment::now());
         assert!(work.leases.answer(&holds[0], Moment::now()).is_none());
         assert!(due <= Moment::now(), "it is renewed once more");
     }

@@ -13,7 +13,7 @@ use crate::base::emit::warn;
 use crate::base::sync::HashMap;
 use crate::base::sync::thread::{self, JoinHandle};
 use crate::keeping::connection::KeeperConnection;
-use crate::keeping::orphans::FIRST_RETRY;
+use crate::keeping::orphans::LAST_RETRY;
 use crate::keeping::renewal;
 use crate::keeping::work::{Keeper, Part};
 use crate::store::Node;
@@ -34,7 +34,7 @@ impl Keeper {
             .due(now)
             .filter_map(|key| self.core.store.node_of(key));
         let nodes: HashMap<_, _> = nodes.map(|node| (node.number, node)).collect();
-        let mut has_failed = false;
+        let mut failed = None;
         for (number, node) in nodes {
             if work.renewers.contains_key(&number) {
                 continue;
@@ -42,18 +42,16 @@ impl Keeper {
             let (keeper, its_node) = (Arc::clone(self), Arc::clone(&node));
             match background::spawn("relatch-renewer", move || serve(&keeper, &its_node)) {
                 Ok(thread) => _ = work.renewers.insert(number, thread),
-                Err(error) => {
-                    has_failed = true;
-                    warn!(target: "relatch::keeper", "no thread to renew the leases of {node:?}: {error}");
-                }
+                Err(error) => failed = Some((node, error)),
             }
         }
         drop(work);
         for (_, thread) in left {
             join(thread);
         }
-        if has_failed {
-            thread::sleep(FIRST_RETRY);
+        if let Some((node, error)) = failed {
+            warn!(target: "relatch::keeper", "no thread to renew the leases of {node:?}: {error}");
+            thread::sleep(LAST_RETRY);
         }
     }
 

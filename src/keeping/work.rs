@@ -12,6 +12,7 @@ use crate::hold::Hold;
 use crate::keeping::due::WorkDue;
 use crate::keeping::leases::Leases;
 use crate::keeping::losses::LossNotifier;
+use crate::keeping::orphans::LAST_RETRY;
 use crate::store::{Failure, Node};
 use crate::waiting::core::Core;
 use crate::waiting::deadlocks::wake_holders;
@@ -116,7 +117,10 @@ impl Keeper {
             } = &mut *work;
             let mine = |key: &str| match (part, store.node_of(key)) {
                 (Part::All, _) => true,
-                (Part::Ends, node) => node.is_some_and(|it| !renewers.contains_key(&it.number)),
+                (Part::Ends, node) => node.is_some_and(|it| {
+                    let thread = renewers.get(&it.number);
+                    thread.is_none_or(JoinHandle::is_finished)
+                }),
                 (Part::Node(node), it) => it.is_some_and(|it| it.number == node.number),
             };
             let next = leases.next(now, mine);
@@ -127,6 +131,10 @@ impl Keeper {
             if !matches!(part, Part::Node(_)) {
                 due.over = leases.take_over(now);
                 until = until.min(leases.next_end());
+            }
+            if matches!(part, Part::Ends) && leases.due(now).next().is_some() {
+                // Its node may leave, or not be known yet. No other thread may tell of that.
+                until = until.min(now.after(LAST_RETRY));
             }
             if has_slept || next <= now || !due.is_empty() {
                 work.sleeps_until.remove(&part.node());
@@ -196,7 +204,8 @@ impl Keeper {
     pub(crate) fn moved(&self, has_moved: &dyn Fn(&[u8]) -> bool) {
         self.core.listeners.wakeups.wake_those(has_moved);
         let mut work = self.work.lock();
-        let due = work.leases.moved(has_moved, Moment::now());
-        self.wake(work, due);
+        work.leases.moved(has_moved, Moment::now());
+        // What is overdue at a node that has left needs another thread, also if it is no hold.
+        self.wake(work, Moment::PAST);
     }
 }

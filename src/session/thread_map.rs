@@ -200,6 +200,7 @@ pub(crate) fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCaus
             .values()
             .flatten()
             .filter(|entry| entry.held.entered < entered)
+            .filter(|entry| entry.held.hold.owner.pid == process::id())
             .find_map(|entry| entry.held.hold.loss(now))
     })?
 }
