@@ -126,7 +126,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "WHAT", default_value = "kill")]
     pub(crate) on_lost: OnLost,
     /// The job stays in the terminal's foreground: it can read from the terminal and gets Ctrl-C
-    /// from it. The default if the standard input is a terminal
+    /// from it. The default at a terminal
     #[arg(long)]
     pub(crate) foreground: bool,
     /// Appends one JSON object on what happened to a file, or to the file of a descriptor: `fd:3`,
