@@ -1,7 +1,9 @@
 //! `relatch run`: a command under a lock.
 //!
-//! [`life`] decides what is done when something happens, and knows no process. [`job`] has the
-//! processes, [`guard`] is the one that stays if this one is killed, [`family`] finds and kills,
+//! [`life`] decides what is done when something happens, and [`doubt`] who has got a signal already;
+//! both know no process. [`job`] has the
+//! processes, [`guard`] is the one that stays if this one is killed, [`family`] finds and kills
+//! by what [`process`] reads,
 //! [`line`] is what the two say to each other, [`signals`] what others send, [`spawn`] starts. [`held`] has the
 //! locks, [`nested`] those of the runs around this one, [`outcome`] what a run comes to, and
 //! [`report`] what is said of it in the end.
@@ -27,6 +29,7 @@
 //! - Where the system does not tell who descends from whom (macOS), what leaves the job's group;
 //!   with `--foreground`, all but the first process.
 
+mod doubt;
 mod family;
 pub(crate) mod guard;
 mod held;
@@ -35,6 +38,7 @@ mod life;
 mod line;
 pub(crate) mod nested;
 mod outcome;
+mod process;
 mod report;
 mod signals;
 mod spawn;
@@ -45,7 +49,6 @@ use std::ffi::OsString;
 use std::io;
 use std::panic;
 use std::path;
-use std::process;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use relatch::StopHandle;
@@ -55,7 +58,7 @@ use signal_hook::consts::{SIGCONT, SIGSTOP};
 use crate::args::{Common, OnLost, Run};
 use crate::exit::{self, Failure, code};
 use crate::output::tell;
-use crate::run::family::{Pause, Scope, own_group};
+use crate::run::family::{Pause, Scope};
 use crate::run::guard::Orders;
 use crate::run::held::Held;
 use crate::run::job::Job;
@@ -63,6 +66,7 @@ use crate::run::life::{Action, Event, Life};
 use crate::run::line::{Until, now};
 use crate::run::nested::Outer;
 use crate::run::outcome::{Failed, ends_wait, interrupted, not_taken, over};
+use crate::run::process::own_group;
 use crate::run::report::{Outcome, Report};
 use crate::run::wanted::Wanted;
 
@@ -118,7 +122,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     // A panic would give the lock back on its way out, and the job would live on.
     panic::set_hook(Box::new(|panic| {
         tell(&panic.to_string());
-        process::exit(code::SOFTWARE.into());
+        std::process::exit(code::SOFTWARE.into());
     }));
     let key = &wanted.keys[0];
     let fence = held.fence(key);

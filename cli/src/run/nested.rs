@@ -9,7 +9,7 @@ use std::env;
 use relatch::LockManager;
 use serde_json::{Map, Value, json};
 
-use crate::run::family::own_session;
+use crate::run::process::own_session;
 
 /// The locks of the runs around this process: keys in Redis (so with the prefix), tokens, fences,
 /// sessions.
