@@ -204,8 +204,7 @@ pub(crate) struct Run {
     /// What becomes of a job whose lock is lost
     #[arg(long, value_name = "WHAT", default_value = "kill")]
     pub(crate) on_lost: OnLost,
-    /// The job stays in this process's group, as below flock. The default in the foreground of a
-    /// terminal, and if the standard input is one
+    /// The job stays in this process's group, as below flock. The default at a terminal
     #[arg(long)]
     pub(crate) foreground: bool,
     /// Appends one JSON object on what happened to a file, or writes it to a descriptor: `fd:3`,

@@ -22,6 +22,8 @@ use std::time::Duration;
 use rustix::process::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH};
 
+use crate::run::doubt::Doubt;
+pub(crate) use crate::run::doubt::Sender;
 use crate::run::family::{Pause, Scope};
 
 /// How much later than it should be a kill may be on a busy machine.
@@ -29,9 +31,6 @@ const LONGEST_LAG: Duration = Duration::from_millis(500);
 
 /// How long a job may go on after its lock was lost.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(1);
-
-/// A service manager sends a signal to all of a service within this time.
-const LONGEST_ROUND: Duration = Duration::from_millis(100);
 
 /// Signals that ask a run to end.
 pub(crate) const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
@@ -55,26 +54,6 @@ impl Plan {
     /// The kill comes so long before the lease ends.
     pub(crate) fn margin(&self) -> Duration {
         (self.lease / 10).min(LONGEST_LAG)
-    }
-}
-
-/// Who has sent a signal to this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sender {
-    /// It sends its signals to the process group in its foreground.
-    Terminal,
-    /// It may send one to this process alone, or to each process of a service.
-    Manager,
-    Other,
-}
-
-impl Sender {
-    /// Who has not got it from there.
-    fn misses(self) -> Scope {
-        match self {
-            Sender::Terminal => Scope::OtherGroups,
-            Sender::Manager | Sender::Other => Scope::Job,
-        }
     }
 }
 
@@ -186,10 +165,7 @@ pub(crate) struct Life {
     stage: Stage,
     /// What is to be passed on to a job that has not started yet. `None` once it has.
     early: Option<Vec<Event>>,
-    /// What a manager has sent to this process, and until when it may turn out that the job has it.
-    doubtful: Vec<(i32, Duration)>,
-    /// What has come to the guard, and until when it may come to this process.
-    witnessed: Vec<(i32, Duration)>,
+    doubt: Doubt,
     is_stopped: bool,
     is_lost: bool,
     scope: Scope,
@@ -204,8 +180,7 @@ impl Life {
             plan,
             stage: Stage::Runs,
             early: Some(Vec::new()),
-            doubtful: Vec::new(),
-            witnessed: Vec::new(),
+            doubt: Doubt::default(),
             is_stopped: false,
             is_lost: false,
             scope: Scope::Job,
@@ -247,39 +222,20 @@ impl Life {
                 }
                 Some(early) => early.push(event),
             },
-            Event::Got(number) => {
-                let before = self.doubtful.len();
-                self.doubtful.retain(|(sent, _)| *sent != number);
-                if self.doubtful.len() == before {
-                    self.witnessed.push((number, at.held_for + LONGEST_ROUND));
-                }
-            }
+            Event::Got(number) => self.doubt.got(number, at.held_for),
             _ => {}
         }
-        self.pass_on_what_the_job_has_not(at, &mut actions);
+        for number in self.doubt.resolved(at.held_for) {
+            self.pass_on(Event::Signal(number, Sender::Other), None, &mut actions);
+        }
         actions
     }
 
-    /// Takes in what somebody has sent. All of a service may have got it: the guard, too.
+    /// Takes in what somebody has sent. A manager may have sent it to the job, too.
     fn take(&mut self, event: Event, at: At, actions: &mut Vec<Action>) {
-        let now = at.held_for;
-        self.witnessed.retain(|(_, until)| *until > now);
-        let Event::Signal(number, Sender::Manager) = event else {
-            return self.pass_on(event, None, actions);
-        };
-        if let Some(place) = self.witnessed.iter().position(|(got, _)| *got == number) {
-            self.witnessed.remove(place);
-        } else if !self.doubtful.iter().any(|(sent, _)| *sent == number) {
-            self.doubtful.push((number, now + LONGEST_ROUND));
-        }
-    }
-
-    fn pass_on_what_the_job_has_not(&mut self, at: At, actions: &mut Vec<Action>) {
-        let now = at.held_for;
-        let is_due = |(_, until): &mut (i32, Duration)| *until <= now;
-        let due: Vec<_> = self.doubtful.extract_if(.., is_due).collect();
-        for (number, _) in due {
-            self.pass_on(Event::Signal(number, Sender::Other), None, actions);
+        match event {
+            Event::Signal(number, Sender::Manager) => self.doubt.sent(number, at.held_for),
+            _ => self.pass_on(event, None, actions),
         }
     }
 
@@ -392,8 +348,7 @@ impl Life {
             Stage::Killed { again_at, .. } => next = next.min(again_at),
             Stage::Over => {}
         }
-        let doubtful = self.doubtful.iter().map(|(_, until)| *until);
-        next = doubtful.fold(next, Duration::min);
+        next = next.min(self.doubt.until().unwrap_or(next));
         next.max(now + Duration::from_millis(1))
     }
 
@@ -428,6 +383,7 @@ impl Life {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::doubt::LONGEST_ROUND;
 
     const TERM: i32 = 15;
 

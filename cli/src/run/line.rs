@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::net::{SendFlags, send};
 use rustix::process::Pid;
 
-use crate::run::family::Name;
 use crate::run::life::Ended;
+use crate::run::process::Name;
 
 /// The lock is good until this time of the machine's clock. If no later time comes, the job is
 /// killed then.

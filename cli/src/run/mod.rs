@@ -1,10 +1,11 @@
 //! `relatch run`: a command under a lock.
 //!
-//! [`life`] decides what is done when something happens, and knows no process. [`job`] has the
-//! processes, [`guard`] is the one that stays if this one is killed, [`family`] finds and kills,
-//! [`line`] is what the two say to each other, [`signals`] what others send, and [`spawn`] starts a
-//! process as this one was started. [`taking`] has the locks, and [`held`] is what the first thread
-//! knows of them, [`nested`] those of the runs around this one, [`outcome`] what a run comes to, and
+//! [`life`] decides what is done when something happens, and [`doubt`] who has got a signal already;
+//! both know no process. [`job`] has the processes, [`guard`] is the one that stays if this one is
+//! killed, [`family`] finds and kills by what [`process`] reads, [`line`] is what the two say to each
+//! other, [`signals`] what others send, and [`spawn`] starts a process as this one was started.
+//! [`taking`] has the locks, and [`held`] is what the first thread knows of them, [`nested`] those of
+//! the runs around this one, [`outcome`] what a run comes to, and
 //! [`report`] what is said of it in the end.
 //!
 //! The first thread waits for events and for nothing else: not for Redis, a name server, or who
@@ -31,6 +32,7 @@
 //! - Where the system does not tell who descends from whom (macOS), what leaves the job's group;
 //!   with `--foreground`, all but the first process.
 
+mod doubt;
 mod family;
 pub(crate) mod guard;
 mod held;
@@ -39,6 +41,7 @@ mod life;
 mod line;
 pub(crate) mod nested;
 mod outcome;
+mod process;
 mod report;
 mod signals;
 mod taking;
@@ -49,7 +52,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::panic;
-use std::process;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, OnceLock};
@@ -62,7 +64,7 @@ use crate::args::{Common, Run};
 use crate::connect;
 use crate::exit::{self, Failure, code};
 use crate::output::{drain, tell};
-use crate::run::family::{Pause, Scope, own_group};
+use crate::run::family::{Pause, Scope};
 use crate::run::guard::Orders;
 use crate::run::held::Held;
 use crate::run::job::Job;
@@ -70,6 +72,7 @@ use crate::run::life::{Action, Event, Life};
 use crate::run::line::{Until, now};
 use crate::run::nested::Outer;
 use crate::run::outcome::{not_taken, over};
+use crate::run::process::own_group;
 use crate::run::report::{Outcome, Report, To};
 use crate::run::taking::Taking;
 use crate::run::wanted::Wanted;
@@ -113,7 +116,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     panic::set_hook(Box::new(|panic| {
         tell(&panic.to_string());
         drain();
-        process::exit(code::SOFTWARE.into());
+        std::process::exit(code::SOFTWARE.into());
     }));
     let stop = StopHandle::new();
     let (sender, events) = channel();

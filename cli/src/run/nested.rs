@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::args::Common;
 use crate::connect;
 use crate::exit::{Failure, code};
-use crate::run::family::own_session;
+use crate::run::process::own_session;
 use crate::whose;
 
 /// The locks of the runs around this process.

@@ -14,8 +14,8 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::iterator::{Handle, SignalsInfo};
 use signal_hook::low_level::siginfo::{Cause, Origin};
 
-use crate::run::family;
 use crate::run::life::{ENDS, Event, Sender as From};
+use crate::run::process;
 
 /// Those that are passed on to the job.
 pub(crate) const FOR_THE_JOB: [i32; 7] =
@@ -61,7 +61,7 @@ pub(crate) fn listen(stop: &StopHandle, events: &Sender<Event>) -> io::Result<Ha
 /// Who has sent a signal. What a terminal sends comes from the kernel.
 fn sender_of(origin: &Origin) -> From {
     match (origin.cause, origin.process) {
-        (Cause::Sent(_), Some(process)) if family::is_manager(process.pid) => From::Manager,
+        (Cause::Sent(_), Some(sender)) if process::is_manager(sender.pid) => From::Manager,
         (Cause::Sent(_), _) => From::Other,
         // (macOS does not say who it was, but has a number for a process.)
         (_, Some(process)) if process.pid != 0 => From::Other,

@@ -9,8 +9,8 @@ use rustix::process::{Pid, getpid};
 
 use crate::args::{Common, OnLost, Run};
 use crate::exit::{Failure, code};
-use crate::run::family::{own_group, own_session};
 use crate::run::life::Plan;
+use crate::run::process::{own_group, own_session};
 use crate::span;
 
 /// Unless `--lease` says otherwise.
