@@ -123,7 +123,7 @@ pub(crate) struct Common {
     pub(crate) quiet: bool,
 }
 
-/// What all commands have that answer.
+/// The options of the commands that answer.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Answer {
     /// Writes JSON, one object a line

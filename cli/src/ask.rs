@@ -63,7 +63,7 @@ pub(crate) fn wait(common: &Common, asked: &Wait) -> Result<u8, Failure> {
                 is_away = false;
                 holder.remaining
             }
-            // Who has written a wrong address shall hear of it. A later outage is waited out.
+            // At the start, the address may be wrong. A later outage is waited out.
             Err(failure) if is_over || !has_answered || failure.code != code::UNAVAILABLE => {
                 return Err(failure);
             }
@@ -94,7 +94,7 @@ pub(crate) fn wait(common: &Common, asked: &Wait) -> Result<u8, Failure> {
     Ok(holder.map_or(code::OK, |_| code::BUSY))
 }
 
-/// Who has the lock. An error for what would never be free.
+/// Returns the holder of the lock, and an error if it would never be free.
 fn look(lock: &Lock) -> Result<Option<Holder>, Failure> {
     let never_expires = |holder: &Holder| holder.remaining.is_none();
     let mut holder = lock.holder()?;

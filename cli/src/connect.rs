@@ -48,7 +48,7 @@ pub(crate) fn builder(common: &Common) -> Result<Builder, Failure> {
     Ok(builder.prefix(&*common.prefix).reclaimable(false))
 }
 
-/// What the environment of a job has, so that `relatch confirm` in it asks the same Redis. An
+/// The variables by which `relatch confirm` in a job asks the same Redis. An
 /// empty variable hides one that is inherited.
 pub(crate) fn for_job(common: &Common) -> Vec<(&'static str, OsString)> {
     let lasting = |file: &PathBuf| {
@@ -160,6 +160,10 @@ pub(crate) fn place(common: &Common) -> Result<String, Failure> {
 
 fn without_login(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    if scheme.contains("unix") {
+        let place = apart(url).map_or_else(|| url.to_owned(), |(others, _)| others);
+        return place.trim_end_matches('?').to_owned();
+    }
     let rest = rest.split('?').next().unwrap_or_default();
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     format!("{scheme}://{}", host.trim_end_matches('/'))
@@ -186,7 +190,7 @@ pub(crate) fn with_hint(message: String) -> String {
 /// Where the address may be. The first one counts.
 const VARIABLES: [&str; 2] = ["RELATCH_URL", "REDIS_URL"];
 
-/// What the library names, and the command has by other names.
+/// The library's names of settings, and those of the command.
 const NAMES: [(&str, &str); 6] = [
     ("option `tls`", "an option of TLS"),
     ("option `sentinel_login`", SENTINEL_LOGIN),

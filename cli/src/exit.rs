@@ -70,12 +70,18 @@ pub(crate) fn code_of(error: &Error) -> u8 {
 /// stopped. Returns if the signal ends no process, or not this one, and the code has to say it.
 pub(crate) fn by_signal(number: i32) {
     // The job has left its image already.
-    let none = Rlimit {
-        current: Some(0),
-        maximum: Some(0),
+    // (With zero, a program that takes images by a pipe would get this one.)
+    let no_image = || {
+        [1, 0].into_iter().map(Some).any(|most| {
+            let limit = Rlimit {
+                current: most,
+                maximum: most,
+            };
+            setrlimit(Resource::Core, limit).is_ok()
+        })
     };
     // The kernel spares the first process of a container.
-    if getpid() != Pid::INIT && setrlimit(Resource::Core, none).is_ok() {
+    if getpid() != Pid::INIT && no_image() {
         let _ = signal_hook::low_level::emulate_default_handler(number);
     }
 }

@@ -37,8 +37,8 @@ pub(crate) fn ls(common: &Common, asked: &Ls) -> Result<u8, Failure> {
     let prefix = format!("{}{}", common.prefix, asked.begin);
     let locks = builder(common)?.prefix(&*prefix).build()?;
     let (all, hidden) = found(&locks, asked)?;
-    write(&shown(asked, &all))?;
-    if !common.quiet {
+    let mut is_read = write(&shown(asked, &all))?;
+    if is_read && !common.quiet {
         told(asked, &prefix, all.len(), hidden);
     }
     let Some(pause) = asked.watch else {
@@ -46,12 +46,12 @@ pub(crate) fn ls(common: &Common, asked: &Ls) -> Result<u8, Failure> {
     };
     let is_terminal = io::stdout().is_terminal();
     let begin = if is_terminal { "\x1b[H\x1b[2J" } else { "" };
-    loop {
+    while is_read {
         thread::sleep(pause.max(SHORTEST_PAUSE));
         // A server that is away for a while does not end the watch.
         match found(&locks, asked) {
             Ok((all, hidden)) => {
-                write(&format!("{begin}{}", shown(asked, &all)))?;
+                is_read = write(&format!("{begin}{}", shown(asked, &all)))?;
                 if is_terminal && !common.quiet {
                     told(asked, &prefix, all.len(), hidden);
                 }
@@ -59,6 +59,7 @@ pub(crate) fn ls(common: &Common, asked: &Ls) -> Result<u8, Failure> {
             Err(failure) => tell(&failure.message),
         }
     }
+    Ok(code::OK)
 }
 
 /// Says where it was looked, and what was left out.

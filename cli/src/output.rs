@@ -9,7 +9,6 @@
 use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write as _};
-use std::process;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -19,16 +18,13 @@ use serde_json::Value;
 
 use crate::exit::{Failure, code};
 
-/// Writes an answer. If nobody reads any more (`relatch ls | head`), that is no failure, and the
-/// end.
-pub(crate) fn write(text: &str) -> Result<(), Failure> {
+/// Writes an answer. False if nobody reads any more (`relatch ls | head`). That is no failure, and
+/// changes no exit code.
+pub(crate) fn write(text: &str) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => {
-            drain();
-            process::exit(code::OK.into())
-        }
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(Failure::new(
             code::SOFTWARE,
             format!("the standard output: {error}"),

@@ -16,8 +16,9 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -176,6 +177,11 @@ fn start(
     }
 }
 
+fn is_executable(file: &PathBuf) -> bool {
+    let about = std::fs::metadata(file);
+    about.is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
+}
+
 /// The file of a command.
 fn found(command: &OsStr) -> OsString {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -185,7 +191,7 @@ fn found(command: &OsStr) -> OsString {
         return command.to_owned();
     }
     files
-        .find(|file| file.is_file())
+        .find(is_executable)
         .map_or_else(|| command.to_owned(), Into::into)
 }
 

@@ -17,7 +17,7 @@ use signal_hook::consts::SIGKILL;
 
 use crate::run::family::{Family, Scope};
 use crate::run::guard::{Orders, adopt_orphans, ended};
-use crate::run::life::{Ended, Event, NotStarted};
+use crate::run::life::{ENDS, Ended, Event, NotStarted};
 use crate::run::line::{FromGuard, ToGuard, Until, hear, say};
 use crate::run::{signals, spawn};
 
@@ -122,7 +122,8 @@ impl Job {
 
     /// Who is of the job because its parent is stays so, if the signal ends the parent first.
     pub(crate) fn signal(&mut self, number: i32, scope: Scope) {
-        for name in self.family.in_other_sessions() {
+        let others = self.family.in_other_sessions();
+        for name in others.into_iter().filter(|_| ENDS.contains(&number)) {
             self.family.keep(name);
             let _ = say(&self.socket, &ToGuard::Keep(name).word());
         }

@@ -118,6 +118,8 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
         drain();
         std::process::exit(code::SOFTWARE.into());
     }));
+    // This may read a pipe that nobody writes to. Signals have their defaults until then.
+    let outer = Outer::from_env(common);
     let stop = StopHandle::new();
     let (sender, events) = channel();
     let heard = survive_full_files().and_then(|()| signals::listen(&stop, &sender));
@@ -125,7 +127,6 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
         Ok(handle) => handle,
         Err(error) => return without_signals(&error),
     };
-    let outer = Outer::from_env(common);
     let taking = Taking {
         common: common.clone(),
         options: options.clone(),

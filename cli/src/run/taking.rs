@@ -73,10 +73,9 @@ impl Taking {
             Err(failed) => return self.say(words, Word::Taken(Err(failed))),
         };
         self.say(words, Word::Taken(Ok(guards.taken())));
-        // Nobody orders any more if the first thread has ended, and the process with it.
-        if let Ok(back) = orders.recv() {
-            self.say(words, Word::GivenBack(guards.give(back)));
-        }
+        // If the first thread waits no longer, no job has used the locks.
+        let back = orders.recv().unwrap_or(Back::Unused);
+        self.say(words, Word::GivenBack(guards.give(back)));
     }
 
     fn say(&self, words: &Sender<Word>, word: Word) {
@@ -139,13 +138,17 @@ impl Taking {
             self.say(words, Word::Waits(Arc::downgrade(&locks)));
             all = Some(self.lock(&locks, &missing)?);
         }
-        let each = missing.iter();
-        let each = each.filter_map(|key| locks.named(key).current()).collect();
+        let each = missing.iter().map(|key| {
+            let lost = || format!("lock {key:?} was lost before the job was started");
+            let held = locks.named(key).current();
+            held.ok_or_else(|| Failure::new(code::LOST, lost()))
+        });
+        let each = each.collect::<Result<_, _>>()?;
         Ok(Guards { all, each })
     }
 
-    /// Makes the manager, and asks Redis whether it is there: who writes a crontab with a wrong
-    /// address shall hear of it. A loss becomes an event.
+    /// Makes the manager, and asks Redis whether it is there: a wrong address in a
+    /// crontab is found at once. A loss becomes an event.
     fn manager(&self) -> Result<LockManager, Failure> {
         let told = Arc::clone(&self.cause);
         let events = self.events.clone();

@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs::File;
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use rustix::process::{Pid, getpid};
@@ -58,7 +59,8 @@ impl Wanted {
             return Err(Failure::new(code::CONFIG, message));
         }
         // As below `flock`: in a group of its own, a job could not use the terminal.
-        let foreground = options.foreground || File::open("/dev/tty").is_ok();
+        let foreground =
+            options.foreground || io::stdin().is_terminal() || File::open("/dev/tty").is_ok();
         Ok(Wanted {
             keys,
             command: command(options)?,

@@ -124,3 +124,20 @@ fn a_run_inside_with_another_prefix_or_redis_takes_another_lock() {
         stderr(&output)
     );
 }
+
+/// A job whose output nobody reads any more must not take a lost lock for its own.
+#[test]
+fn a_lost_lock_is_not_confirmed_though_nobody_reads_the_answer() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let script = format!(
+        "echo > $1; until test -e deleted; do sleep 0.05; done
+        {{ sleep 0.5; {relatch} confirm --json; echo $? > code; }} | true"
+    );
+    let mut run = place.start(&["--on-lost", "warn", "k"], "ready", &script);
+    place.server.query::<()>(&["DEL", "lock:k"]);
+    std::fs::write(place.file("deleted"), "").unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(76));
+    let code = std::fs::read_to_string(place.file("code")).unwrap();
+    assert_eq!(code, "76\n");
+}

@@ -3,9 +3,9 @@
 use std::fs;
 use std::process::{Command, Output, Stdio};
 
-use relatch_rig::{Authority, LONG, Sentinels, Server, Setup, eventually};
+use relatch_rig::{Authority, LONG, Sentinels, Server, Setup, Sig, eventually, signal};
 
-use crate::support::{Place, stderr, stdout};
+use crate::support::{Place, in_shell, spawn, stderr, stdout};
 
 const RELATCH: &str = env!("CARGO_BIN_EXE_relatch");
 
@@ -235,4 +235,23 @@ fn sentinels_have_a_login_of_their_own() {
         assert!(!said.contains("cret"), "{said}");
         assert!(code == 77 || said.contains("user:password"), "{said}");
     }
+}
+
+/// As when the program that is to write it hangs.
+#[test]
+fn a_signal_ends_a_run_whose_url_does_not_come() {
+    let place = Place::new();
+    let pipe = place.file("pipe");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let path = pipe.to_str().unwrap();
+    let mut run = spawn(&mut place.relatch(&["run", "--redis-file", path, "k", "true"]));
+    std::thread::sleep(std::time::Duration::from_millis(300)); // So that it reads by then.
+    signal(run.id(), Sig::Term);
+    assert_eq!(in_shell(run.wait().unwrap()), 143);
 }

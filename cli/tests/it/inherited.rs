@@ -174,3 +174,27 @@ fn what_the_job_waits_for_in_another_session_is_of_the_job() {
     assert_eq!(run.wait().unwrap().signal(), Some(15));
     assert_eq!(place.code(&["run", "-n", "k", "true"]), 0);
 }
+
+/// A window is resized, and the job stopped and continued, while the script that started it lives.
+#[test]
+fn a_daemon_stays_one_whatever_signals_came_before_its_parent_ended() {
+    let place = Place::new();
+    let daemon =
+        "echo $$ > daemon; exec 3<> <(:); while test -s daemon; do read -t 0.05 -u 3; done";
+    let script = format!(
+        "setsid bash -c '{daemon}' & until test -s daemon; do sleep 0.05; done; echo > ready
+        until test -e end; do sleep 0.05; done"
+    );
+    let mut run = place.start(&["k"], "ready", &script);
+    for name in ["WINCH", "CONT"] {
+        let id = run.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &id]).status();
+        assert!(sent.unwrap().success());
+    }
+    thread::sleep(Duration::from_millis(300)); // Too short a time can only make this green.
+    fs::write(place.file("end"), "").unwrap();
+    run.wait().unwrap();
+    let id = fs::read_to_string(place.file("daemon")).unwrap();
+    assert!(is_there(id.trim()), "it goes on without the lock");
+    // It ends with its folder.
+}

@@ -316,3 +316,26 @@ fn a_change_of_its_key_renews_a_hold_once() {
         assert!(guard.is_valid());
     });
 }
+
+/// Redis forgets what a connection has read when that connection ends.
+#[test]
+fn a_key_that_is_deleted_behind_the_end_of_the_connection_that_renewed_it_is_told_soon() {
+    in_scenes(100, |world| {
+        let locks = locks(|builder| builder);
+        let guard = locks.lock("a").expect("locks");
+        thread::sleep(2 * SECOND + some(SECOND)); // It was renewed after a second.
+        world.servers.nodes[0].borrow_mut().act(|redis, now| {
+            let listeners = redis.listeners();
+            redis.kill_all_but(&listeners, now);
+        });
+        thread::sleep(some(SECOND));
+        world.delete("a");
+        let deleted = now();
+        assert_eq!(
+            guard.watch().wait_lost(5 * SECOND),
+            Some(LostCause::Deleted)
+        );
+        let took = since(deleted);
+        assert!(took < SECOND + 50 * QUICK, "it took {took:?}");
+    });
+}
