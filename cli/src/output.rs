@@ -73,11 +73,13 @@ pub(crate) fn tell(text: &str) {
     let line = format!("relatch: {}\n", plain(text));
     let mut writer = writer();
     if writer.is_none() {
-        *writer = Writer::start().ok(); // Without memory for a thread, nothing is said.
+        *writer = Writer::start().ok();
     }
-    if let Some(writer) = &*writer {
-        let _ = writer.lines.try_send(line);
-    }
+    let _ = match &*writer {
+        Some(writer) => writer.lines.try_send(line).map_err(io::Error::other),
+        // The system starts no thread. That is worth a wait.
+        None => io::stderr().write_all(line.as_bytes()),
+    };
 }
 
 /// Waits until all that was said is written, but not for long. The last thing that a process does.

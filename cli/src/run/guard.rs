@@ -90,7 +90,7 @@ pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     let (command, rest) = arguments[4..].split_first().ok_or_else(invalid)?;
     // Handlers that the job does not inherit.
     let numbers = signals::FOR_THE_JOB.iter().copied();
-    let mut witness = Signals::new(numbers.filter(|number| !signals::is_ignored(*number)))?;
+    let witness = Signals::new(numbers.filter(|number| !signals::is_ignored(*number)))?;
     adopt_orphans();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let stdin = receive(&socket)?;
@@ -99,15 +99,14 @@ pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     if orders.until.0 <= now() {
         return say(&socket, &FromGuard::Late.word());
     }
-    let heard = socket.try_clone()?;
-    let got = socket.try_clone()?;
-    thread::spawn(move || {
-        for number in witness.forever() {
-            let _ = say(&got, &FromGuard::Got(number).word());
-        }
+    let (sender, events) = channel();
+    let threads = start_threads(&socket, witness, &sender);
+    let started = threads.and_then(|reaper| {
+        let leader = start(command, rest, &stdin, orders.foreground)?;
+        Ok((leader, reaper))
     });
-    let leader = match start(command, rest, &stdin, orders.foreground) {
-        Ok(leader) => leader,
+    let (leader, reaper) = match started {
+        Ok(started) => started,
         Err(error) => {
             let number = error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
             return say(&socket, &FromGuard::Failed(number).word());
@@ -116,15 +115,36 @@ pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     // From here on nothing fails.
     drop(stdin);
     let _ = say(&socket, &FromGuard::Started(leader).word());
+    let _ = reaper.send(leader);
     family.set_leader(leader);
-    let (sender, events) = channel();
-    let telling = sender.clone();
-    thread::spawn(move || reap(leader, &socket, &telling));
-    let telling = sender.clone();
-    thread::spawn(move || listen(&heard, &telling));
     watch(&events, family, &orders);
     drop(sender); // Until here, so that the events do not end.
     Ok(())
+}
+
+/// Starts the threads before there is a job that could miss them. One waits for the job once it is
+/// told who that is.
+fn start_threads(
+    socket: &UnixStream,
+    mut witness: Signals,
+    events: &Sender<Event>,
+) -> io::Result<Sender<Pid>> {
+    let got = socket.try_clone()?;
+    thread::Builder::new().spawn(move || {
+        for number in witness.forever() {
+            let _ = say(&got, &FromGuard::Got(number).word());
+        }
+    })?;
+    let (heard, telling) = (socket.try_clone()?, events.clone());
+    thread::Builder::new().spawn(move || listen(&heard, &telling))?;
+    let (socket, telling) = (socket.try_clone()?, events.clone());
+    let (reaper, leader) = channel();
+    thread::Builder::new().spawn(move || {
+        if let Ok(leader) = leader.recv() {
+            reap(leader, &socket, &telling);
+        }
+    })?;
+    Ok(reaper)
 }
 
 /// What the job leaves behind comes to this process.

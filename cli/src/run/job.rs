@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use rustix::io::Errno;
@@ -44,7 +44,16 @@ impl Job {
         adopt_orphans();
         let mut family = Family::new(orders.foreground.is_none());
         let (socket, theirs) = UnixStream::pair()?;
-        let listening = socket.try_clone()?;
+        // The threads are there before there is a job that could miss them.
+        let (listening, telling) = (socket.try_clone()?, events.clone());
+        thread::Builder::new().spawn(move || listen(&listening, &telling))?;
+        let (reaper, started) = channel();
+        let telling = events.clone();
+        thread::Builder::new().spawn(move || {
+            if let Ok(guard) = started.recv() {
+                reap(guard, &telling);
+            }
+        })?;
         let orders = orders.arguments();
         let mut arguments = vec!["relatch".as_ref()];
         arguments.extend(orders.iter().map(OsStr::new));
@@ -56,6 +65,7 @@ impl Job {
         variables.extend(named.map(|(name, value)| ((*name).into(), value.clone())));
         let program = this_program()?;
         let guard = spawn::spawn(program.as_os_str(), &arguments, &variables, theirs, 0)?;
+        let _ = reaper.send(guard);
         family.set_guard(guard);
         let job = Job {
             socket,
@@ -68,10 +78,6 @@ impl Job {
         if pass_stdin(&job.socket).is_err() {
             job.kill_guard(); // It has nothing to start the job with.
         }
-        let telling = events.clone();
-        thread::spawn(move || listen(&listening, &telling));
-        let telling = events.clone();
-        thread::spawn(move || reap(guard, &telling));
         Ok(job)
     }
 

@@ -3,15 +3,17 @@
 //!
 //! `RELATCH_DEATHS=300` has each death three hundred times.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use relatch_rig::{LONG, Sig, eventually, signal};
 
-use crate::support::{Place, Running, in_shell, spawn};
+use crate::support::{Place, Running, in_shell, spawn, stderr};
 
 /// What a process of a job does: it writes a line as long as it lives, and starts no process.
 const LIVE: &str =
@@ -322,4 +324,48 @@ pub(crate) fn is_stopped(id: &str) -> bool {
 pub(crate) fn is_there(id: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", id.trim()));
     stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// As in a container with a small `pids.max`. (The limit does not count for root, so this becomes
+/// somebody else, which only root can.)
+#[test]
+fn a_run_that_can_start_few_threads_runs_its_job_or_says_why_not() {
+    let place = Place::new();
+    let open = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(place.file(""), open).unwrap();
+    let program = place.file("relatch");
+    fs::copy(env!("CARGO_BIN_EXE_relatch"), &program).unwrap();
+    let program = program.to_str().unwrap();
+    let mut outcomes = BTreeSet::new();
+    for most in 1..24 {
+        let _ = fs::remove_file(place.file("ran"));
+        let like = place.relatch(&[]);
+        let mut command = Command::new("setpriv");
+        command
+            .args([
+                "--reuid=54321",
+                "--regid=54321",
+                "--clear-groups",
+                "prlimit",
+            ])
+            .arg(format!("--nproc={most}"))
+            .args([program, "run", "k", "--", "sh", "-c", "echo > ran"])
+            .current_dir(place.file(""));
+        command.envs(
+            like.get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+        let output = command.output().unwrap();
+        let said = stderr(&output);
+        if said.contains("setresuid failed") || said.contains("setgroups failed") {
+            return; // This is not root.
+        }
+        let has_run = place.file("ran").exists();
+        let code = output.status.code();
+        assert_eq!(code, Some(if has_run { 0 } else { 70 }), "{most}: {said}");
+        assert!(has_run || !said.is_empty(), "{most}");
+        assert!(!place.server.exists("lock:k"), "{most}: {said}");
+        outcomes.insert(has_run);
+    }
+    assert_eq!(outcomes.len(), 2, "both happen");
 }
