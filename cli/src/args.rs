@@ -69,8 +69,8 @@ pub(crate) struct Common {
     /// That URL, if the file can be read only once.
     #[arg(skip)]
     pub(crate) piped: OnceLock<String>,
-    /// The authorities whose certificates are trusted, in PEM form [default: those of the system, or
-    /// of the file that `SSL_CERT_FILE` names]
+    /// The authorities whose certificates are trusted, in PEM form [default: those of the system,
+    /// or of the file that `SSL_CERT_FILE` names]
     #[arg(
         long,
         global = true,

@@ -3,8 +3,8 @@
 //! Anybody who may write to Redis chooses the text of keys and values. None of it moves a cursor,
 //! breaks a line, or turns the direction of what follows.
 //!
-//! Nobody may read the standard error (a full pipe, Ctrl-S). So a thread of its own writes there, and
-//! no lock, job or signal waits for it.
+//! Nobody may read the standard error (a full pipe, Ctrl-S). So a thread of its own writes there,
+//! and no lock, job or signal waits for it.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;

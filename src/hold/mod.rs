@@ -36,8 +36,8 @@ pub(crate) struct AcquiredAt {
 ///
 /// The holding thread writes `depth` and releases the hold. The keeper renews it. Any thread may
 /// find that the hold has ended, and the first one records how. Validity is a comparison of the
-/// clock with a moment, never a flag that a thread has to set in time. So a process that was stopped
-/// gets the right answer as soon as it runs again.
+/// clock with a moment, never a flag that a thread has to set in time. So a process that was
+/// stopped gets the right answer as soon as it runs again.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// Unique within the process.
@@ -192,8 +192,8 @@ impl Hold {
         }
     }
 
-    /// The lease that a renewal asks for at `now`. Once `max_hold` has passed, that is what is left,
-    /// with its margin: Redis extends nothing, and says whether the key still has the token.
+    /// The lease that a renewal asks for at `now`. Once `max_hold` has passed, that is what is
+    /// left, with its margin: Redis extends nothing, and says whether the key still has the token.
     pub(crate) fn lease_to_ask(&self, now: Moment) -> Lease {
         let lease = self.lease();
         self.limit_of(lease, now)

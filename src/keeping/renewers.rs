@@ -22,8 +22,8 @@ use crate::store::Node;
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
 impl Keeper {
-    /// Starts a thread for each node that has something due and no thread. The thread of a node that
-    /// has left the cluster ends by itself.
+    /// Starts a thread for each node that has something due and no thread. The thread of a node
+    /// that has left the cluster ends by itself.
     pub(super) fn start_renewers(self: &Arc<Keeper>) {
         let mut work = self.work.lock();
         let left = work.renewers.extract_if(|_, it| it.is_finished());

@@ -101,8 +101,8 @@ impl Keeper {
         self.work.lock().stop
     }
 
-    /// Waits until there is something to do for a thread, or until `latest`. `None` if it is time to
-    /// stop.
+    /// Waits until there is something to do for a thread, or until `latest`. `None` if it is time
+    /// to stop.
     ///
     /// Also returns after each sleep, even if there is nothing to do: a warning may be due, or a
     /// connection may have ended.

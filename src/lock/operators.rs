@@ -25,8 +25,9 @@ impl Lock {
     /// # Errors
     ///
     /// [`Error::NotALock`] if the Redis key holds a value that is not a string;
-    /// [`Error::Unavailable`] (also for a key that is not there, if the server is a replica), [`Error::Refused`], [`Error::Tls`], [`Error::InvalidKey`],
-    /// [`Error::NoFence`], [`Error::Forked`].
+    /// [`Error::Unavailable`] (also for a key that is not there, if the server is a replica),
+    /// [`Error::Refused`], [`Error::Tls`], [`Error::InvalidKey`], [`Error::NoFence`],
+    /// [`Error::Forked`].
     pub fn holder(&self) -> Result<Option<Holder>, Error> {
         self.session
             .holder(Name::Of(&self.key), self.options.fenced)

@@ -259,7 +259,8 @@ impl LockManager {
     /// # Errors
     ///
     /// The survey ends with the first error: [`Error::Unavailable`] (also at a key that has the
-    /// prefix and 4 MiB or more, and if the server is a replica), [`Error::Refused`], [`Error::Tls`], [`Error::Forked`].
+    /// prefix and 4 MiB or more, and if the server is a replica), [`Error::Refused`],
+    /// [`Error::Tls`], [`Error::Forked`].
     pub fn survey(&self, limit: Duration) -> Survey {
         Survey::new(&self.session, limit)
     }
@@ -267,11 +268,11 @@ impl LockManager {
     /// Whether this manager, its Redis and the way between them are fit for locks: for a readiness
     /// probe, and for people who look for what is wrong.
     ///
-    /// Asks for each right of docs/operations.md, and names those that the user has not. Takes a lock
-    /// with a key of its own (the prefix and `relatch-check-`), renews it, looks at it and deletes
-    /// it. Then, of each server that can have locks (in a cluster, each master): whether an
-    /// invalidation comes, and whether `INFO` says that the server evicts keys. Without the right to
-    /// ask, there is a warning.
+    /// Asks for each right of docs/operations.md, and names those that the user has not. Takes a
+    /// lock with a key of its own (the prefix and `relatch-check-`), renews it, looks at it and
+    /// deletes it. Then, of each server that can have locks (in a cluster, each master): whether an
+    /// invalidation comes, and whether `INFO` says that the server evicts keys. Without the right
+    /// to ask, there is a warning.
     ///
     /// A failure ends the examination, since it would be the cause of others. No lock of a program
     /// is touched.

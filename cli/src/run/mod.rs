@@ -1,12 +1,12 @@
 //! `relatch run`: a command under a lock.
 //!
-//! [`life`] decides what is done when something happens, and [`doubt`] who has got a signal already;
-//! both know no process. [`job`] has the processes, [`guard`] is the one that stays if this one is
-//! killed, [`family`] finds and kills by what [`process`] reads, [`line`] is what the two say to each
-//! other, [`signals`] what others send, and [`spawn`] starts a process as this one was started.
-//! [`taking`] has the locks, and [`held`] is what the first thread knows of them, [`nested`] those of
-//! the runs around this one, [`outcome`] what a run comes to, and
-//! [`report`] what is said of it in the end.
+//! [`life`] decides what is done when something happens, and [`doubt`] who has got a signal
+//! already; both know no process. [`job`] has the processes, [`guard`] is the one that stays if
+//! this one is killed, [`family`] finds and kills by what [`process`] reads, [`line`] is what the
+//! two say to each other, [`signals`] what others send, and [`spawn`] starts a process as this one
+//! was started. [`taking`] has the locks, and [`held`] is what the first thread knows of them,
+//! [`nested`] those of the runs around this one, [`outcome`] what a run comes to, and [`report`]
+//! what is said of it in the end.
 //!
 //! The first thread waits for events and for nothing else: not for Redis, a name server, or who
 //! reads what is said.
@@ -170,8 +170,8 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     over(&life, held, options, wanted, report)
 }
 
-/// Has a write be an error that would make a file larger than `ulimit -f` allows, and not the end of
-/// this process. (The job has the default: a handler does not outlive the start of a program.)
+/// Has a write be an error that would make a file larger than `ulimit -f` allows, and not the end
+/// of this process. (The job has the default: a handler does not outlive the start of a program.)
 fn survive_full_files() -> io::Result<()> {
     if !signals::is_ignored(SIGXFSZ) {
         signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;

@@ -136,8 +136,8 @@ fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
     (Outcome::Interrupted, exit::of_signal(number))
 }
 
-/// Gives the locks back. An error if one was lost. Otherwise, why Redis may not have heard of it, if
-/// so.
+/// Gives the locks back. An error if one was lost. Otherwise, why Redis may not have heard of it,
+/// if so.
 fn give_back(life: &Life, held: Held) -> Result<Option<String>, Error> {
     // A job that never ran keeps nothing: another machine may have the command.
     let back = if life.not_started().is_some() {

@@ -10,8 +10,8 @@ pub(crate) fn own_session() -> Option<i32> {
     this_process().map(|process| process.session)
 }
 
-/// Whether a process has started this one, or one that has, from another session: a service manager,
-/// which may have sent the same signal to all of the service.
+/// Whether a process has started this one, or one that has, from another session: a service
+/// manager, which may have sent the same signal to all of the service.
 pub(crate) fn is_manager(pid: i32) -> bool {
     let Some(own) = this_process() else {
         return false;

@@ -159,8 +159,8 @@ impl Taking {
         Ok(builder.build()?)
     }
 
-    /// Waits for the locks. The library gives up after an outage of 10 s. Here `--wait` decides, once
-    /// Redis has said that somebody has a lock: until then, the address may be wrong.
+    /// Waits for the locks. The library gives up after an outage of 10 s. Here `--wait` decides,
+    /// once Redis has said that somebody has a lock: until then, the address may be wrong.
     fn lock(&self, locks: &LockManager, keys: &[&str]) -> Result<MultiLockGuard, Error> {
         let Wanted {
             plan,

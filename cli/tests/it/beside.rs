@@ -1,4 +1,5 @@
-//! The table of `docs/command.md`: what a job gets, bare and below `flock`, `timeout` and `relatch run`.
+//! The table of `docs/command.md`: what a job gets, bare and below `flock`, `timeout` and
+//! `relatch run`.
 
 use std::fs;
 use std::path::Path;

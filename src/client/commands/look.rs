@@ -76,7 +76,8 @@ impl ServerConnection {
         self.conclude(script, read_seen(reply))
     }
 
-    /// An error if the server is a replica: of what it has not, it does not know that it is nowhere.
+    /// An error if the server is a replica: of what it has not, it does not know that it is
+    /// nowhere.
     pub(crate) fn expect_master(&self) -> Result<(), Failure> {
         match &self.link {
             Some(link) if link.role == Role::Replica => {

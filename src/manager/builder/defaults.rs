@@ -133,9 +133,9 @@ impl Builder {
     /// [reclaim](Builder::reclaim_dead) its locks. Defaults to yes.
     ///
     /// Switch it off in a program whose child processes go on under its locks after it was killed,
-    /// or which [hands locks over](crate::LockGuard::hand_over) and exits. Its locks then stay taken
-    /// until their leases end. (The first eight digits of its tokens' nonces name no machine.) Its
-    /// own waiters may still reclaim the locks of others.
+    /// or which [hands locks over](crate::LockGuard::hand_over) and exits. Its locks then stay
+    /// taken until their leases end. (The first eight digits of its tokens' nonces name no
+    /// machine.) Its own waiters may still reclaim the locks of others.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -324,7 +324,8 @@ fn a_listener_that_has_missed_a_change_is_replaced() {
     });
 }
 
-/// The lease is over for the holder, and the key is there: a renewal that had no answer was executed.
+/// The lease is over for the holder, and the key is there: a renewal that had no answer was
+/// executed.
 #[test]
 fn the_release_of_a_hold_that_is_over_wakes_who_waits_for_its_key() {
     in_scenes(200, |world| {
