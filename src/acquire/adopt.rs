@@ -22,7 +22,7 @@ use crate::base::error::{Error, LostCause};
 use crate::base::key::Key;
 use crate::base::sync::thread;
 use crate::hold::AcquiredAt;
-use crate::keeping::orphans::OrphanKey;
+use crate::keeping::orphans::Orphan;
 use crate::keeping::work::Keeper;
 use crate::store::{AdoptReply, Connection, Failure, Store};
 use crate::waiting::handoff::Claim;
@@ -45,6 +45,13 @@ impl Adoption<'_> {
     /// Tries until Redis answers, another try would not help, or the next one would come after the
     /// deadline.
     pub(crate) fn run(self) -> Result<Taken, Error> {
+        let token = &self.claim.token;
+        if self.keeper.claim(token).is_err() {
+            return Err(Error::Stopped {
+                key: self.key.name().to_string(),
+                held: Vec::new(),
+            });
+        }
         let mut backoff = Backoff::after_failure();
         let mut maybe_done = false;
         let mut answer = None;
@@ -84,7 +91,9 @@ impl Adoption<'_> {
                 connection.abandon(key, &self.claim.token);
             }
             if maybe_done {
-                self.delete_later();
+                self.give_up();
+            } else {
+                self.keeper.gone(token);
             }
             // The deadline may have cut the last try short. Then an earlier answer says more.
             let failure = match answer {
@@ -121,15 +130,19 @@ impl Adoption<'_> {
                     target: "relatch::acquire",
                     "the answer for lock {name:?} came after the lease, so the lock is not adopted"
                 );
-                self.delete_later();
+                self.give_up();
                 Err(self.lost(LostCause::Expired))
             }
             AdoptReply::Absent => {
+                self.keeper.gone(&self.claim.token);
                 let (key, redis_key) =
                     (self.key.name().to_string(), self.key.in_redis().to_owned());
                 Err(Error::NothingToAdopt { key, redis_key })
             }
-            AdoptReply::NotOurs => Err(self.lost(LostCause::Taken)),
+            AdoptReply::NotOurs => {
+                self.keeper.gone(&self.claim.token);
+                Err(self.lost(LostCause::Taken))
+            }
         }
     }
 
@@ -141,14 +154,10 @@ impl Adoption<'_> {
     }
 
     /// Redis may hold the new token now or later, and no thread will use it.
-    fn delete_later(&self) {
+    fn give_up(&self) {
         let Claim { token, lease, .. } = &self.claim;
-        self.keeper.delete_later(OrphanKey {
-            redis_key: self.key.in_redis().to_owned(),
-            token: token.clone(),
-            gone_by: lease.gone_by(Moment::now()),
-            may_reappear: true,
-        });
+        let orphan = Orphan::of_claim(self.key, *lease);
+        self.keeper.give_up(token, orphan, Moment::now());
     }
 }
 
@@ -165,7 +174,7 @@ mod tests {
         let (keeper, key) = (keeper_without_redis(), Key::new("lock:", "a").unwrap());
         let second = Duration::from_secs(1);
         let claim = Claim {
-            token: "new".to_owned(),
+            token: "new".into(),
             lease: Lease::new(second),
             counter: None,
         };
@@ -186,7 +195,7 @@ mod tests {
                 AcquiredAt { sent, answered },
             )
         };
-        let next_orphan = || keeper.work.lock().leases.orphans.first();
+        let next_orphan = || keeper.work.lock().tokens.first_orphan();
         assert!(judge(answered).is_ok());
         assert_eq!(next_orphan(), Moment::NEVER);
         let late = judge(answered.before(second));

@@ -24,7 +24,7 @@ use crate::base::emit::warn;
 use crate::base::options::Lease;
 use crate::base::owner::holder::Holder;
 use crate::hold::AcquiredAt;
-use crate::keeping::orphans::OrphanKey;
+use crate::keeping::orphans::Orphan;
 use crate::keeping::work::Keeper;
 use crate::store::{ClaimReply, Connection, Failure, Seen, Tracking, Wanted};
 use crate::waiting::core::Core;
@@ -45,7 +45,7 @@ pub(crate) struct AcquireContext<'a> {
 /// Redis holds this token for the caller.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    pub(crate) token: String,
+    pub(crate) token: Arc<str>,
     /// The fencing token, if one was wanted.
     pub(crate) fence: Option<u64>,
     pub(crate) at: AcquiredAt,
@@ -91,9 +91,9 @@ pub(crate) struct PendingClaim<'a> {
     context: AcquireContext<'a>,
     /// The token of the next attempt. Redis does not hold it, and no command with it can still be
     /// executed. `None` after it was given up, until an attempt draws another.
-    token: Option<String>,
+    token: Option<Arc<str>>,
     /// The last token that was given up. If the key holds this token, no thread holds the lock.
-    given_up: Option<String>,
+    given_up: Option<Arc<str>>,
     /// The key of the lock's counter, if the hold is to have a fencing token.
     counter: Option<Arc<str>>,
     /// The thread in front has taken the lock for this one.
@@ -143,14 +143,16 @@ impl AskRedis for PendingClaim<'_> {
         if ask == Ask::Look {
             return self.look();
         }
-        let AcquireContext { core, wait, .. } = self.context;
+        let AcquireContext {
+            core, keeper, wait, ..
+        } = self.context;
         let key = wait.key.in_redis();
         let deadline = wait.patience.deadline;
-        self.draw_token()?;
+        let token = self.draw_token()?;
         let mut connection = core.store.checkout(key, deadline)?;
         // It may have taken long until a connection was free. A shutdown does not wait for that,
         // and this thread must not have the lock after it.
-        if wait.must_end() {
+        if wait.must_end() || keeper.claim(&token).is_err() {
             return Err(Failure::OutOfTime("the wait has ended".into()));
         }
         let listener = self.listener(&connection);
@@ -167,24 +169,21 @@ impl AskRedis for PendingClaim<'_> {
             claimed.map(|reply| (reply, Tracking::Off))
         };
         if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
-            && holder.raw == *given_up
+            && *holder.raw == **given_up
         {
-            connection.remove(key, given_up, deadline)?;
-            answer = connection.claim_or_look(wanted, number, deadline);
+            let removed = connection.remove(key, given_up, deadline);
+            answer = removed.and_then(|_| connection.claim_or_look(wanted, number, deadline));
         }
-        match answer {
+        let answer = match answer {
             Ok((ClaimReply::Taken { fence }, _)) => self.taken(connection, fence, sent),
-            Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw == wanted.token => {
+            Ok((ClaimReply::Busy(Some(holder)), _)) if *holder.raw == *wanted.token => {
                 Err(self.refused_and_stored())
             }
             Ok((ClaimReply::Busy(holder), tracking)) => {
-                let tracked = match (listener.zip(number), tracking) {
-                    (_, Tracking::Direct) => true,
-                    (Some((listener, number)), tracking) => {
+                let tracked = matches!(tracking, Tracking::Direct)
+                    || listener.zip(number).is_some_and(|(listener, number)| {
                         listener.will_wake(key, number, tracking)
-                    }
-                    (None, _) => false,
-                };
+                    });
                 Ok(Answer::Busy { holder, tracked })
             }
             Ok((ClaimReply::NotAString, _)) => Ok(Answer::NotAString),
@@ -192,7 +191,11 @@ impl AskRedis for PendingClaim<'_> {
                 self.note_lost_answer(connection, &failure);
                 Err(failure)
             }
+        };
+        if let Some(not_stored) = &self.token {
+            keeper.gone(not_stored);
         }
+        answer
     }
 
     fn silence_counts_from(&self) -> Option<Moment> {
@@ -210,13 +213,17 @@ impl AskRedis for PendingClaim<'_> {
 
 impl PendingClaim<'_> {
     /// Draws a token for the next attempt, unless there is one that is not used up.
-    fn draw_token(&mut self) -> Result<(), Failure> {
-        if self.token.is_none() {
-            let AcquireContext { core, wait, .. } = self.context;
-            let token = core.identity.fresh_token(wait.thread);
-            self.token = Some(token.map_err(Failure::not_sent)?);
-        }
-        Ok(())
+    fn draw_token(&mut self) -> Result<Arc<str>, Failure> {
+        let AcquireContext { core, wait, .. } = self.context;
+        let token = match self.token.take() {
+            Some(token) => token,
+            None => core
+                .identity
+                .fresh_token(wait.thread)
+                .map_err(Failure::not_sent)?
+                .into(),
+        };
+        Ok(Arc::clone(self.token.insert(token)))
     }
 
     /// What the next attempt asks for.
@@ -249,7 +256,7 @@ impl PendingClaim<'_> {
                 holder: None,
                 tracked: false,
             },
-            Seen::Somebody(holder) if self.token.as_ref() == Some(&holder.raw) => {
+            Seen::Somebody(holder) if self.token.as_deref() == Some(&holder.raw) => {
                 return Err(self.refused_and_stored());
             }
             Seen::Somebody(holder) => Answer::Busy {
@@ -293,13 +300,14 @@ impl PendingClaim<'_> {
     /// Removes a token whose `SET` was answered after the lease was over. Even if the removal has
     /// no answer, Redis executes it before any later command on this connection.
     fn too_late(&mut self, mut connection: Connection<'_>) -> Failure {
-        let wait = self.context.wait;
+        let AcquireContext { keeper, wait, .. } = self.context;
         let token = self.token.as_deref().unwrap_or_default();
         let removed = connection.remove(wait.key.in_redis(), token, wait.patience.deadline);
         if let Err(failure) = removed {
             self.give_up();
             return failure;
         }
+        keeper.gone(token);
         self.given_up = self.token.take();
         unanswered("the answer came after the lease, which is shorter than a round trip now")
     }
@@ -323,14 +331,9 @@ impl PendingClaim<'_> {
             ..
         } = self.context;
         if let Some(token) = self.token.take() {
-            self.given_up = Some(token.clone());
-            let gone_by = lease.gone_by(Moment::now());
-            keeper.delete_later(OrphanKey {
-                redis_key: wait.key.in_redis().to_owned(),
-                token,
-                gone_by,
-                may_reappear: true,
-            });
+            let orphan = Orphan::of_claim(wait.key, lease);
+            keeper.give_up(&token, orphan, Moment::now());
+            self.given_up = Some(token);
         }
     }
 }

@@ -545,7 +545,7 @@ mod tests {
             answered: now,
         };
         Answer::Taken(Taken {
-            token: "ours".to_owned(),
+            token: "ours".into(),
             fence: None,
             at,
         })
@@ -569,7 +569,7 @@ mod tests {
             Ok(taken()),
         ];
         let (taken, asked) = rig.take(&soon(), answers);
-        assert_eq!(taken.unwrap().token, "ours");
+        assert_eq!(&*taken.unwrap().token, "ours");
         assert_eq!(
             asked,
             [
@@ -680,7 +680,7 @@ mod tests {
             &soon(),
             [Err(lost_answer()), Err(lost_answer()), Ok(taken())],
         );
-        assert_eq!(taken.unwrap().token, "ours");
+        assert_eq!(&*taken.unwrap().token, "ours");
         assert_eq!(asked, [Ask::Claim, Ask::ClaimOrLook, Ask::ClaimOrLook]);
     }
 
@@ -921,13 +921,13 @@ mod tests {
                 fence: None,
             };
             let claim = Claim {
-                token: "handed".to_owned(),
+                token: "handed".into(),
                 lease: Lease::new(LEASE),
                 counter: None,
             };
             let taken = run(Acquisition::begin(rig.context(&wait), &joined, claim));
             assert_eq!(taken.is_ok(), is_taken, "{taken:?}");
-            let orphan = rig.keeper.work.lock().leases.orphans.first() < Moment::NEVER;
+            let orphan = rig.keeper.work.lock().tokens.first_orphan() < Moment::NEVER;
             assert_eq!(
                 orphan, !is_taken,
                 "the keeper deletes a token whose lease is over"

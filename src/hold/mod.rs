@@ -9,6 +9,7 @@ mod validity;
 mod watching;
 
 use std::mem;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -44,7 +45,7 @@ pub(crate) struct Hold {
     pub(crate) number: u64,
     pub(crate) key: Key,
     pub(crate) owner: Owner,
-    pub(crate) token: String,
+    pub(crate) token: Arc<str>,
     /// The fencing token, if the hold has one.
     pub(crate) fence: Option<u64>,
     pub(crate) acquired: AcquiredAt,
@@ -85,7 +86,7 @@ impl Hold {
     pub(crate) fn new(
         key: Key,
         owner: Owner,
-        token: String,
+        token: Arc<str>,
         fence: Option<u64>,
         options: &Options,
         acquired: AcquiredAt,
@@ -345,6 +346,8 @@ impl Hold {
 pub(crate) mod tests {
     use super::*;
 
+    static NONCE: AtomicU64 = AtomicU64::new(0);
+
     pub(crate) fn sample(name: &str, lease: Duration, sent: Moment) -> Hold {
         sample_with(
             name,
@@ -359,7 +362,8 @@ pub(crate) mod tests {
     pub(crate) fn sample_with(name: &str, options: &Options, sent: Moment) -> Hold {
         let key = Key::new("lock:", name).unwrap();
         let owner = Owner::new("host".into(), std::process::id(), 2);
-        let token = format!("{owner}-{}", "0".repeat(32));
+        let nonce = NONCE.fetch_add(1, Ordering::Relaxed);
+        let token = format!("{owner}-{nonce:032x}").into();
         let since = AcquiredAt {
             sent,
             answered: sent,
@@ -370,7 +374,7 @@ pub(crate) mod tests {
     /// A sample with this token.
     pub(crate) fn sample_by(token: &str, lease: Duration) -> Hold {
         Hold {
-            token: token.to_owned(),
+            token: token.into(),
             ..sample("key", lease, Moment::now())
         }
     }

@@ -5,12 +5,18 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::hold::Hold;
-use crate::keeping::orphans::{FIRST_RETRY, OrphanKey};
+use crate::keeping::orphans::{FIRST_RETRY, Removal};
 use crate::store::Failure;
 
 /// The shortest time from one renewal of a hold to the next that an invalidation causes, however
 /// often others change the key.
 const LEAST_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The age at which a hold is renewed for the first time, at the latest. That command also has
+/// Redis track the key (see `client_tracking`), so that its deletion is noticed from then on.
+/// Before it, nothing is sent for the hold: a short hold costs nothing more than its lock and
+/// unlock.
+const FIRST_RENEWAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct LeaseEntry {
@@ -104,12 +110,23 @@ pub(crate) struct WorkDue {
     pub(crate) until: Option<Moment>,
     /// Holds that have run out by the clock.
     pub(crate) over: Vec<Arc<Hold>>,
-    /// Keys to delete, if they still hold the orphans' tokens.
-    pub(crate) remove: Vec<OrphanKey>,
+    /// Orphans to delete.
+    pub(crate) remove: Vec<Removal>,
 }
 
 impl WorkDue {
     pub(crate) fn is_empty(&self) -> bool {
         self.renew.is_empty() && self.over.is_empty() && self.remove.is_empty()
     }
+}
+
+/// The time until the next renewal of a hold that is taken or renewed now. `None` if it is not
+/// renewed.
+pub(super) fn period(hold: &Hold) -> Option<Duration> {
+    let every = hold.renews_every()?;
+    Some(if hold.renewals() == 0 {
+        every.min(FIRST_RENEWAL)
+    } else {
+        every
+    })
 }

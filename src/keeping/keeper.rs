@@ -15,9 +15,10 @@ use crate::base::options::WarnAfter;
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::Hold;
 use crate::keeping::losses::LossNotifier;
-use crate::keeping::orphans::OrphanKey;
+use crate::keeping::orphans::Orphan;
 use crate::keeping::renewal;
 use crate::keeping::slow::Slow;
+use crate::keeping::tokens::{Closed, Tokens};
 use crate::keeping::work::{Keeper, Part, Work};
 use crate::store::Failure;
 use crate::waiting::core::Core;
@@ -29,7 +30,7 @@ impl Keeper {
             core,
             notifier,
             due_sooner: Condvar::new(),
-            answered: Condvar::new(),
+            changed: Condvar::new(),
         });
         let weak = Arc::downgrade(&keeper);
         let store = &keeper.core.store;
@@ -57,57 +58,75 @@ impl Keeper {
         })
     }
 
+    /// A thread is about to send the `SET` of this token. If it may, it says later what became of
+    /// the token: [`enter`](Keeper::enter), [`gone`](Keeper::gone) or [`give_up`](Keeper::give_up).
+    pub(crate) fn claim(&self, token: &Arc<str>) -> Result<(), Closed> {
+        self.work.lock().tokens.claim(token)
+    }
+
     /// Keeps a hold from now on. An error means that its thread must not rely on it.
     pub(crate) fn enter(self: &Arc<Keeper>, hold: &Arc<Hold>) -> Result<(), Error> {
-        self.schedule(|work| work.leases.enter(Arc::clone(hold), hold.acquired.sent))
+        self.schedule(|work| work.tokens.enter(Arc::clone(hold), hold.acquired.sent))
     }
 
-    /// Ends the validity of a hold, and takes it out of the table of leases: in one step, or the
-    /// keeper would take it for one that ran out. Returns when the validity would have ended;
-    /// `None` if it was over.
+    /// Ends the validity of a hold whose release is about to be sent. Returns when the validity
+    /// would have ended; `None` if it was over.
     pub(crate) fn close(&self, hold: &Hold, now: Moment) -> Option<Moment> {
-        self.work.lock().leases.close(hold, now)
+        self.work.lock().tokens.close(hold, now)
     }
 
-    /// Ends all holds that are left, and returns them. Their threads do not know yet.
-    pub(crate) fn take_away(&self) -> Vec<Arc<Hold>> {
-        let mut work = self.work.lock();
-        let holds: Vec<_> = work.leases.holds(Moment::now()).map(Arc::clone).collect();
-        for hold in &holds {
-            hold.lose(LostCause::ShutDown);
-            work.leases.close(hold, Moment::now());
+    /// Redis does not store this token, nor will it.
+    pub(crate) fn gone(&self, token: &str) {
+        self.work.lock().tokens.gone(token);
+        self.changed.notify_all();
+    }
+
+    /// Deletes the token of an orphan in Redis, but not before this moment.
+    pub(crate) fn give_up(self: &Arc<Keeper>, token: &Arc<str>, orphan: Orphan, from: Moment) {
+        let scheduled = self.schedule(|work| Ok(work.tokens.give_up(token, orphan, from)));
+        self.changed.notify_all();
+        if let Err(error) = scheduled {
+            warn!(target: "relatch::release", "an orphan is not deleted, it expires with its lease: {error}");
+        }
+    }
+
+    /// Takes all holds from their threads, which do not know yet, and deletes their tokens. Returns
+    /// the holds.
+    pub(crate) fn take_away(self: &Arc<Keeper>) -> Vec<Arc<Hold>> {
+        let mut holds = Vec::new();
+        let scheduled = self.schedule(|work| {
+            holds = work.tokens.take_away(Moment::now());
+            Ok(Moment::PAST)
+        });
+        if let Err(error) = scheduled {
+            warn!(target: "relatch::release", "the locks are not given back, they expire with their leases: {error}");
         }
         holds
     }
 
-    /// Keeps no new hold from now on: its thread gives the lock back itself.
-    pub(crate) fn refuse_new(&self) {
-        self.work.lock().leases.is_closed = true;
+    /// Claims no token from now on, and keeps no new hold: its thread gives the lock back itself.
+    pub(crate) fn refuse_claims(&self) {
+        self.work.lock().tokens.is_closed = true;
+    }
+
+    /// Waits for the tokens until `next` returns `None`. Otherwise it returns until when to wait, at
+    /// most, before it looks again.
+    pub(crate) fn wait_for(&self, next: impl Fn(&Tokens, Moment) -> Option<Moment>) {
+        let mut work = self.work.lock();
+        loop {
+            let now = Moment::now();
+            let Some(until) = next(&work.tokens, now) else {
+                return;
+            };
+            self.changed.wait_for(&mut work, until.one_wait_from(now));
+        }
     }
 
     /// The names of the locks that are held, one for each hold.
     pub(crate) fn names(&self, now: Moment) -> Vec<Arc<str>> {
         let work = self.work.lock();
-        let names = work.leases.holds(now).map(|it| it.key.name());
+        let names = work.tokens.holds(now).map(|it| it.key.name());
         names.map(Arc::clone).collect()
-    }
-
-    /// True while the key with this token is still to be deleted.
-    pub(crate) fn has_orphan(&self, token: &str) -> bool {
-        self.work.lock().leases.orphans.has(token)
-    }
-
-    /// Has an orphan deleted.
-    pub(crate) fn delete_later(self: &Arc<Keeper>, orphan: OrphanKey) {
-        self.delete_not_before(orphan, Moment::now());
-    }
-
-    /// Has an orphan deleted, but not before this moment.
-    pub(crate) fn delete_not_before(self: &Arc<Keeper>, orphan: OrphanKey, moment: Moment) {
-        let scheduled = self.schedule(|work| Ok(work.leases.orphans.add(orphan, moment)));
-        if let Err(error) = scheduled {
-            warn!(target: "relatch::release", "an orphan is not deleted, it expires with its lease: {error}");
-        }
     }
 
     /// Has these holds renewed now, together, each by its deadline. [`renewed`](Keeper::renewed)
@@ -119,7 +138,7 @@ impl Keeper {
         self.schedule(|work| {
             let now = Moment::now();
             for (hold, until) in holds {
-                work.leases.ask(hold, now, *until);
+                work.tokens.ask(hold, now, *until);
             }
             Ok(Moment::PAST)
         })
@@ -130,33 +149,28 @@ impl Keeper {
         let mut work = self.work.lock();
         loop {
             let now = Moment::now();
-            if let Some(answer) = work.leases.answer(hold, now) {
+            if let Some(answer) = work.tokens.answer(hold, now) {
                 return answer;
             }
             let until = deadline.min(hold.valid_until());
-            self.answered.wait_for(&mut work, until.one_wait_from(now));
+            self.changed.wait_for(&mut work, until.one_wait_from(now));
         }
     }
 
     /// A hold has a new end or a new lease, so its renewal may be due sooner.
     pub(crate) fn renew_sooner(self: &Arc<Keeper>, hold: &Hold) -> Result<(), Error> {
-        self.schedule(|work| Ok(work.leases.renew_sooner(hold, Moment::now())))
+        self.schedule(|work| Ok(work.tokens.renew_sooner(hold, Moment::now())))
     }
 
     /// A key with this token is gone: `force_unlock` of this manager has deleted it, or a control
-    /// of a store in memory has ended it. If a hold of this manager has the token, it is lost; also
-    /// one whose thread has taken the lock and has not entered it yet, which it does until `until`.
-    pub(crate) fn lose_token(&self, token: &str, cause: LostCause, until: Moment) {
-        let mut work = self.work.lock();
-        // A hold whose release has begun is not in the table any more. Redis tells that release
-        // that the key is absent.
-        let Some(hold) = work.leases.by_token(token).cloned() else {
-            return work.leases.refuse(token, until, Moment::now());
-        };
-        hold.lose(cause);
-        work.leases.lost(&hold);
-        drop(work);
-        self.report_loss(&hold);
+    /// of a store in memory has ended it. If this manager has the token, its hold is lost; also one
+    /// whose thread has its answer and has not entered it yet.
+    pub(crate) fn lose_token(&self, token: &str, cause: LostCause) {
+        let lost = self.work.lock().tokens.deleted(token, cause);
+        if let Some(hold) = lost {
+            self.changed.notify_all();
+            self.report_loss(&hold);
+        }
     }
 
     /// Notes work. Starts the thread, or wakes it if the work is due before the thread would wake.

@@ -1,160 +1,41 @@
-//! The holds of one manager, and when each of them has to be renewed. A table without clock,
-//! threads or Redis.
+//! The tokens that are held: when each hold has to be renewed.
 
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::error::{Error, LostCause};
-use crate::base::sync::HashMap;
 use crate::hold::Hold;
-use crate::keeping::due::{Asked, LeaseEntry, WorkDue};
-use crate::keeping::orphans::{FIRST_RETRY, LAST_RETRY, Orphans};
+use crate::keeping::due::{Asked, LeaseEntry, WorkDue, period};
+use crate::keeping::orphans::{FIRST_RETRY, LAST_RETRY};
+use crate::keeping::tokens::{State, Tokens};
 use crate::store::Failure;
 
-/// The age at which a hold is renewed for the first time, at the latest. That command also has
-/// Redis track the key (see `client_tracking`), so that its deletion is noticed from then on.
-/// Before it, nothing is sent for the hold: a short hold costs nothing more than its lock and
-/// unlock.
-const FIRST_RENEWAL: Duration = Duration::from_secs(1);
-
-/// The holds of one manager, and the keys that it still has to delete.
-///
-/// A hold is entered when it is taken, and removed before its release is sent. So the keeper renews
-/// no hold whose release has begun.
-#[derive(Debug, Default)]
-pub(crate) struct Leases {
-    by_number: HashMap<u64, LeaseEntry>,
-    /// There is an `on_lost` callback. It gets the losses of all holds, also of those that are not
-    /// renewed.
-    reports_losses: bool,
-    /// When another server got keys last.
-    moved: Moment,
-    /// The manager has taken all holds from their threads: no other hold is entered.
-    pub(crate) is_closed: bool,
-    /// Tokens that `force_unlock` has deleted, of holds that were not in the table: the thread may
-    /// have its answer and be about to enter the hold. Each counts until such a thread has entered.
-    forced: Vec<(String, Moment)>,
-    pub(crate) orphans: Orphans,
-}
-
-impl Leases {
-    pub(crate) fn new(reports_losses: bool) -> Leases {
-        Leases {
-            reports_losses,
-            ..Leases::default()
-        }
-    }
-
-    /// Enters a hold. Returns when it is due. An error says why nobody may trust the hold.
-    pub(crate) fn enter(&mut self, hold: Arc<Hold>, now: Moment) -> Result<Moment, Error> {
-        if self.is_closed {
-            return Err(Error::Stopped {
-                key: hold.key.name().to_string(),
-                held: Vec::new(),
-            });
-        }
-        if self
-            .refused(now)
-            .iter()
-            .any(|(token, _)| *token == hold.token)
-        {
-            return Err(hold.lose(LostCause::Deleted));
-        }
-        if self.by_number.len() == self.by_number.capacity() {
-            // Before the table grows, it drops the holds that have run out and whose threads ended
-            // with a forgotten guard. One that is still due stays: the keeper has not reported it.
-            self.by_number
-                .retain(|_, entry| entry.is_watched || !entry.hold.can_be_forgotten(now));
-        }
-        let period = period(&hold);
-        // The hold was perhaps taken at the server that had the key before, and is not entered
-        // until now.
-        let due = if hold.acquired.sent < self.moved {
-            period.map_or(Moment::NEVER, |_| Moment::PAST)
-        } else {
-            period.map_or(Moment::NEVER, |every| now.after(every))
-        };
-        let entry = LeaseEntry {
-            is_watched: self.reports_losses || period.is_some(),
-            hold,
-            due,
-            retry: FIRST_RETRY,
-            sent: Moment::PAST,
-            is_tracked: false,
-            invalidated: false,
-            asked: None,
-        };
-        let next = entry.next();
-        self.by_number.insert(entry.hold.number, entry);
-        Ok(next)
-    }
-
-    /// A hold with this token is not to be entered until then.
-    pub(crate) fn refuse(&mut self, token: &str, until: Moment, now: Moment) {
-        self.refused(now).push((token.to_owned(), until));
-    }
-
-    /// The tokens that are refused at `now`. The others are dropped here, so also by each refusal:
-    /// in a process that only force-unlocks, they would pile up.
-    fn refused(&mut self, now: Moment) -> &mut Vec<(String, Moment)> {
-        self.forced.retain(|(_, until)| now < *until);
-        &mut self.forced
-    }
-
-    /// Removes a hold that is about to be released, and closes it ([`Hold::close`]). Returns the
-    /// end of its validity, if that is after `now`.
-    ///
-    /// Removing and closing are one step under the caller's lock. If the keeper found a closed hold
-    /// in the table, it would report that hold as one that ran out.
-    pub(crate) fn close(&mut self, hold: &Hold, now: Moment) -> Option<Moment> {
-        self.by_number.remove(&hold.number);
-        hold.close(now)
-    }
-
-    /// True until the release of the hold begins. What Redis says about its token later may be due
-    /// to the release.
-    pub(crate) fn has(&self, hold: &Hold) -> bool {
-        self.by_number.contains_key(&hold.number)
-    }
-
-    /// The hold with this token.
-    pub(crate) fn by_token(&self, token: &str) -> Option<&Arc<Hold>> {
-        self.by_number
-            .values()
-            .map(|entry| &entry.hold)
-            .find(|hold| hold.token == token)
-    }
-
-    /// The moment of the next thing to do for a thread that renews the holds whose keys are `mine`.
-    /// What is overdue by `now` and another's does not count.
+impl Tokens {
+    /// The moment of the next thing to do for a thread that serves the keys that are `mine`. What is
+    /// overdue by `now` and another's does not count.
     pub(crate) fn next(&self, now: Moment, mine: impl Fn(&str) -> bool) -> Moment {
-        let is_meant = |it: &&LeaseEntry| it.due > now || mine(it.hold.key.in_redis());
-        let meant = self.by_number.values().filter(is_meant);
-        let due = meant.map(|entry| entry.due).min();
-        due.unwrap_or(Moment::NEVER)
-            .min(self.orphans.next(now, mine))
+        let is_meant = |it: &&State| it.due() > now || mine(it.redis_key());
+        let meant = self.by_token.values().filter(is_meant);
+        meant.map(State::due).min().unwrap_or(Moment::NEVER)
     }
 
     /// The keys in Redis of the holds and orphans that are due at `now`.
     pub(crate) fn due(&self, now: Moment) -> impl Iterator<Item = &str> {
-        let holds = self.by_number.values().filter(move |it| it.due <= now);
-        let keys = holds.map(|entry| entry.hold.key.in_redis());
-        keys.chain(self.orphans.due(now))
+        let due = self.by_token.values().filter(move |it| it.due() <= now);
+        due.map(State::redis_key)
     }
 
     /// When the first hold ends that the keeper watches.
     pub(crate) fn next_end(&self) -> Moment {
-        let ends = self.by_number.values().map(LeaseEntry::end);
+        let ends = self.leases().map(LeaseEntry::end);
         ends.min().unwrap_or(Moment::NEVER)
     }
 
     /// The shortest lease that has to be renewed.
     pub(crate) fn shortest(&self, now: Moment) -> Duration {
         let renewed = self
-            .by_number
-            .values()
+            .leases()
             .filter(|it| it.is_watched && it.hold.is_valid(now));
         let leases = renewed
             .filter(|it| it.hold.renews_every().is_some())
@@ -165,7 +46,7 @@ impl Leases {
     /// The holds that have ended by `now`. Each is returned once; `held` lists it until its guards
     /// are gone.
     pub(crate) fn take_over(&mut self, now: Moment) -> Vec<Arc<Hold>> {
-        let watched = self.by_number.values_mut().filter(|it| it.is_watched);
+        let watched = self.leases_mut().filter(|it| it.is_watched);
         let over = watched.filter(|entry| !entry.hold.is_valid(now));
         over.map(|entry| {
             (entry.is_watched, entry.due) = (false, Moment::NEVER);
@@ -181,13 +62,13 @@ impl Leases {
     /// So ten thousand holds that were taken one after the other are renewed in a few pipelines.
     pub(crate) fn take_due(&mut self, now: Moment, mine: impl Fn(&str) -> bool) -> WorkDue {
         let mut due = WorkDue {
-            remove: self.orphans.take_due(now, &mine),
+            remove: self.take_orphans(now, &mine),
             ..WorkDue::default()
         };
         if self.next(now, &mine) > now {
             return due;
         }
-        let entries = self.by_number.values_mut();
+        let entries = self.leases_mut();
         for entry in entries.filter(|it| it.due < Moment::NEVER) {
             let asked = entry.asked.as_ref().filter(|it| now < it.until);
             let early = period(&entry.hold).map(|every| every / 8);
@@ -208,7 +89,7 @@ impl Leases {
     /// A call of the holder waits, until `until`, for the answer to a renewal that is sent from now
     /// on.
     pub(crate) fn ask(&mut self, hold: &Hold, now: Moment, until: Moment) {
-        if let Some(entry) = self.by_number.get_mut(&hold.number) {
+        if let Some(entry) = self.lease(hold) {
             let (at, answer) = (now, None);
             entry.asked = Some(Asked { at, until, answer });
             entry.retry = FIRST_RETRY;
@@ -219,7 +100,7 @@ impl Leases {
     /// What came of such a renewal. A failure counts as the answer if Redis gave it, or if the time
     /// is over. `None`: there is time for an answer.
     pub(crate) fn answer(&mut self, hold: &Hold, now: Moment) -> Option<Result<(), Failure>> {
-        let entry = self.by_number.get_mut(&hold.number);
+        let entry = self.lease(hold);
         let asked = entry.map(|entry| &mut entry.asked);
         let waits = asked.as_ref().and_then(|asked| asked.as_ref());
         let waits = waits.filter(|it| now < it.until && hold.is_valid(now));
@@ -236,7 +117,7 @@ impl Leases {
     /// Call this before the command is sent. An invalidation may come before the answer. If the key
     /// did not count as tracked by then, it would be dropped, and a loss found late.
     pub(crate) fn sending(&mut self, hold: &Hold, is_tracked: bool, now: Moment) {
-        if let Some(entry) = self.by_number.get_mut(&hold.number) {
+        if let Some(entry) = self.lease(hold) {
             entry.sent = now;
             entry.invalidated = false;
             entry.is_tracked |= is_tracked;
@@ -246,7 +127,7 @@ impl Leases {
     /// A renewal that was sent at `sent` succeeded. The next renewal is due a period after `sent`,
     /// or soon if the key was invalidated meanwhile. Returns when it is due.
     pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment) -> Moment {
-        let Some(entry) = self.by_number.get_mut(&hold.number) else {
+        let Some(entry) = self.lease(hold) else {
             return Moment::NEVER;
         };
         // The command was made before its connection was open, and has the lease of then.
@@ -268,7 +149,7 @@ impl Leases {
     /// A renewal had no answer by `now`, or was refused. The next one is due after a pause, which
     /// grows. Returns when it is due.
     pub(crate) fn not_renewed(&mut self, hold: &Hold, failure: &Failure, now: Moment) -> Moment {
-        let Some(entry) = self.by_number.get_mut(&hold.number) else {
+        let Some(entry) = self.lease(hold) else {
             return Moment::NEVER;
         };
         entry.answer(entry.sent, Err(failure.copy()));
@@ -290,7 +171,7 @@ impl Leases {
     /// soon. Returns when it is due.
     pub(crate) fn invalidated(&mut self, redis_key: &[u8], now: Moment) -> Moment {
         let is_meant = |it: &&mut LeaseEntry| it.has_key(redis_key) && it.is_tracked;
-        let meant = self.by_number.values_mut().filter(is_meant);
+        let meant = self.leases_mut().filter(is_meant);
         let due = meant.map(|entry| {
             entry.is_tracked = false;
             entry.renew_soon(now)
@@ -306,7 +187,7 @@ impl Leases {
         now: Moment,
     ) -> Moment {
         let mut due = Moment::NEVER;
-        for entry in self.by_number.values_mut() {
+        for entry in self.leases_mut() {
             if is_meant(entry.hold.key.in_redis().as_bytes()) {
                 // Also a hold whose first renewal is under way.
                 (entry.invalidated, entry.is_tracked) = (true, false);
@@ -323,7 +204,7 @@ impl Leases {
     pub(crate) fn moved(&mut self, has_moved: impl Fn(&[u8]) -> bool, now: Moment) -> Moment {
         self.moved = now;
         let mut due = self.invalidated_those(&has_moved, now);
-        for entry in self.by_number.values_mut() {
+        for entry in self.leases_mut() {
             let is_renewed = entry.hold.renews_every().is_some();
             if is_renewed && has_moved(entry.hold.key.in_redis().as_bytes()) {
                 due = due.min(entry.renew_soon(now));
@@ -334,7 +215,7 @@ impl Leases {
 
     /// A hold may end sooner than was known. Returns when it is due.
     pub(crate) fn renew_sooner(&mut self, hold: &Hold, now: Moment) -> Moment {
-        let Some(entry) = self.by_number.get_mut(&hold.number) else {
+        let Some(entry) = self.lease(hold) else {
             return Moment::NEVER;
         };
         if let Some(every) = hold.renews_every() {
@@ -346,29 +227,10 @@ impl Leases {
 
     /// A hold was found lost. There is nothing left to do for it.
     pub(crate) fn lost(&mut self, hold: &Hold) {
-        if let Some(entry) = self.by_number.get_mut(&hold.number) {
+        if let Some(entry) = self.lease(hold) {
             (entry.is_watched, entry.due) = (false, Moment::NEVER);
         }
     }
-
-    /// Every hold that has a guard or is still valid.
-    pub(crate) fn holds(&self, now: Moment) -> impl Iterator<Item = &Arc<Hold>> {
-        self.by_number
-            .values()
-            .map(|entry| &entry.hold)
-            .filter(move |hold| !hold.can_be_forgotten(now))
-    }
-}
-
-/// The time until the next renewal of a hold that is taken or renewed now. `None` if it is not
-/// renewed.
-fn period(hold: &Hold) -> Option<Duration> {
-    let every = hold.renews_every()?;
-    Some(if hold.renewals() == 0 {
-        every.min(FIRST_RENEWAL)
-    } else {
-        every
-    })
 }
 
 #[cfg(test)]
@@ -376,7 +238,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::hold::tests::sample;
 
-    impl Leases {
+    impl Tokens {
         /// The moment of the next thing to do.
         pub(crate) fn first(&self) -> Moment {
             self.next(Moment::PAST, |_| true).min(self.next_end())
@@ -406,21 +268,21 @@ pub(crate) mod tests {
         Arc::new(sample("a", Duration::from_millis(300), START))
     }
 
-    fn entered(hold: &Arc<Hold>) -> Leases {
-        let mut leases = Leases::default();
-        assert_eq!(leases.enter(Arc::clone(hold), START).unwrap(), after(100));
-        leases
+    fn entered(hold: &Arc<Hold>) -> Tokens {
+        let mut tokens = Tokens::default();
+        assert_eq!(tokens.enter(Arc::clone(hold), START).unwrap(), after(100));
+        tokens
     }
 
     #[test]
     fn a_hold_is_due_after_a_third_of_its_lease_and_again_after_each_renewal() {
         let hold = hold();
-        let mut leases = entered(&hold);
-        assert!(leases.take(after(99)).is_empty());
-        assert_eq!(leases.take(after(100)).renew.len(), 1);
+        let mut tokens = entered(&hold);
+        assert!(tokens.take(after(99)).is_empty());
+        assert_eq!(tokens.take(after(100)).renew.len(), 1);
         hold.renewed(hold.lease(), after(100), after(101)).unwrap();
-        leases.renewed(&hold, after(100));
-        assert_eq!(leases.first(), after(200));
+        tokens.renewed(&hold, after(100));
+        assert_eq!(tokens.first(), after(200));
     }
 
     #[test]
@@ -430,15 +292,15 @@ pub(crate) mod tests {
             hold(),
             sample("a", Duration::from_millis(300), after(60)),
         );
-        let mut leases = entered(&early);
+        let mut tokens = entered(&early);
         assert_eq!(
-            leases.moved(|_| true, after(50)),
+            tokens.moved(|_| true, after(50)),
             after(50),
             "it was never renewed"
         );
-        assert!(leases.enter(late, START).unwrap() <= after(50));
+        assert!(tokens.enter(late, START).unwrap() <= after(50));
         assert_eq!(
-            leases.enter(Arc::new(later), after(60)).unwrap(),
+            tokens.enter(Arc::new(later), after(60)).unwrap(),
             after(160),
             "taken at the new server"
         );
@@ -446,28 +308,28 @@ pub(crate) mod tests {
 
     #[test]
     fn a_hold_whose_key_has_not_moved_is_not_due_for_that() {
-        let mut leases = entered(&hold());
-        let next = leases.first();
-        assert_eq!(leases.moved(|_| false, after(1)), Moment::NEVER);
-        assert_eq!(leases.first(), next);
+        let mut tokens = entered(&hold());
+        let next = tokens.first();
+        assert_eq!(tokens.moved(|_| false, after(1)), Moment::NEVER);
+        assert_eq!(tokens.first(), next);
     }
 
     #[test]
     fn a_renewal_without_an_answer_is_repeated_until_the_hold_ends() {
         let hold = hold();
         let end = hold.valid_until();
-        let mut leases = entered(&hold);
+        let mut tokens = entered(&hold);
         let mut tries = Vec::new();
         loop {
-            let now = leases.first();
-            let due = leases.take(now);
+            let now = tokens.first();
+            let due = tokens.take(now);
             if due.over.len() == 1 {
                 assert_eq!(now, end, "it is reported at the very end");
                 break;
             }
             assert_eq!(due.renew.len(), 1);
             tries.push(now);
-            leases.fails(&hold, now);
+            tokens.fails(&hold, now);
         }
         let millis: Vec<_> = tries.iter().map(|at| at.since(START).as_millis()).collect();
         assert_eq!(
@@ -475,23 +337,23 @@ pub(crate) mod tests {
             [100, 120, 160, 193, 219, 239, 259, 279],
             "more often when the end is near"
         );
-        assert_eq!(leases.first(), Moment::NEVER, "reported once");
-        assert_eq!(leases.holds(end).count(), 1, "its guards are still there");
+        assert_eq!(tokens.first(), Moment::NEVER, "reported once");
+        assert_eq!(tokens.holds(end).count(), 1, "its guards are still there");
     }
 
     #[test]
     fn holds_that_are_due_soon_are_renewed_together() {
-        let mut leases = Leases::default();
+        let mut tokens = Tokens::default();
         for n in 0..20 {
             let late = Arc::new(sample("a", Duration::from_millis(300), after(n)));
-            leases.enter(late, after(n)).unwrap();
+            tokens.enter(late, after(n)).unwrap();
         }
-        let due = leases.take(after(100)).renew;
+        let due = tokens.take(after(100)).renew;
         assert_eq!(due.len(), 13, "those due within 100/8 ms");
         for hold in due {
-            leases.renewed(&hold, after(100));
+            tokens.renewed(&hold, after(100));
         }
-        assert_eq!(leases.first(), after(113));
+        assert_eq!(tokens.first(), after(113));
     }
 
     #[test]
@@ -499,125 +361,109 @@ pub(crate) mod tests {
         let left = hold();
         left.mark_thread_ended();
         assert_eq!(
-            Leases::new(false).enter(Arc::clone(&left), START).unwrap(),
+            Tokens::new(false).enter(Arc::clone(&left), START).unwrap(),
             Moment::NEVER
         );
-        let mut leases = Leases::new(true);
+        let mut tokens = Tokens::new(true);
         assert_eq!(
-            leases.enter(Arc::clone(&left), START).unwrap(),
+            tokens.enter(Arc::clone(&left), START).unwrap(),
             left.valid_until()
         );
-        assert!(leases.take(after(290)).is_empty());
-        assert_eq!(leases.holds(after(290)).count(), 1);
-        assert_eq!(leases.take(after(296)).over.len(), 1);
-        assert_eq!(leases.holds(after(296)).count(), 0);
+        assert!(tokens.take(after(290)).is_empty());
+        assert_eq!(tokens.holds(after(290)).count(), 1);
+        assert_eq!(tokens.take(after(296)).over.len(), 1);
+        assert_eq!(tokens.holds(after(296)).count(), 0);
     }
 
     #[test]
     fn holds_of_threads_that_have_ended_do_not_pile_up() {
-        let mut leases = Leases::default();
+        let mut tokens = Tokens::default();
         // Its lease is longer than all that.
         let long = Arc::new(sample("b", Duration::from_secs(3000), START));
         long.mark_thread_ended();
-        leases.enter(Arc::clone(&long), START).unwrap();
+        tokens.enter(Arc::clone(&long), START).unwrap();
         for n in 0..1000 {
             let left = Arc::new(sample("a", Duration::from_millis(300), after(n * 1000)));
-            leases.enter(Arc::clone(&left), after(n * 1000)).unwrap();
+            tokens.enter(Arc::clone(&left), after(n * 1000)).unwrap();
             left.mark_thread_ended();
-            leases.take(after(n * 1000 + 500));
+            tokens.take(after(n * 1000 + 500));
         }
-        assert!(leases.by_number.len() < 10, "{}", leases.by_number.len());
-        assert!(leases.has(&long));
+        assert!(tokens.by_token.len() < 10, "{}", tokens.by_token.len());
+        assert!(tokens.has(&long));
     }
 
     #[test]
     fn a_hold_that_has_run_out_is_not_dropped_before_it_is_reported() {
-        let mut leases = Leases::default();
+        let mut tokens = Tokens::default();
         for n in 0..100 {
             let left = Arc::new(sample("a", Duration::from_millis(300), after(n * 1000)));
-            leases.enter(Arc::clone(&left), after(n * 1000)).unwrap();
+            tokens.enter(Arc::clone(&left), after(n * 1000)).unwrap();
             left.mark_thread_ended();
         }
-        assert_eq!(leases.take(after(100_000)).over.len(), 100);
+        assert_eq!(tokens.take(after(100_000)).over.len(), 100);
     }
 
     #[test]
     fn a_hold_whose_thread_ends_during_its_last_renewal_is_due_at_its_end() {
         let (hold, sent) = (hold(), after(100));
-        let mut leases = entered(&hold);
-        assert_eq!(leases.take(sent).renew.len(), 1);
+        let mut tokens = entered(&hold);
+        assert_eq!(tokens.take(sent).renew.len(), 1);
         hold.mark_thread_ended();
         hold.renewed(hold.lease(), sent, after(101)).unwrap();
-        leases.renewed(&hold, sent);
-        assert_eq!(leases.first(), hold.valid_until());
-        assert_eq!(leases.take(hold.valid_until()).over.len(), 1);
+        tokens.renewed(&hold, sent);
+        assert_eq!(tokens.first(), hold.valid_until());
+        assert_eq!(tokens.take(hold.valid_until()).over.len(), 1);
     }
 
     #[test]
     fn a_move_during_a_renewal_that_fails_is_followed_by_another_at_once() {
         let hold = hold();
-        let mut leases = entered(&hold);
-        leases.take(after(100));
-        assert_eq!(leases.fails(&hold, after(110)), after(130));
-        leases.take(after(130));
-        assert_eq!(leases.fails(&hold, after(130)), after(170), "a pause");
-        leases.take(after(170));
-        leases.sending(&hold, false, after(170));
-        leases.moved(|_| true, after(171));
-        leases.take(after(180));
-        assert_eq!(leases.fails(&hold, after(182)), after(202));
-        leases.take(after(202));
-        assert!(leases.fails(&hold, after(203)) > after(223), "once");
-    }
-
-    #[test]
-    fn refused_tokens_count_until_their_end_and_do_not_pile_up() {
-        let (hold, mut leases) = (hold(), Leases::default());
-        leases.refuse(&hold.token, after(10), START);
-        for n in 0..1000 {
-            leases.refuse("another", after(n + 10), after(n));
-        }
-        assert!(leases.forced.len() < 20, "{}", leases.forced.len());
-        assert!(
-            leases.enter(Arc::clone(&hold), after(9)).is_ok(),
-            "it was dropped meanwhile"
-        );
-        leases.refuse(&hold.token, after(1010), after(1000));
-        leases.enter(hold, after(1009)).unwrap_err();
+        let mut tokens = entered(&hold);
+        tokens.take(after(100));
+        assert_eq!(tokens.fails(&hold, after(110)), after(130));
+        tokens.take(after(130));
+        assert_eq!(tokens.fails(&hold, after(130)), after(170), "a pause");
+        tokens.take(after(170));
+        tokens.sending(&hold, false, after(170));
+        tokens.moved(|_| true, after(171));
+        tokens.take(after(180));
+        assert_eq!(tokens.fails(&hold, after(182)), after(202));
+        tokens.take(after(202));
+        assert!(tokens.fails(&hold, after(203)) > after(223), "once");
     }
 
     #[test]
     fn an_invalidation_renews_a_tracked_hold_at_once_and_once() {
         let hold = hold();
         let key = hold.key.in_redis().as_bytes();
-        let mut leases = entered(&hold);
+        let mut tokens = entered(&hold);
         assert_eq!(
-            leases.invalidated(key, after(1)),
+            tokens.invalidated(key, after(1)),
             Moment::NEVER,
             "it is not tracked yet"
         );
         hold.renewed(hold.lease(), after(100), after(101)).unwrap();
-        leases.sending(&hold, true, after(100));
-        leases.renewed(&hold, after(100));
-        assert_eq!(leases.invalidated(b"lock:other", after(110)), Moment::NEVER);
-        assert_eq!(leases.invalidated(key, after(110)), after(110));
-        assert_eq!(leases.take(after(110)).renew.len(), 1);
+        tokens.sending(&hold, true, after(100));
+        tokens.renewed(&hold, after(100));
+        assert_eq!(tokens.invalidated(b"lock:other", after(110)), Moment::NEVER);
+        assert_eq!(tokens.invalidated(key, after(110)), after(110));
+        assert_eq!(tokens.take(after(110)).renew.len(), 1);
         assert_eq!(
-            leases.invalidated(key, after(111)),
+            tokens.invalidated(key, after(111)),
             Moment::NEVER,
             "not before it is tracked again"
         );
-        leases.sending(&hold, true, after(112));
-        leases.invalidated(key, after(113));
+        tokens.sending(&hold, true, after(112));
+        tokens.invalidated(key, after(113));
         assert_eq!(
-            leases.renewed(&hold, after(112)),
+            tokens.renewed(&hold, after(112)),
             after(122),
             "the invalidation came before the answer: soon, but not within 10 ms"
         );
-        leases.sending(&hold, true, after(122));
-        leases.close(&hold, after(122));
+        tokens.sending(&hold, true, after(122));
+        tokens.close(&hold, after(122));
         assert_eq!(
-            leases.invalidated(key, after(120)),
+            tokens.invalidated(key, after(120)),
             Moment::NEVER,
             "its release is not a loss"
         );
@@ -628,25 +474,25 @@ pub(crate) mod tests {
     fn the_first_renewal_is_due_after_a_second_and_the_next_ones_after_a_third_of_the_lease() {
         let thirty = |at| Arc::new(sample("a", Duration::from_secs(30), after(at)));
         let [hold, young, soon] = [thirty(0), thirty(800), thirty(100)];
-        let mut leases = Leases::default();
-        assert_eq!(leases.enter(Arc::clone(&hold), START).unwrap(), after(1000));
+        let mut tokens = Tokens::default();
+        assert_eq!(tokens.enter(Arc::clone(&hold), START).unwrap(), after(1000));
         assert_eq!(
-            leases.enter(Arc::clone(&young), after(800)).unwrap(),
+            tokens.enter(Arc::clone(&young), after(800)).unwrap(),
             after(1800)
         );
         assert_eq!(
-            leases.enter(Arc::clone(&soon), after(100)).unwrap(),
+            tokens.enter(Arc::clone(&soon), after(100)).unwrap(),
             after(1100)
         );
-        let due = leases.take(after(1000)).renew;
+        let due = tokens.take(after(1000)).renew;
         let is_due = |hold: &Arc<Hold>| due.iter().any(|it| Arc::ptr_eq(it, hold));
         assert!(is_due(&hold) && is_due(&soon) && !is_due(&young));
         hold.renewed(hold.lease(), after(1000), after(1001))
             .unwrap();
-        leases.renewed(&hold, after(1000));
-        leases.close(&young, after(1000));
-        leases.close(&soon, after(1000));
-        assert_eq!(leases.first(), after(11_000));
+        tokens.renewed(&hold, after(1000));
+        tokens.close(&young, after(1000));
+        tokens.close(&soon, after(1000));
+        assert_eq!(tokens.first(), after(11_000));
     }
 
     #[test]
@@ -655,26 +501,26 @@ pub(crate) mod tests {
             hold(),
             Arc::new(sample("b", Duration::from_millis(300), START)),
         ];
-        let mut leases = entered(&first);
-        leases.enter(Arc::clone(&second), START).unwrap();
+        let mut tokens = entered(&first);
+        tokens.enter(Arc::clone(&second), START).unwrap();
         first.renewed(first.lease(), after(50), after(51)).unwrap();
-        leases.sending(&first, true, after(50));
-        leases.renewed(&first, after(50));
-        assert_eq!(leases.invalidated_those(|_| true, after(60)), after(60));
-        let due = leases.take(after(60)).renew;
+        tokens.sending(&first, true, after(50));
+        tokens.renewed(&first, after(50));
+        assert_eq!(tokens.invalidated_those(|_| true, after(60)), after(60));
+        let due = tokens.take(after(60)).renew;
         assert!(
             due.len() == 1 && Arc::ptr_eq(&due[0], &first),
             "a hold that was never renewed costs nothing"
         );
-        leases.lost(&first);
-        assert_eq!(leases.invalidated_those(|_| true, after(70)), Moment::NEVER);
+        tokens.lost(&first);
+        assert_eq!(tokens.invalidated_those(|_| true, after(70)), Moment::NEVER);
     }
 
     #[test]
     fn after_a_move_a_hold_is_due_also_if_it_was_never_renewed() {
-        let mut leases = entered(&hold());
-        assert_eq!(leases.moved(|_| true, after(60)), after(60));
-        assert_eq!(leases.take(after(60)).renew.len(), 1);
+        let mut tokens = entered(&hold());
+        assert_eq!(tokens.moved(|_| true, after(60)), after(60));
+        assert_eq!(tokens.take(after(60)).renew.len(), 1);
     }
 
     #[test]
@@ -684,20 +530,20 @@ pub(crate) mod tests {
             Arc::new(sample("b", Duration::from_millis(600), START)),
         ];
         first.mark_thread_ended();
-        let mut leases = Leases::new(true);
-        leases.enter(Arc::clone(&first), START).unwrap();
-        leases.enter(Arc::clone(&second), START).unwrap();
+        let mut tokens = Tokens::new(true);
+        tokens.enter(Arc::clone(&first), START).unwrap();
+        tokens.enter(Arc::clone(&second), START).unwrap();
         assert_eq!(
-            leases.shortest(START),
+            tokens.shortest(START),
             Duration::from_millis(600),
             "the first is not renewed"
         );
-        assert_eq!(leases.take(after(300)).over.len(), 1);
-        let due = leases.take(after(500));
+        assert_eq!(tokens.take(after(300)).over.len(), 1);
+        let due = tokens.take(after(500));
         assert_eq!((due.over.len(), due.renew.len()), (0, 1));
         second.close(after(500));
         assert_eq!(
-            leases.shortest(after(500)),
+            tokens.shortest(after(500)),
             Duration::MAX,
             "its release is under way"
         );
@@ -706,29 +552,29 @@ pub(crate) mod tests {
     #[test]
     fn a_hold_that_ends_sooner_than_was_known_is_renewed_sooner() {
         let hold = hold();
-        let mut leases = entered(&hold);
+        let mut tokens = entered(&hold);
         assert_eq!(
-            leases.renew_sooner(&hold, START),
+            tokens.renew_sooner(&hold, START),
             START.after(hold.valid_until().since(START) / 3)
         );
         hold.shorten_to(after(95));
         assert_eq!(
-            leases.renew_sooner(&hold, after(5)),
+            tokens.renew_sooner(&hold, after(5)),
             after(35),
             "there is time for three tries"
         );
         hold.mark_thread_ended();
         assert_eq!(
-            leases.renew_sooner(&hold, after(5)),
+            tokens.renew_sooner(&hold, after(5)),
             after(35),
             "never later than before"
         );
-        assert!(leases.take(after(35)).renew.is_empty());
+        assert!(tokens.take(after(35)).renew.is_empty());
         hold.shorten_to(after(50));
-        assert_eq!(leases.renew_sooner(&hold, after(36)), after(50));
-        assert_eq!(leases.take(after(50)).over.len(), 1);
-        assert_eq!(leases.renew_sooner(&hold, after(51)), Moment::NEVER);
-        leases.close(&hold, after(52));
-        assert_eq!(leases.renew_sooner(&hold, after(5)), Moment::NEVER);
+        assert_eq!(tokens.renew_sooner(&hold, after(36)), after(50));
+        assert_eq!(tokens.take(after(50)).over.len(), 1);
+        assert_eq!(tokens.renew_sooner(&hold, after(51)), Moment::NEVER);
+        tokens.close(&hold, after(52));
+        assert_eq!(tokens.renew_sooner(&hold, after(5)), Moment::NEVER);
     }
 }

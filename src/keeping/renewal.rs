@@ -18,7 +18,7 @@ use crate::base::sync::HashMap;
 use crate::hold::Hold;
 use crate::keeping::connection::{ExtendAnswers, KeeperCommands, is_elsewhere, is_final};
 use crate::keeping::due::WorkDue;
-use crate::keeping::orphans::OrphanKey;
+use crate::keeping::orphans::Removal;
 use crate::keeping::work::Keeper;
 use crate::store::{Compared, Extension, Failure};
 
@@ -33,16 +33,8 @@ pub(crate) fn round(keeper: &Keeper, redis: &mut impl KeeperCommands, work: &Wor
     if !work.remove.is_empty() {
         // Leases are more urgent than orphans, and a Redis that did not answer a renewal will not
         // answer a deletion. Orphans that are left out here come again in a later round.
-        let answered =
-            answered && !keeper.is_stopping() && remove_orphans(keeper, redis, &work.remove);
-        // Another node of a cluster may answer.
-        if !keeper.core.store.is_cluster() {
-            keeper
-                .work
-                .lock()
-                .leases
-                .orphans
-                .batch_answered(answered, Moment::now());
+        if answered && !keeper.is_stopping() {
+            remove_orphans(keeper, redis, &work.remove);
         }
     }
 }
@@ -90,10 +82,10 @@ fn not_renewed(keeper: &Keeper, failed: &[(&Arc<Hold>, Failure)]) {
     let now = Moment::now();
     let due = failed
         .iter()
-        .map(|(hold, failure)| work.leases.not_renewed(hold, failure, now))
+        .map(|(hold, failure)| work.tokens.not_renewed(hold, failure, now))
         .min();
     keeper.wake(work, due.unwrap_or(Moment::NEVER));
-    keeper.answered.notify_all();
+    keeper.changed.notify_all();
     for (hold, failure) in failed {
         let counters = keeper.core.counters.of(hold.key.name());
         counters.renewal_errors.add(1);
@@ -130,7 +122,7 @@ fn renew<'h>(
     let listener = redis.node().and_then(|node| keeper.core.listeners.of(node));
     let mut work = keeper.work.lock();
     // A hold whose release has begun since it fell due is not renewed.
-    let holds: Vec<_> = holds.iter().filter(|hold| work.leases.has(hold)).collect();
+    let holds: Vec<_> = holds.iter().filter(|hold| work.tokens.has(hold)).collect();
     let Some(last_end) = holds.iter().map(|hold| hold.valid_until()).max() else {
         return Ok(HashMap::default());
     };
@@ -144,7 +136,7 @@ fn renew<'h>(
     let sending = |hold: &&'h Arc<Hold>| {
         let lease = hold.lease_to_ask(now);
         hold.renewing(lease, now, deadline);
-        work.leases.sending(hold, client_id.is_some(), now);
+        work.tokens.sending(hold, client_id.is_some(), now);
         Extension {
             key: hold.key.in_redis(),
             token: &hold.token,
@@ -213,23 +205,23 @@ fn take_in<'h>(
     let mut due = Moment::NEVER;
     for ((hold, lease), answer) in answers {
         // The release of the hold may have begun since, and be the reason for this answer.
-        if !work.leases.has(hold) {
+        if !work.tokens.has(hold) {
             continue;
         }
         match answer.map(|compared| on_renewal(hold, lease, compared, sent, now)) {
             Ok(true) => {
                 renewed.push(hold);
-                due = due.min(work.leases.renewed(hold, sent));
+                due = due.min(work.tokens.renewed(hold, sent));
             }
             Ok(false) => {
-                work.leases.lost(hold);
+                work.tokens.lost(hold);
                 lost.push(hold);
             }
             Err(failure) => _ = refused.insert(hold.number, failure),
         }
     }
     keeper.wake(work, due);
-    keeper.answered.notify_all();
+    keeper.changed.notify_all();
     for hold in lost {
         keeper.report_loss(hold);
     }
@@ -239,11 +231,11 @@ fn take_in<'h>(
     refused
 }
 
-/// Deletes orphans in one round trip. False if there was no answer.
+/// Deletes orphans in one round trip.
 ///
 /// Without an answer, all these orphans are sent again later. No thread uses their tokens any more,
 /// so a deletion that Redis executes twice or late does no harm.
-fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
+fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[Removal]) {
     let removals: Vec<_> = orphans
         .iter()
         .map(|orphan| (&*orphan.redis_key, &*orphan.token))
@@ -253,7 +245,8 @@ fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[O
     for (n, orphan) in orphans.iter().enumerate() {
         match answers.as_ref().and_then(|answers| answers[n].as_ref()) {
             Ok(compared) => {
-                keeper.work.lock().leases.orphans.answered(orphan, now);
+                keeper.work.lock().tokens.removed(&orphan.token, now);
+                keeper.changed.notify_all();
                 let is_done = *compared == Compared::Done || !orphan.may_reappear;
                 let counters = keeper.core.counters_of(&orphan.redis_key);
                 counters.late_releases.add(u64::from(is_done));
@@ -265,14 +258,13 @@ fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[O
             }
         }
     }
-    answers.is_ok()
 }
 
 /// Until when the thread may do what is no renewal of its own node's holds. They wait meanwhile, so
 /// this takes a quarter of the shortest lease at most.
 fn aside_until(keeper: &Keeper) -> Moment {
     let now = Moment::now();
-    let shortest = keeper.work.lock().leases.shortest(now);
+    let shortest = keeper.work.lock().tokens.shortest(now);
     now.after(keeper.core.settings.response_timeout.min(shortest / 4))
 }
 
@@ -306,6 +298,7 @@ mod tests {
     use crate::hold::tests::{sample, sample_by};
     use crate::keeping::connection::{Extended, Removed};
     use crate::keeping::keeper::tests::keeper_without_redis;
+    use crate::keeping::orphans::Orphan;
     use crate::keeping::work::Keeper;
     use crate::store::{Node, Refusal, Tracking};
     use crate::waiting::patience::tests::until;
@@ -415,14 +408,16 @@ mod tests {
         round(keeper, redis, &work);
     }
 
-    fn orphan(token: &str) -> OrphanKey {
-        let gone_by = Moment::now().after(LONG);
-        OrphanKey {
-            redis_key: "lock:a".into(),
-            token: token.into(),
-            gone_by,
-            may_reappear: false,
+    /// Tokens that were given up, and are due to be deleted.
+    fn given_up(keeper: &Arc<Keeper>, tokens: &[&str], may_reappear: bool) -> Vec<Removal> {
+        let mut work = keeper.work.lock();
+        for token in tokens {
+            let orphan = Orphan::sample(may_reappear, Moment::now().after(LONG));
+            work.tokens.give_up(&(*token).into(), orphan, Moment::PAST);
         }
+        let due = work.tokens.take_all_orphans(Moment::now());
+        assert_eq!(due.len(), tokens.len());
+        due
     }
 
     /// One round, in which these orphans are due beside these holds.
@@ -436,16 +431,7 @@ mod tests {
             renew: holds.to_vec(),
             ..WorkDue::default()
         };
-        for token in orphans {
-            keeper
-                .work
-                .lock()
-                .leases
-                .orphans
-                .add(orphan(token), Moment::PAST);
-        }
-        work.remove = keeper.work.lock().leases.orphans.take_all(Moment::now());
-        assert_eq!(work.remove.len(), orphans.len());
+        work.remove = given_up(keeper, orphans, false);
         round(keeper, redis, &work);
     }
 
@@ -478,7 +464,7 @@ mod tests {
     #[test]
     fn a_hold_that_was_released_since_it_fell_due_is_not_renewed() {
         let (keeper, holds) = keeps(2);
-        keeper.work.lock().leases.close(&holds[0], Moment::now());
+        keeper.work.lock().tokens.close(&holds[0], Moment::now());
         let mut redis = Redis::new(done);
         renews(&keeper, &mut redis, &holds[..1]);
         assert!(redis.extended.is_empty(), "nothing is sent for it");
@@ -519,15 +505,13 @@ mod tests {
             renews(&keeper, &mut redis, &holds);
             assert_eq!(told(), 2);
         }
-        keeper.delete_not_before(orphan("token"), Moment::PAST);
-        let remove = vec![orphan("token")];
+        let remove = given_up(&keeper, &["token"], false);
         for _ in 0..3 {
-            assert!(remove_orphans(&keeper, &mut redis, &remove), "it answers");
+            remove_orphans(&keeper, &mut redis, &remove);
             assert_eq!(told(), 3);
         }
         let mut passes = Redis::new(refused);
-        keeper.delete_not_before(orphan("other"), Moment::PAST);
-        remove_orphans(&keeper, &mut passes, &[orphan("other")]);
+        remove_orphans(&keeper, &mut passes, &given_up(&keeper, &["other"], false));
         assert_eq!(told(), 3, "that will pass");
     }
 
@@ -550,7 +534,7 @@ mod tests {
                 (Some(cause), 1)
             );
             assert_eq!(
-                keeper.work.lock().leases.first(),
+                keeper.work.lock().tokens.first(),
                 Moment::NEVER,
                 "it is not renewed again"
             );
@@ -562,7 +546,7 @@ mod tests {
         let keeper = keeper_without_redis();
         let hold = Arc::new(sample("a", LEASE, at(1)));
         keeper.enter(&hold).unwrap();
-        let due = keeper.work.lock().leases.take(Moment::now());
+        let due = keeper.work.lock().tokens.take(Moment::now());
         assert_eq!((due.over.len(), due.renew.len()), (1, 0));
         keeper.expire(&due.over);
         assert_eq!(
@@ -596,10 +580,10 @@ mod tests {
         let mut redis = Redis::silent(1);
         renews_and_removes(&keeper, &mut redis, &holds, &["x", "y"]);
         assert!(redis.removed.is_empty());
-        let again = keeper.work.lock().leases.orphans.first();
+        let again = keeper.work.lock().tokens.first_orphan();
         assert!(Moment::now() < again && again < Moment::NEVER);
         let mut redis = Redis::new(done);
-        let due = keeper.work.lock().leases.orphans.take_all(again);
+        let due = keeper.work.lock().tokens.take_all_orphans(again);
         round(
             &keeper,
             &mut redis,
@@ -610,7 +594,7 @@ mod tests {
         );
         assert_eq!(redis.removed, [2]);
         assert_eq!(
-            keeper.work.lock().leases.orphans.first(),
+            keeper.work.lock().tokens.first_orphan(),
             Moment::NEVER,
             "all of them are deleted"
         );
@@ -621,17 +605,14 @@ mod tests {
     #[test]
     fn an_orphan_that_may_reappear_is_a_late_release_once_it_is_deleted() {
         let (keeper, _) = keeps(0);
-        let remove = |answer: fn(&str) -> Result<Compared, Failure>, may_reappear| {
-            let orphan = OrphanKey {
-                may_reappear,
-                ..orphan("x")
-            };
-            remove_orphans(&keeper, &mut Redis::new(answer), &[orphan]);
+        let remove = |token, may_reappear, answer: fn(&str) -> Result<Compared, Failure>| {
+            let due = given_up(&keeper, &[token], may_reappear);
+            remove_orphans(&keeper, &mut Redis::new(answer), &due);
             keeper.core.counters.read().late_releases
         };
-        assert_eq!(remove(|_| Ok(Compared::Absent), true), 0);
-        assert_eq!(remove(|_| Ok(Compared::NotOurs), false), 1);
-        assert_eq!(remove(done, true), 2);
+        assert_eq!(remove("x", true, |_| Ok(Compared::Absent)), 0);
+        assert_eq!(remove("y", false, |_| Ok(Compared::NotOurs)), 1);
+        assert_eq!(remove("z", true, done), 2);
     }
 
     #[test]
@@ -652,7 +633,7 @@ mod tests {
             (redis.removed, keeper.core.counters.read().late_releases),
             (vec![1], 0)
         );
-        assert!(keeper.work.lock().leases.orphans.first() < Moment::NEVER);
+        assert!(keeper.work.lock().tokens.first_orphan() < Moment::NEVER);
     }
 
     /// Rounds until a call that has asked for a renewal has an answer.
@@ -663,10 +644,10 @@ mod tests {
         keeper.ask_to_renew(&asked).unwrap();
         loop {
             let mut work = keeper.work.lock();
-            if let Some(answer) = work.leases.answer(&holds[0], Moment::now()) {
+            if let Some(answer) = work.tokens.answer(&holds[0], Moment::now()) {
                 return answer;
             }
-            let due = work.leases.take(Moment::now());
+            let due = work.tokens.take(Moment::now());
             drop(work);
             round(&keeper, redis, &due);
         }
@@ -694,10 +675,10 @@ mod tests {
         keeper.ask_to_renew(&asked).unwrap();
         let mut work = keeper.work.lock();
         // Its connection was opened after the call, with a command of before.
-        work.leases
+        work.tokens
             .sending(&holds[0], false, before.before(LEASE / 10));
-        let due = work.leases.renewed(&holds[0], Moment::now());
-        assert!(work.leases.answer(&holds[0], Moment::now()).is_none());
+        let due = work.tokens.renewed(&holds[0], Moment::now());
+        assert!(work.tokens.answer(&holds[0], Moment::now()).is_none());
         assert!(due <= Moment::now(), "it is renewed once more");
     }
 

@@ -30,7 +30,7 @@ impl Keeper {
         let left: Vec<_> = left.collect();
         let now = Moment::now();
         let nodes = work
-            .leases
+            .tokens
             .due(now)
             .filter_map(|key| self.core.store.node_of(key));
         let nodes: HashMap<_, _> = nodes.map(|node| (node.number, node)).collect();

@@ -47,7 +47,7 @@ impl Slow {
         let mut holds: Vec<HeldLock> = keeper
             .work
             .lock()
-            .leases
+            .tokens
             .holds(now)
             .map(|hold| HeldLock::new(hold, now))
             .collect();

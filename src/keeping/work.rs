@@ -10,9 +10,9 @@ use crate::base::sync::thread::JoinHandle;
 use crate::base::sync::{Condvar, HashMap, HashSet, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::keeping::due::WorkDue;
-use crate::keeping::leases::Leases;
 use crate::keeping::losses::LossNotifier;
 use crate::keeping::orphans::LAST_RETRY;
+use crate::keeping::tokens::Tokens;
 use crate::store::{Failure, Node};
 use crate::waiting::core::Core;
 use crate::waiting::deadlocks::wake_holders;
@@ -25,13 +25,13 @@ pub(crate) struct Keeper {
     pub(crate) work: Mutex<Work>,
     /// Wakes the threads that keep when something is due sooner than one of them knew.
     pub(crate) due_sooner: Condvar,
-    /// Wakes the calls that wait for a renewal.
-    pub(crate) answered: Condvar,
+    /// Wakes the calls that wait for a renewal, and a shutdown.
+    pub(crate) changed: Condvar,
 }
 
 #[derive(Debug)]
 pub(crate) struct Work {
-    pub(crate) leases: Leases,
+    pub(crate) tokens: Tokens,
     /// The threads that renew, by the number of their node.
     pub(super) renewers: HashMap<u64, JoinHandle<()>>,
     /// Until when each thread sleeps, by its part. Work that is due later need not wake it.
@@ -46,9 +46,8 @@ pub(crate) struct Work {
 
 impl Work {
     pub(crate) fn new(reports_losses: bool) -> Work {
-        let leases = Leases::new(reports_losses);
         Work {
-            leases,
+            tokens: Tokens::new(reports_losses),
             renewers: HashMap::default(),
             sleeps_until: HashMap::default(),
             warn_after: None,
@@ -113,7 +112,7 @@ impl Keeper {
         while !work.stop {
             let now = Moment::now();
             let Work {
-                leases, renewers, ..
+                tokens, renewers, ..
             } = &mut *work;
             let mine = |key: &str| match (part, store.node_of(key)) {
                 (Part::All, _) => true,
@@ -123,16 +122,16 @@ impl Keeper {
                 }),
                 (Part::Node(node), it) => it.is_some_and(|it| it.number == node.number),
             };
-            let next = leases.next(now, mine);
+            let next = tokens.next(now, mine);
             let (mut due, mut until) = (WorkDue::default(), next.min(latest));
             if !matches!(part, Part::Ends) {
-                due = leases.take_due(now, mine);
+                due = tokens.take_due(now, mine);
             }
             if !matches!(part, Part::Node(_)) {
-                due.over = leases.take_over(now);
-                until = until.min(leases.next_end());
+                due.over = tokens.take_over(now);
+                until = until.min(tokens.next_end());
             }
-            if matches!(part, Part::Ends) && leases.due(now).next().is_some() {
+            if matches!(part, Part::Ends) && tokens.due(now).next().is_some() {
                 // Its node may leave, or not be known yet. No other thread may tell of that.
                 until = until.min(now.after(LAST_RETRY));
             }
@@ -191,9 +190,9 @@ impl Keeper {
         let mut work = self.work.lock();
         let now = Moment::now();
         let due = match redis_key {
-            Some(redis_key) => work.leases.invalidated(redis_key, now),
+            Some(redis_key) => work.tokens.invalidated(redis_key, now),
             None => work
-                .leases
+                .tokens
                 .invalidated_those(|key| self.core.store.may_be_at(node, key), now),
         };
         self.wake(work, due);
@@ -204,7 +203,7 @@ impl Keeper {
     pub(crate) fn moved(&self, has_moved: &dyn Fn(&[u8]) -> bool) {
         self.core.listeners.wakeups.wake_those(has_moved);
         let mut work = self.work.lock();
-        work.leases.moved(has_moved, Moment::now());
+        work.tokens.moved(has_moved, Moment::now());
         // What is overdue at a node that has left needs another thread, also if it is no hold.
         self.wake(work, Moment::PAST);
     }

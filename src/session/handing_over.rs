@@ -12,7 +12,6 @@ use crate::base::options::Options;
 use crate::base::stop::StopHandle;
 use crate::hold::{Hold, LockParcel};
 use crate::session::Session;
-use crate::session::adoptions::UnderWay;
 use crate::session::thread_map::{self, Held};
 use crate::waiting::handoff::Claim;
 use crate::waiting::queues::Turn;
@@ -49,11 +48,12 @@ impl Session {
         self.may_leave(held)?;
         self.push(hold)?;
 
-        // 1. Close the hold, and take it out of the table of leases. If anybody could see the
+        // 1. Close the hold: its token is not this manager's any more. If anybody could see the
         //    parcel before that, its adopter and this thread would believe at the same time. The
         //    keeper would find the adopter's token, and report a loss.
         let now = Moment::now();
         let valid_until = self.keeper.close(hold, now);
+        self.keeper.gone(&hold.token);
 
         // 2. Record that the hold has ended, and not by a loss. (Unless a watcher was first: it may
         //    have found the lease over a moment before step 1.) If this came after step 4, the next
@@ -139,12 +139,6 @@ impl Session {
         let mut at_once = once; // Neither the turn is waited for, nor what others learn.
         at_once.deadline = began;
         let turn = self.turn_or_outside(&self.wait_for(&key, &owner, &at_once, stop), &claim);
-        // A turn outside of the queue is not known there. If nothing else told of this adoption, a
-        // shutdown could return while the answer is due, and the program could exit: then the lock
-        // would stay taken. So either a shutdown sees that an adoption is under way, and waits for
-        // its answer, or it has stopped the manager before, and nothing is sent.
-        let _under_way = UnderWay::begin(&self.under_way);
-        self.may_take(key.name(), options, stop, began)?;
         let adoption = Adoption {
             store: &self.core.store,
             keeper: &self.keeper,

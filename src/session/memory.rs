@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::clock::Moment;
 use crate::base::error::LostCause;
 use crate::base::key::Key;
 use crate::base::options::Settings;
@@ -78,7 +77,7 @@ impl MemoryControls {
         let Some(holder) = memory.delete(key.in_redis()) else {
             return false;
         };
-        keeper.lose_token(&holder.raw, cause, self.session.one_answer(Moment::now()));
+        keeper.lose_token(&holder.raw, cause);
         holder.owner().is_some()
     }
 

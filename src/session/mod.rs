@@ -8,8 +8,7 @@
 //! [`taking`] has what `enter` calls, and [`release`] the seven steps of a release. [`several`]
 //! takes many locks. [`upkeep`] is for a lock while it is held, [`looking`] for one that somebody
 //! else may hold, [`report`] for what goes on now, [`handing_over`] for a hold that moves to
-//! another thread or process ([`adoptions`] counts what is under way of that), [`setup`] and
-//! [`shutdown`] for the begin and the end of a manager, and [`memory`] for managers without a
+//! another thread or process, [`setup`] and [`shutdown`] for the begin and the end of a manager, and [`memory`] for managers without a
 //! Redis. This room may use `acquire`, `keeping`, `waiting`, `hold`, `store` and `base`.
 
 mod several;
@@ -23,7 +22,6 @@ mod taking;
 mod deadlines;
 mod setup;
 pub(crate) mod release;
-mod adoptions;
 pub(crate) mod thread_map;
 
 use std::mem;
@@ -36,10 +34,8 @@ use crate::base::error::Error;
 use crate::base::key::Name;
 use crate::base::options::Options;
 use crate::base::stop::{StopHandle, Wake};
-use crate::base::sync::Mutex;
 use crate::hold::{Hold, Unlocked};
 use crate::keeping::work::Keeper;
-use crate::session::adoptions::UnderWay;
 use crate::session::release::Release;
 use crate::session::thread_map::{Held, still_has_outer};
 use crate::waiting::core::Core;
@@ -54,8 +50,6 @@ pub(crate) struct Session {
     id: u64,
     core: Arc<Core>,
     keeper: Arc<Keeper>,
-    /// How many adoptions, and releases of what was adopted, are under way: see [`UnderWay`].
-    under_way: Mutex<usize>,
     /// Ends all waits, and refuses new locks, once the manager is shut down.
     going: StopHandle,
     /// Wakes all waiters of this manager, for the handles that can stop them.
@@ -189,12 +183,8 @@ impl Session {
             mem::forget(turn);
             return Err(forked);
         }
-        // A turn in a queue tells a shutdown itself that its release is under way.
-        let under_way = turn.is_outside().then(|| UnderWay::begin(&self.under_way));
         let handoff = self.core.settings.local_handoff();
-        let mut begun = Release::begin(&self.keeper, hold, turn, handoff, deadline);
-        begun.under_way = under_way;
-        Ok(begun)
+        Ok(Release::begin(&self.keeper, hold, turn, handoff, deadline))
     }
 }
 

@@ -11,9 +11,8 @@ use crate::base::error::{Error, LostCause};
 use crate::base::options::Lease;
 use crate::base::sync::thread;
 use crate::hold::{Hold, Unlocked};
-use crate::keeping::orphans::OrphanKey;
+use crate::keeping::orphans::Orphan;
 use crate::keeping::work::Keeper;
-use crate::session::adoptions::UnderWay;
 use crate::store::{Cause, ClaimReply, Compared, Failure, Store};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
@@ -45,7 +44,6 @@ pub(crate) struct Release<'a> {
     failed: Option<Failure>,
     /// What became of the claim of the next thread.
     handed: HandoffOutcome,
-    pub(super) under_way: Option<UnderWay<'a>>,
 }
 
 impl<'a> Release<'a> {
@@ -87,7 +85,6 @@ impl<'a> Release<'a> {
             maybe_done: false,
             failed: None,
             handed: HandoffOutcome::NotTaken,
-            under_way: None,
         }
     }
 
@@ -115,7 +112,12 @@ impl<'a> Release<'a> {
     ) -> Result<(), Error> {
         // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
         let next = self.next.take();
-        let result = self.run(next.as_ref().map(|next| &next.claim), command);
+        let claim = next.as_ref().map(|next| &next.claim);
+        let claim = claim.filter(|it| self.keeper.claim(&it.token).is_ok());
+        let result = self.run(claim, command);
+        if let (Some(claim), HandoffOutcome::NotTaken) = (claim, self.handed) {
+            self.keeper.gone(&claim.token);
+        }
 
         // 4. to 6. What follows from the answer.
         self.conclude(&result);
@@ -128,13 +130,9 @@ impl<'a> Release<'a> {
             return result;
         };
         if self.turn.settle(&next, self.handed) {
-            self.keeper.delete_later(OrphanKey {
-                redis_key: self.hold.key.in_redis().to_owned(),
-                token: next.claim.token.clone(),
-                gone_by: next.claim.lease.gone_by(Moment::now()),
-                // If there was no answer, Redis may still execute the `SET`.
-                may_reappear: matches!(self.handed, HandoffOutcome::Unanswered { .. }),
-            });
+            let Claim { token, lease, .. } = &next.claim;
+            let orphan = Orphan::of_claim(&self.hold.key, *lease);
+            self.keeper.give_up(token, orphan, Moment::now());
         }
         result
     }
@@ -175,15 +173,20 @@ impl<'a> Release<'a> {
         // the keeper, which would have reported that, does not have this hold since step 2.
         self.keeper.report_loss(self.hold);
 
-        // 5. Have the keeper delete what may be left of the key. If this came before step 3, the
-        //    keeper could delete the key first, and the answer to our own release would look like a
-        //    loss. This is done even if the lease has run out by our clock: a renewal without an
-        //    answer may have extended it. A key that was to be kept stays until its time.
+        // 5. Give up the token if Redis may still store it: the keeper deletes it. If this came
+        //    before step 3, the keeper could delete the key first, and the answer to our own release
+        //    would look like a loss. This is done even if the lease has run out by our clock: a
+        //    renewal without an answer may have extended it. A key that was to be kept stays until
+        //    its time.
+        let token = &self.hold.token;
         if let Some(failure) = &self.failed {
             let from = self.kept_until.unwrap_or(Moment::PAST);
-            delete_not_before(self.keeper, self.hold, from);
-            let it = [self.hold.key.in_redis(), &*self.hold.token];
+            let orphan = Orphan::of_hold(self.hold);
+            self.keeper.give_up(token, orphan, from);
+            let it = [self.hold.key.in_redis(), &**token];
             self.keeper.report_refusal("releasing", it, failure);
+        } else {
+            self.keeper.gone(token);
         }
 
         // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have
@@ -286,23 +289,6 @@ impl<'a> Release<'a> {
             source,
         }
     }
-}
-
-/// Asks the keeper to delete what a hold may have left in Redis, but not before this moment. (A
-/// renewal that is executed late may add another lease.)
-pub(crate) fn delete_not_before(keeper: &Arc<Keeper>, hold: &Hold, moment: Moment) {
-    let redis_key = hold.key.in_redis().to_owned();
-    let token = hold.token.clone();
-    let gone_by = hold.lease().gone_by(hold.gone_by());
-    keeper.delete_not_before(
-        OrphanKey {
-            redis_key,
-            token,
-            gone_by,
-            may_reappear: false,
-        },
-        moment,
-    );
 }
 
 /// What came of one try, and of the claim behind it.
@@ -431,7 +417,6 @@ mod tests {
             maybe_done: false,
             failed: None,
             handed: HandoffOutcome::NotTaken,
-            under_way: None,
         }
     }
 

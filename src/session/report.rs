@@ -27,7 +27,7 @@ impl Session {
             .keeper
             .work
             .lock()
-            .leases
+            .tokens
             .holds(Moment::now())
             .map(Arc::clone)
             .collect();

@@ -12,7 +12,7 @@ use crate::base::options::Settings;
 use crate::base::owner::identity::Identity;
 use crate::base::owner::process as this_process;
 use crate::base::stop::StopHandle;
-use crate::base::sync::{Mutex, PerProcess, process};
+use crate::base::sync::{PerProcess, process};
 use crate::hold::Hold;
 use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::work::Keeper;
@@ -52,7 +52,6 @@ impl Session {
             id: NEXT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
             keeper: Keeper::new(Arc::clone(&core), on_lost.map(LossNotifier::new)),
             core,
-            under_way: Mutex::default(),
             going: StopHandle::new(),
             wake: Arc::new(wake),
         };

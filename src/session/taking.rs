@@ -66,7 +66,7 @@ impl Session {
         };
         let token = self.core.identity.fresh_token(owner);
         Ok(Claim {
-            token: token.map_err(no_randomness)?,
+            token: token.map_err(no_randomness)?.into(),
             lease: Lease::new(options.lease),
             counter,
         })
@@ -146,7 +146,7 @@ impl Session {
         patience: &Patience,
     ) -> Result<Rc<Held>, Error> {
         let hold = Arc::new(hold);
-        // The keeper comes first. So a hold that the queue knows is in the table of leases, where a
+        // The keeper comes first. So a hold that the queue knows is in the table of tokens, where a
         // shutdown and `force_unlock` look for it.
         if let Err(error) = self.keeper.enter(&hold) {
             // The caller must not rely on the hold. A lock that was to be kept is not: nobody has

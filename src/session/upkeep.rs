@@ -150,7 +150,7 @@ impl Session {
         let (seen, sent) = self.look("verifying", &hold.key)?;
         let answered = Moment::now();
         let cause = match seen {
-            Seen::Somebody(holder) if holder.raw == hold.token => {
+            Seen::Somebody(holder) if *holder.raw == *hold.token => {
                 // If the server's clock has stepped, the key may expire earlier than the lease that
                 // was sent. Redis measured the time left between the question and its answer. So
                 // that is certain if the key ends too early even counted from the answer: a slow

@@ -127,12 +127,6 @@ impl Store {
         self.router()?.known_node_of(key)
     }
 
-    /// True if each key may be on a node of its own.
-    pub(crate) fn is_cluster(&self) -> bool {
-        self.router()
-            .is_some_and(|router| router.cluster().is_some())
-    }
-
     /// Makes the attempt of a caller that asks once. In a cluster, a node that is not where the
     /// last map has it cannot be reached, and the first to speak to it would be told that Redis is
     /// unavailable though the cluster is well. So an attempt that has sent nothing is made again

@@ -187,7 +187,7 @@ impl Blocked {
         let seen = other.seen.lock();
         let is_wanted = |(manager, hold): &HeldBy| {
             let by_name = *manager == other.wants.0 && *hold.key.name() == other.wants.1;
-            (by_name || seen.as_ref() == Some(&hold.token)) && hold.is_valid(now)
+            (by_name || seen.as_deref() == Some(&*hold.token)) && hold.is_valid(now)
         };
         self.holds.iter().any(is_wanted)
     }
@@ -344,7 +344,7 @@ mod tests {
         let (first, mut other) = (blocked(1, "b", &["a"]), blocked(2, "a", &["b"]));
         other.wants.0 = 2;
         let token = first.holds[0].1.token.clone();
-        other.seen = Mutex::new(Some(token));
+        other.seen = Mutex::new(Some(token.to_string()));
         assert!(
             closed([first, other]).is_some(),
             "Redis has named the token of that hold"

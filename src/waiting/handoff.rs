@@ -14,7 +14,7 @@ use crate::store::Wanted;
 /// is to have a fencing token.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
-    pub(crate) token: String,
+    pub(crate) token: Arc<str>,
     pub(crate) lease: Lease,
     pub(crate) counter: Option<Arc<str>>,
 }

@@ -250,7 +250,7 @@ mod tests {
         );
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
         assert!(
-            matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy { holder: Some(it), .. }) if it.raw == hold.token)
+            matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy { holder: Some(it), .. }) if *it.raw == *hold.token)
         );
         queue.asks(1, at(4000));
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);

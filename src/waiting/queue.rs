@@ -345,26 +345,9 @@ impl WaitQueue {
         true
     }
 
-    /// True if no answer of Redis is due to the thread in front: it has the lock, and does not give
-    /// it back yet.
-    pub(crate) fn is_settled(&self, now: Moment) -> bool {
-        self.hold()
-            .is_some_and(|hold| hold.is_valid(now) || hold.is_over(now))
-    }
-
     /// True while the release of the thread in front is on its way, with the claim of the next one.
     pub(super) fn is_handing_off(&self) -> bool {
         self.front.as_ref().is_some_and(|front| front.handing_off)
-    }
-
-    /// The hold of the thread that has the turn. `None` as well while the thread gives the lock to
-    /// the next one: its own hold may be over, and the claim of the next one taken.
-    pub(crate) fn hold(&self) -> Option<&Arc<Hold>> {
-        self.front
-            .as_ref()
-            .filter(|front| !front.handing_off)?
-            .hold
-            .as_ref()
     }
 
     /// No thread has the turn or waits for it.
@@ -490,29 +473,12 @@ mod tests {
         );
     }
 
-    /// If a shutdown ended here, the next thread would have a valid hold after it.
-    #[test]
-    fn a_turn_that_is_handed_off_is_not_settled_though_its_hold_is_over() {
-        let (mut queue, [second]) = queue();
-        let hold = hold();
-        queue.holds(1, &hold, at(0));
-        assert!(queue.is_settled(at(1)));
-        queue.begin_release(1, LIMIT, at(0), at(1)).unwrap();
-        hold.mark_released();
-        assert!(!queue.is_settled(at(1)) && queue.hold().is_none());
-        assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
-        assert!(
-            !queue.is_settled(at(1)),
-            "the next thread has a claim under way"
-        );
-    }
-
     #[test]
     fn a_hold_that_is_lost_is_not_named_as_the_holder() {
         let (mut queue, [_]) = queue();
         let hold = hold();
         queue.holds(1, &hold, at(0));
-        assert_eq!(queue.holder(at(1)).unwrap().raw, hold.token);
+        assert_eq!(*queue.holder(at(1)).unwrap().raw, *hold.token);
         hold.lose(LostCause::Deleted);
         assert_eq!(queue.holder(at(1)).map(|holder| holder.raw.clone()), None);
     }

@@ -12,10 +12,10 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::owner::holder::Holder;
 use crate::base::stats::counters::Counters;
-use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::patience::{GLANCE, SLOW_ANSWER, Silence, WithoutExpiry};
+use crate::waiting::patience::{SLOW_ANSWER, Silence, WithoutExpiry};
 use crate::waiting::place::{NoTurn, QueuePlace, QueueStep};
 use crate::waiting::queue::{Start, WaitQueue};
 use crate::waiting::table::Table;
@@ -30,8 +30,6 @@ pub(crate) struct WaitQueues {
     /// The threads that sleep until they have a lock.
     pub(crate) waits: Waits,
     cores: Cores,
-    /// A queue has ended, or its first thread has got the lock, and a thread waits for that.
-    changed: Condvar,
 }
 
 /// The right to talk to Redis about a key, and to hold its lock. When it is dropped, the next
@@ -65,7 +63,6 @@ impl WaitQueues {
             table: Mutex::default(),
             waits: Waits::new(counters),
             cores: Cores::default(),
-            changed: Condvar::default(),
         }
     }
 
@@ -108,7 +105,7 @@ impl WaitQueues {
             match place.next_step(queue, cores_are_free, now) {
                 QueueStep::GiveUp(no_turn) => {
                     queue.leave(&me);
-                    self.left(table, name); // The next one has to look at the front from now on.
+                    left(table, name); // The next one has to look at the front from now on.
                     return Err(no_turn);
                 }
                 QueueStep::StayAwake => {
@@ -128,40 +125,12 @@ impl WaitQueues {
 
     /// Wakes the first waiter, since the hold in front is lost.
     pub(crate) fn wake_first(&self, name: &str) {
-        let table = self.table.lock();
-        if table.is_watched {
-            self.changed.notify_all();
-        }
-        notify_first(table, name);
+        notify_first(self.table.lock(), name);
     }
 
     /// Wakes all waiters: those whose wait was stopped leave, and the others sleep again.
     pub(crate) fn wake_all(&self) {
         wake_each(self.table.lock().all().map(|(_, queue)| queue));
-    }
-
-    /// Waits until each queue that has threads is as it should be. False if that is
-    /// not so at the deadline.
-    pub(crate) fn wait_until(
-        &self,
-        is_good: impl Fn(&WaitQueue) -> bool,
-        deadline: Moment,
-    ) -> bool {
-        let mut table = self.table.lock();
-        table.is_watched = true;
-        while !table
-            .all()
-            .all(|(_, queue)| queue.is_idle() || is_good(queue))
-        {
-            let now = Moment::now();
-            if deadline <= now {
-                return false;
-            }
-            // No thread tells that a hold has run out.
-            self.changed
-                .wait_for(&mut table, deadline.min(now.after(GLANCE)).since(now));
-        }
-        true
     }
 
     /// The threads that wait: see [`Waits::threads`].
@@ -185,23 +154,6 @@ impl WaitQueues {
         }
     }
 
-    /// A thread has left the queue of this key: wakes the first waiter, if there is one.
-    fn left(&self, mut table: MutexGuard<'_, Table>, name: &Arc<str>) {
-        let Some(queue) = table.of_mut(name) else {
-            return;
-        };
-        if let Some(next) = queue.waiting.front().cloned() {
-            drop(table);
-            next.wake_for_turn();
-        } else if queue.is_idle() {
-            queue.end();
-            table.ended(name);
-            if table.is_watched {
-                self.changed.notify_all();
-            }
-        }
-    }
-
     fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, number: u64) -> Turn {
         Turn {
             queues: Arc::clone(self),
@@ -209,6 +161,20 @@ impl WaitQueues {
             number,
             is_over: false,
         }
+    }
+}
+
+/// A thread has left the queue of this key: wakes the first waiter, if there is one.
+fn left(mut table: MutexGuard<'_, Table>, name: &Arc<str>) {
+    let Some(queue) = table.of_mut(name) else {
+        return;
+    };
+    if let Some(next) = queue.waiting.front().cloned() {
+        drop(table);
+        next.wake_for_turn();
+    } else if queue.is_idle() {
+        queue.end();
+        table.ended(name);
     }
 }
 
@@ -287,9 +253,6 @@ impl Turn {
         let mut table = self.queues.table.lock();
         if let Some(queue) = table.of_mut(&self.name) {
             queue.holds(self.number, hold, hold.acquired.answered);
-        }
-        if table.is_watched {
-            self.queues.changed.notify_all();
         }
         // If the hold was lost before the queue knew it, the wake-up for that was in vain.
         if hold.lost().is_some() {
@@ -392,7 +355,7 @@ impl Drop for Turn {
         // If the turn was passed over, another thread has it.
         let queue = table.of_mut(&self.name);
         if queue.is_some_and(|queue| queue.end_turn(self.number, Moment::now())) {
-            self.queues.left(table, &self.name);
+            left(table, &self.name);
         }
     }
 }
@@ -590,7 +553,7 @@ pub(crate) mod tests {
         else {
             panic!("it is busy, and the holder is known");
         };
-        assert_eq!(holder.raw, hold.token);
+        assert_eq!(*holder.raw, *hold.token);
         assert!(queues.table.lock().queue(&name()).waiting.is_empty());
     }
 

@@ -20,8 +20,6 @@ pub(super) struct Table {
     ended: VecDeque<Arc<str>>,
     /// The last number that was given to a turn.
     turns: u64,
-    /// A thread waits until the queues have ended.
-    pub(super) is_watched: bool,
 }
 
 impl Table {

@@ -122,8 +122,7 @@ impl Session {
     /// An operator has deleted a key. `deleted`: its value, if there was one, and whose it was.
     fn forced(&self, key: &Key, deleted: Option<(&str, String)>) {
         if let Some((token, holder)) = deleted {
-            self.keeper
-                .lose_token(token, LostCause::Deleted, self.one_answer(Moment::now()));
+            self.keeper.lose_token(token, LostCause::Deleted);
             warn!(
                 target: "relatch::force_unlock",
                 "lock {:?} was force-unlocked, it was held by {holder}", key.name()

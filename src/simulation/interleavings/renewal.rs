@@ -121,9 +121,9 @@ impl Scene {
             if shared.core.counters.read().lost > 0 {
                 // If the release has found the loss, the hold is not in the table any more.
                 let work = shared.work.lock();
-                let found = work.leases.has(&self.hold).then(Moment::now);
+                let found = work.tokens.has(&self.hold).then(Moment::now);
                 assert!(
-                    found.is_none() || work.leases.first() == Moment::NEVER,
+                    found.is_none() || work.tokens.first() == Moment::NEVER,
                     "a lost hold is due again"
                 );
                 drop(work);

@@ -266,7 +266,7 @@ impl AskRedis for &Scene {
                 answered: Moment::now(),
             };
             return Ok(Answer::Taken(Taken {
-                token: OURS.to_owned(),
+                token: OURS.into(),
                 fence: None,
                 at,
             }));

@@ -115,7 +115,7 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
         let other = spawn(&scene, |scene| assert!(scene.visit(1, Moment::NEVER)));
         let itself = spawn(&scene, |scene| {
             let claim = || Claim {
-                token: String::new(),
+                token: "".into(),
                 lease: Lease::new(LONG),
                 counter: None,
             };

@@ -103,7 +103,7 @@ impl Scene {
         let claim = || {
             self.log.lock().arrived.push(me);
             Claim {
-                token: me.to_string(),
+                token: me.to_string().into(),
                 lease: Lease::new(self.lease),
                 counter: None,
             }
@@ -209,7 +209,7 @@ impl Scene {
     /// Deletes the orphans, as the keeper does.
     fn clean_up(&self) {
         let soon = Moment::now().after(SOON);
-        let orphans = self.keeper.work.lock().leases.orphans.take_all(soon);
+        let orphans = self.keeper.work.lock().tokens.take_all_orphans(soon);
         for orphan in orphans {
             self.redis.remove(&orphan.token);
         }

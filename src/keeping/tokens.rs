@@ -1,0 +1,423 @@
+//! The tokens of one manager. Each has one entry, from before it is sent until Redis has said that
+//! it is gone. A table without clock, threads or Redis.
+//!
+//! | a token is | until | then it is |
+//! |---|---|---|
+//! | not known | a thread is about to send its `SET` | claimed |
+//! | claimed | Redis says that it has stored another's, or none | not known |
+//! | | Redis says that it has stored this one, in time | held |
+//! | | the answer is lost, or comes after the lease | an orphan |
+//! | held | the release is about to be sent | leaving |
+//! | | the thread hands the lock over to another process | not known |
+//! | | the manager takes it away from its thread | an orphan |
+//! | leaving | Redis says that it is gone, or kept | not known |
+//! | | Redis has not said so in time | an orphan |
+//! | an orphan | Redis says that it is gone, or its lease is over | not known |
+//!
+//! The keeper renews what is held, and nothing else. So it takes no release for a loss. It deletes
+//! the orphans. A shutdown waits for what is claimed, held or leaving.
+
+use std::sync::Arc;
+
+use crate::base::clock::Moment;
+use crate::base::error::{Error, LostCause};
+use crate::base::sync::HashMap;
+use crate::hold::Hold;
+use crate::keeping::due::{LeaseEntry, period};
+use crate::keeping::orphans::{FIRST_RETRY, Orphan, Removal};
+
+/// The most orphans that are handed out at a time. Renewals that fall due meanwhile go before the
+/// next batch.
+const BATCH: usize = 1000;
+
+#[derive(Debug, Default)]
+pub(crate) struct Tokens {
+    pub(super) by_token: HashMap<Arc<str>, State>,
+    /// There is an `on_lost` callback. It gets the losses of all holds, also of those that are not
+    /// renewed.
+    reports_losses: bool,
+    /// When another server got keys last.
+    pub(super) moved: Moment,
+    /// The manager is shut down: no token is claimed, and none becomes held.
+    pub(crate) is_closed: bool,
+}
+
+/// Where a token is.
+#[derive(Debug)]
+pub(super) enum State {
+    /// Its `SET` is about to be sent, or on its way, or answered a moment ago. The cause is that of
+    /// a deletion meanwhile, by `force_unlock`.
+    Claimed {
+        deleted: Option<LostCause>,
+    },
+    Held(LeaseEntry),
+    /// Its release is under way.
+    Leaving,
+    /// Redis may store it, and no thread will use it.
+    Orphan(Orphan),
+}
+
+/// The manager is shut down.
+#[derive(Debug)]
+pub(crate) struct Closed;
+
+impl Tokens {
+    pub(crate) fn new(reports_losses: bool) -> Tokens {
+        Tokens {
+            reports_losses,
+            ..Tokens::default()
+        }
+    }
+
+    /// A thread is about to send the `SET` of this token.
+    pub(crate) fn claim(&mut self, token: &Arc<str>) -> Result<(), Closed> {
+        if self.is_closed {
+            return Err(Closed);
+        }
+        let claimed = State::Claimed { deleted: None };
+        self.by_token.insert(Arc::clone(token), claimed);
+        Ok(())
+    }
+
+    /// Redis has stored the token for this hold. Returns when the hold is due. An error says why
+    /// nobody may trust the hold, which its thread gives back.
+    pub(crate) fn enter(&mut self, hold: Arc<Hold>, now: Moment) -> Result<Moment, Error> {
+        if self.is_closed {
+            return Err(Error::Stopped {
+                key: hold.key.name().to_string(),
+                held: Vec::new(),
+            });
+        }
+        if let Some(State::Claimed { deleted: Some(by) }) = self.by_token.get(&hold.token) {
+            return Err(hold.lose(*by));
+        }
+        if self.by_token.len() == self.by_token.capacity() {
+            // Before the table grows, it drops the holds that have run out and whose threads ended
+            // with a forgotten guard. One that is still due stays: the keeper has not reported it.
+            self.by_token.retain(|_, state| match state {
+                State::Held(entry) => entry.is_watched || !entry.hold.can_be_forgotten(now),
+                State::Claimed { .. } | State::Leaving | State::Orphan(_) => true,
+            });
+        }
+        let period = period(&hold);
+        // The hold was perhaps taken at the server that had the key before, and is not entered
+        // until now.
+        let due = if hold.acquired.sent < self.moved {
+            period.map_or(Moment::NEVER, |_| Moment::PAST)
+        } else {
+            period.map_or(Moment::NEVER, |every| now.after(every))
+        };
+        let entry = LeaseEntry {
+            is_watched: self.reports_losses || period.is_some(),
+            hold,
+            due,
+            retry: FIRST_RETRY,
+            sent: Moment::PAST,
+            is_tracked: false,
+            invalidated: false,
+            asked: None,
+        };
+        let next = entry.next();
+        let token = Arc::clone(&entry.hold.token);
+        self.by_token.insert(token, State::Held(entry));
+        Ok(next)
+    }
+
+    /// The release of a hold is about to be sent. Returns the end of the hold's validity, if that
+    /// is after `now`.
+    ///
+    /// This is one step under the caller's lock. If the keeper found a closed hold among those that
+    /// are held, it would report that hold as one that ran out.
+    pub(crate) fn close(&mut self, hold: &Hold, now: Moment) -> Option<Moment> {
+        if !matches!(self.by_token.get(&hold.token), Some(State::Orphan(_))) {
+            self.by_token
+                .insert(Arc::clone(&hold.token), State::Leaving);
+        }
+        hold.close(now)
+    }
+
+    /// Redis does not store the token, nor will it; or what it stores is not this manager's any
+    /// more.
+    pub(crate) fn gone(&mut self, token: &str) {
+        self.by_token.remove(token);
+    }
+
+    /// No thread will use the token, and Redis may store it. It is deleted shortly after `from`.
+    /// Returns when.
+    pub(crate) fn give_up(&mut self, token: &Arc<str>, mut orphan: Orphan, from: Moment) -> Moment {
+        if let Some(State::Orphan(before)) = self.by_token.get(token) {
+            orphan.merge(before);
+        }
+        orphan.due = from.after(FIRST_RETRY);
+        let due = orphan.due;
+        self.by_token
+            .insert(Arc::clone(token), State::Orphan(orphan));
+        due
+    }
+
+    /// The orphans that are `mine` to delete at `now`, at most a batch of them.
+    pub(super) fn take_orphans(
+        &mut self,
+        now: Moment,
+        mine: impl Fn(&str) -> bool,
+    ) -> Vec<Removal> {
+        self.by_token
+            .retain(|_, state| !matches!(state, State::Orphan(orphan) if orphan.is_over(now)));
+        let orphans = self
+            .by_token
+            .iter_mut()
+            .filter_map(|(token, state)| match state {
+                State::Orphan(orphan) => Some((token, orphan)),
+                State::Claimed { .. } | State::Held(_) | State::Leaving => None,
+            });
+        let due = orphans.filter(|(_, it)| it.due <= now && mine(&it.redis_key));
+        due.take(BATCH)
+            .map(|(token, orphan)| orphan.remove(token, now))
+            .collect()
+    }
+
+    /// Redis has deleted an orphan's key, or it was absent.
+    pub(super) fn removed(&mut self, token: &str, now: Moment) {
+        match self.by_token.get_mut(token) {
+            Some(State::Orphan(orphan)) if orphan.may_reappear => orphan.search_again(now),
+            Some(State::Orphan(_)) => self.gone(token),
+            Some(State::Claimed { .. } | State::Held(_) | State::Leaving) | None => {}
+        }
+    }
+
+    /// Somebody has deleted the token in Redis: `force_unlock` of this manager, or a control of a
+    /// store in memory. Returns the hold that is lost by that. (Redis tells a release that is under
+    /// way.)
+    pub(crate) fn deleted(&mut self, token: &str, cause: LostCause) -> Option<Arc<Hold>> {
+        match self.by_token.get_mut(token)? {
+            State::Claimed { deleted } => {
+                *deleted = Some(cause);
+                None
+            }
+            State::Held(entry) => {
+                let hold = Arc::clone(&entry.hold);
+                hold.lose(cause);
+                self.lost(&hold);
+                Some(hold)
+            }
+            State::Leaving | State::Orphan(_) => None,
+        }
+    }
+
+    /// Takes all holds from their threads, which do not know yet. Returns them.
+    pub(crate) fn take_away(&mut self, now: Moment) -> Vec<Arc<Hold>> {
+        let holds: Vec<_> = self.holds(now).map(Arc::clone).collect();
+        for hold in &holds {
+            hold.lose(LostCause::ShutDown);
+            self.give_up(
+                &hold.token,
+                Orphan::of_hold(hold),
+                hold.keep_until().max(now),
+            );
+        }
+        holds
+    }
+
+    /// Until when a shutdown has to wait at `now` for the tokens of others: for answers until
+    /// `latest`, for holds until `end`. `None`: not any more.
+    pub(crate) fn awaited(
+        &self,
+        is_mine: impl Fn(&str) -> bool,
+        now: Moment,
+        end: Moment,
+        latest: Moment,
+    ) -> Option<Moment> {
+        let until = self
+            .by_token
+            .iter()
+            .filter_map(|(token, state)| match state {
+                State::Claimed { .. } | State::Leaving => Some(latest),
+                // No thread tells that a hold has run out.
+                State::Held(entry) => {
+                    Some(entry.hold.valid_until().min(end)).filter(|_| !is_mine(token))
+                }
+                State::Orphan(_) => None,
+            });
+        until.filter(|until| now < *until).min()
+    }
+
+    /// True if the token is held. What Redis says about it later may be due to its release.
+    pub(crate) fn has(&self, hold: &Hold) -> bool {
+        matches!(self.by_token.get(&hold.token), Some(State::Held(_)))
+    }
+
+    /// True if the token is still to be deleted.
+    pub(crate) fn has_orphan(&self, token: &str) -> bool {
+        matches!(self.by_token.get(token), Some(State::Orphan(_)))
+    }
+
+    /// Every hold that has a guard or is still valid.
+    pub(crate) fn holds(&self, now: Moment) -> impl Iterator<Item = &Arc<Hold>> {
+        let holds = self.leases().map(|entry| &entry.hold);
+        holds.filter(move |hold| !hold.can_be_forgotten(now))
+    }
+
+    pub(super) fn lease(&mut self, hold: &Hold) -> Option<&mut LeaseEntry> {
+        self.by_token.get_mut(&hold.token)?.lease()
+    }
+
+    pub(super) fn leases(&self) -> impl Iterator<Item = &LeaseEntry> {
+        self.by_token.values().filter_map(|state| match state {
+            State::Held(entry) => Some(entry),
+            State::Claimed { .. } | State::Leaving | State::Orphan(_) => None,
+        })
+    }
+
+    pub(super) fn leases_mut(&mut self) -> impl Iterator<Item = &mut LeaseEntry> {
+        self.by_token.values_mut().filter_map(State::lease)
+    }
+}
+
+impl State {
+    fn lease(&mut self) -> Option<&mut LeaseEntry> {
+        match self {
+            State::Held(entry) => Some(entry),
+            State::Claimed { .. } | State::Leaving | State::Orphan(_) => None,
+        }
+    }
+
+    /// When the keeper has something to do about the token.
+    pub(super) fn due(&self) -> Moment {
+        match self {
+            State::Held(entry) => entry.due,
+            State::Orphan(orphan) => orphan.due,
+            State::Claimed { .. } | State::Leaving => Moment::NEVER,
+        }
+    }
+
+    /// The token's key in Redis, if the keeper may have something to do about it.
+    pub(super) fn redis_key(&self) -> &str {
+        match self {
+            State::Held(entry) => entry.hold.key.in_redis(),
+            State::Orphan(orphan) => &orphan.redis_key,
+            State::Claimed { .. } | State::Leaving => "",
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    impl Tokens {
+        /// When the first orphan is due.
+        pub(crate) fn first_orphan(&self) -> Moment {
+            let orphans = self.by_token.values();
+            let orphans = orphans.filter(|it| matches!(it, State::Orphan(_)));
+            orphans.map(State::due).min().unwrap_or(Moment::NEVER)
+        }
+
+        pub(crate) fn take_all_orphans(&mut self, now: Moment) -> Vec<Removal> {
+            self.take_orphans(now, |_| true)
+        }
+    }
+
+    fn after(millis: u64) -> Moment {
+        Moment::from_nanos(1_000_000 * millis)
+    }
+
+    /// A table with one orphan.
+    fn with(orphan: Orphan) -> Tokens {
+        let mut tokens = Tokens::default();
+        tokens.give_up(&"t".into(), orphan, after(0));
+        tokens
+    }
+
+    /// The orphan that is due at `now`.
+    fn take_one(tokens: &mut Tokens, now: Moment) -> Removal {
+        let mut taken = tokens.take_all_orphans(now);
+        assert_eq!(taken.len(), 1);
+        taken.remove(0)
+    }
+
+    #[test]
+    fn a_key_that_may_reappear_is_searched_for_until_it_has_expired() {
+        let mut tokens = with(Orphan::sample(true, after(500)));
+        let removal = take_one(&mut tokens, after(20));
+        tokens.removed(&removal.token, after(20));
+        let next = tokens.first_orphan();
+        take_one(&mut tokens, next);
+        assert!(tokens.take_all_orphans(after(500)).is_empty());
+        assert_eq!(tokens.first_orphan(), Moment::NEVER);
+    }
+
+    #[test]
+    fn the_search_for_a_key_that_may_reappear_slows_down_but_not_while_redis_is_silent() {
+        let mut tokens = with(Orphan::sample(true, after(86_400_000)));
+        let mut looks = Vec::new();
+        while looks.len() < 12 {
+            let now = tokens.first_orphan();
+            let removal = take_one(&mut tokens, now);
+            tokens.removed(&removal.token, now);
+            looks.push(tokens.first_orphan().since(now));
+        }
+        for (number, look) in (1..).zip(&looks) {
+            assert_eq!(*look, 2_u32.pow(number) * FIRST_RETRY, "{looks:?}");
+        }
+        for pause in [FIRST_RETRY, 2 * FIRST_RETRY] {
+            let now = tokens.first_orphan();
+            take_one(&mut tokens, now);
+            assert_eq!(
+                tokens.first_orphan(),
+                now.after(pause),
+                "without an answer, the pauses are short again"
+            );
+        }
+    }
+
+    #[test]
+    fn many_orphans_are_handed_out_in_batches_and_each_once() {
+        let mut tokens = Tokens::default();
+        for number in 0..2001 {
+            let orphan = Orphan::sample(false, after(500));
+            tokens.give_up(&number.to_string().into(), orphan, after(0));
+        }
+        let mut seen = Vec::new();
+        for size in [1000, 1000, 1, 0] {
+            let batch = tokens.take_all_orphans(after(20));
+            assert_eq!(batch.len(), size);
+            seen.extend(batch.into_iter().map(|removal| removal.token));
+        }
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), 2001);
+        assert_eq!(tokens.first_orphan(), after(40), "they are due again");
+    }
+
+    #[test]
+    fn an_orphan_that_is_given_up_twice_stays_for_as_long_as_either() {
+        for turned in [false, true] {
+            let mut both = [
+                Orphan::sample(true, after(500)),
+                Orphan::sample(false, after(700)),
+            ];
+            if turned {
+                both.reverse();
+            }
+            let [first, second] = both;
+            let mut tokens = with(first);
+            tokens.give_up(&"t".into(), second, after(0));
+            assert!(take_one(&mut tokens, after(699)).may_reappear);
+            assert!(tokens.take_all_orphans(after(700)).is_empty());
+        }
+    }
+
+    #[test]
+    fn an_orphan_is_deleted_again_and_again_until_it_has_expired() {
+        let mut tokens = with(Orphan::sample(false, after(500)));
+        let mut tries = Vec::new();
+        while tokens.first_orphan() < Moment::NEVER {
+            let now = tokens.first_orphan();
+            tries.extend(tokens.take_all_orphans(now));
+        }
+        assert_eq!(tries.len(), 5);
+        let mut tokens = with(Orphan::sample(false, after(500)));
+        tokens.removed(&tries[0].token, after(0));
+        assert_eq!(tokens.first_orphan(), Moment::NEVER);
+    }
+}
