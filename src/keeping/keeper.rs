@@ -104,22 +104,19 @@ impl Keeper {
         holds
     }
 
-    /// Claims no token from now on, and keeps no new hold: its thread gives the lock back itself.
-    pub(crate) fn refuse_claims(&self) {
-        self.work.lock().tokens.is_closed = true;
-    }
-
-    /// Waits for the tokens until `next` returns `None`. Otherwise it returns until when to wait, at
-    /// most, before it looks again.
-    pub(crate) fn wait_for(&self, next: impl Fn(&Tokens, Moment) -> Option<Moment>) {
+    /// Claims no token from now on, and waits for the tokens until `next` returns `None`. Otherwise
+    /// it returns until when to wait, at most, before it looks again.
+    pub(crate) fn shut_down(&self, next: impl Fn(&Tokens, Moment) -> Option<Moment>) {
         let mut work = self.work.lock();
+        work.tokens.is_closed = true;
         loop {
             let now = Moment::now();
             let Some(until) = next(&work.tokens, now) else {
-                return;
+                break;
             };
             self.changed.wait_for(&mut work, until.one_wait_from(now));
         }
+        work.tokens.refuse_claimed();
     }
 
     /// The names of the locks that are held, one for each hold.

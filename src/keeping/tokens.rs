@@ -1,21 +1,9 @@
 //! The tokens of one manager. Each has one entry, from before it is sent until Redis has said that
 //! it is gone. A table without clock, threads or Redis.
 //!
-//! | a token is | until | then it is |
-//! |---|---|---|
-//! | not known | a thread is about to send its `SET` | claimed |
-//! | claimed | Redis says that it has stored another's, or none | not known |
-//! | | Redis says that it has stored this one, in time | held |
-//! | | the answer is lost, or comes after the lease | an orphan |
-//! | held | the release is about to be sent | leaving |
-//! | | the thread hands the lock over to another process | not known |
-//! | | the manager takes it away from its thread | an orphan |
-//! | leaving | Redis says that it is gone, or kept | not known |
-//! | | Redis has not said so in time | an orphan |
-//! | an orphan | Redis says that it is gone, or its lease is over | not known |
-//!
 //! The keeper renews what is held, and nothing else. So it takes no release for a loss. It deletes
-//! the orphans. A shutdown waits for what is claimed, held or leaving.
+//! the orphans. A shutdown waits for what is claimed, held or leaving. (`docs/architecture.md` has
+//! the table of all states and of what leads from one to the next.)
 
 use std::sync::Arc;
 
@@ -38,17 +26,17 @@ pub(crate) struct Tokens {
     reports_losses: bool,
     /// When another server got keys last.
     pub(super) moved: Moment,
-    /// The manager is shut down: no token is claimed, and none becomes held.
+    /// The manager is shut down: no token is claimed any more.
     pub(crate) is_closed: bool,
 }
 
 /// Where a token is.
 #[derive(Debug)]
 pub(super) enum State {
-    /// Its `SET` is about to be sent, or on its way, or answered a moment ago. The cause is that of
-    /// a deletion meanwhile, by `force_unlock`.
+    /// Its `SET` is about to be sent, or on its way, or answered a moment ago. It must not become
+    /// held if `force_unlock` has deleted it meanwhile, or a shutdown has ended.
     Claimed {
-        deleted: Option<LostCause>,
+        refused: Option<LostCause>,
     },
     Held(LeaseEntry),
     /// Its release is under way.
@@ -74,7 +62,7 @@ impl Tokens {
         if self.is_closed {
             return Err(Closed);
         }
-        let claimed = State::Claimed { deleted: None };
+        let claimed = State::Claimed { refused: None };
         self.by_token.insert(Arc::clone(token), claimed);
         Ok(())
     }
@@ -82,14 +70,21 @@ impl Tokens {
     /// Redis has stored the token for this hold. Returns when the hold is due. An error says why
     /// nobody may trust the hold, which its thread gives back.
     pub(crate) fn enter(&mut self, hold: Arc<Hold>, now: Moment) -> Result<Moment, Error> {
-        if self.is_closed {
-            return Err(Error::Stopped {
-                key: hold.key.name().to_string(),
+        if let Some(State::Claimed {
+            refused: Some(cause),
+        }) = self.by_token.get(&hold.token)
+        {
+            let error = hold.lose(*cause);
+            let key = hold.key.name().to_string();
+            let stopped = Error::Stopped {
+                key,
                 held: Vec::new(),
+            };
+            return Err(if *cause == LostCause::ShutDown {
+                stopped
+            } else {
+                error
             });
-        }
-        if let Some(State::Claimed { deleted: Some(by) }) = self.by_token.get(&hold.token) {
-            return Err(hold.lose(*by));
         }
         if self.by_token.len() == self.by_token.capacity() {
             // Before the table grows, it drops the holds that have run out and whose threads ended
@@ -190,8 +185,8 @@ impl Tokens {
     /// way.)
     pub(crate) fn deleted(&mut self, token: &str, cause: LostCause) -> Option<Arc<Hold>> {
         match self.by_token.get_mut(token)? {
-            State::Claimed { deleted } => {
-                *deleted = Some(cause);
+            State::Claimed { refused } => {
+                *refused = Some(cause);
                 None
             }
             State::Held(entry) => {
@@ -201,6 +196,15 @@ impl Tokens {
                 Some(hold)
             }
             State::Leaving | State::Orphan(_) => None,
+        }
+    }
+
+    /// A shutdown has ended. A thread that gets its answer after this gives the lock back.
+    pub(crate) fn refuse_claimed(&mut self) {
+        for state in self.by_token.values_mut() {
+            if let State::Claimed { refused } = state {
+                *refused = Some(LostCause::ShutDown);
+            }
         }
     }
 

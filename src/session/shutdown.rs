@@ -30,16 +30,15 @@ impl Session {
             return Vec::new();
         }
         self.going.stop();
-        self.keeper.refuse_claims();
         let held = thread_map::held().into_iter();
         let mine = held.filter(|(manager, _)| *manager == self.id);
         let mine: HashSet<_> = mine.map(|(_, hold)| Arc::clone(&hold.token)).collect();
-        // An answer may be due after the end of the limit: it gives the lock to a thread, which
-        // gives it back, or says that it was given back.
+        // An answer may be due at the end of the limit. It gives a lock, or says that one was given
+        // back.
         let latest = self.one_answer(Moment::now().max(end));
         let is_mine = |token: &str| mine.contains(token);
         self.keeper
-            .wait_for(|tokens, now| tokens.awaited(is_mine, now, end, latest));
+            .shut_down(|tokens, now| tokens.awaited(is_mine, now, end, latest));
         self.held()
     }
 
@@ -71,7 +70,7 @@ impl Session {
             }
             !is_kept
         });
-        self.keeper.wait_for(|tokens, now| {
+        self.keeper.shut_down(|tokens, now| {
             let answers = tokens.awaited(|_| true, now, now, latest);
             let is_left = holds.iter().any(|it| tokens.has_orphan(&it.token));
             answers.or(Some(deadline).filter(|deadline| is_left && now < *deadline))
