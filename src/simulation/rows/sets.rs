@@ -199,6 +199,38 @@ fn a_shutdown_waits_for_no_hold_that_is_lost() {
     });
 }
 
+/// A claim that was answered with "busy", and one that was to go out behind a release for which
+/// there was no server.
+#[test]
+fn a_shutdown_waits_for_no_claim_that_is_over() {
+    in_scenes(20, |world| {
+        let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
+        let busy = other.lock("a").expect("locks");
+        let guard = mine.lock("b").expect("locks");
+        let waits = ["a", "b"].map(|key| {
+            let waiter = mine.clone();
+            thread::spawn(move || waiter.named(key).try_lock_for(20 * SECOND).map(drop))
+        });
+        let [waits, behind] = waits;
+        thread::sleep(SECOND + some(SECOND));
+        if one_in(2) {
+            world.servers.nodes[0].borrow_mut().die();
+            drop(guard);
+            behind.join().expect("no panic").expect_err("no server");
+            world.servers.nodes[0].borrow_mut().revive();
+            thread::sleep(SECOND);
+        } else {
+            drop(guard);
+            behind.join().expect("no panic").expect("locks");
+        }
+        let asked = now();
+        let _ = mine.shutdown(Duration::ZERO);
+        assert!(since(asked) < 10 * QUICK, "took {:?}", since(asked));
+        let _ = waits.join();
+        drop(busy);
+    });
+}
+
 /// The set waits for `b` for longer than it is to be kept.
 #[test]
 fn a_set_is_kept_from_when_it_was_taken() {
