@@ -13,7 +13,6 @@ usage: bash examples/run.sh [example] [arguments of the example]
 
 Runs an example, `turns` if none is named, or one after the other with `all`. Starts the Redis servers that it needs,
 and stops them afterwards. Installs a Redis server first if there is none.
-To use a Redis that runs already: REDIS_URL=redis://... bash examples/run.sh
 
 END
     examples
@@ -57,7 +56,6 @@ play() {
     esac
     case $name in
         leader | migration)
-            [ "$redis" = ours ] || { "$program" && return; }
             beside "$program"
             sleep 2
             say 'Redis is silent for five seconds'

@@ -16,18 +16,15 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-unset RELATCH_URL # It would come before REDIS_URL.
-redis=none # `theirs`, if REDIS_URL is set; `ours`, once `server` is its process.
+# The examples take and delete locks. A server that the caller has set would see that.
+unset RELATCH_URL REDIS_URL
 
-# Sets REDIS_URL to a server, if it is not set. (A socket in a new folder needs no free port.)
+# Starts a server, and sets REDIS_URL to it. (A socket in a new folder needs no free port.)
 need_redis() {
-    [ "$redis" = none ] || return 0
-    redis=theirs
     [ -z "${REDIS_URL:-}" ] || return 0
     find_programs
     launch one --port 0 --unixsocket "$folder/socket"
     until_it test -S "$folder/socket"
-    redis=ours
     export REDIS_URL=unix://$folder/socket
 }
 

@@ -2,8 +2,7 @@
 # examples/run.sh and the scripts in tests source this file. It provides cargo and a Redis server.
 #
 # examples/run.sh and the tests start servers of their own. They never use a Redis that is running
-# already, such as the service that some packages start at their installation. Only REDIS_URL makes
-# an example use such a server.
+# already, such as the service that some packages start at their installation.
 
 say() { printf '== %s\n' "$*"; }
 
