@@ -204,7 +204,8 @@ pub(crate) struct Run {
     /// What becomes of a job whose lock is lost
     #[arg(long, value_name = "WHAT", default_value = "kill")]
     pub(crate) on_lost: OnLost,
-    /// The job stays in this process's group, as below flock. The default at a terminal
+    /// The job stays in this process's group, as below flock. The default if there is a terminal:
+    /// `/dev/tty` opens, or the input is one
     #[arg(long)]
     pub(crate) foreground: bool,
     /// Appends one JSON object on what happened to a file, or writes it to a descriptor: `fd:3`,
@@ -339,7 +340,6 @@ pub(crate) enum Paper {
     Bash,
     Zsh,
     Fish,
-    Powershell,
 }
 
 /// The signals with a name, by number.

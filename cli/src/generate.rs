@@ -23,7 +23,6 @@ pub(crate) fn generate(asked: &Generate) -> Result<u8, Failure> {
         Paper::Bash => Shell::Bash,
         Paper::Zsh => Shell::Zsh,
         Paper::Fish => Shell::Fish,
-        Paper::Powershell => Shell::PowerShell,
     };
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "relatch", &mut text);

@@ -14,6 +14,8 @@ pub(crate) enum Sender {
     Terminal,
     /// It may send one to this process alone, or to each process of a service.
     Manager,
+    /// It may send one to the group that the job shares. Nobody tells: the guard is elsewhere, so
+    /// that a kill of the group leaves it.
     Other,
 }
 
@@ -41,14 +43,16 @@ impl Doubt {
     /// A manager has sent this to the wrapper.
     pub(crate) fn sent(&mut self, number: i32, now: Duration) {
         self.got.retain(|(_, until)| *until > now);
-        if !take(&mut self.got, number) && !self.sent.iter().any(|(sent, _)| *sent == number) {
+        let has_come = take(&mut self.got, number);
+        if !has_come && !self.sent.iter().any(|(sent, _)| *sent == number) {
             self.sent.push((number, now + LONGEST_ROUND));
         }
     }
 
     /// This has come to the guard.
     pub(crate) fn got(&mut self, number: i32, now: Duration) {
-        if !take(&mut self.sent, number) {
+        let was_sent = take(&mut self.sent, number);
+        if !was_sent {
             self.got.push((number, now + LONGEST_ROUND));
         }
     }

@@ -57,7 +57,7 @@ pub(crate) struct Family {
     /// is given to another one day, so the time of its start belongs to its name.
     spared: Vec<Name>,
     /// They are of the job in other sessions, also when their parents have ended by a signal.
-    kept: Vec<Name>,
+    kept: HashSet<Name>,
     /// It is not of the job, and the job descends from it. `None` once it was waited for: its
     /// number may be another's then.
     guard: Option<Pid>,
@@ -81,7 +81,7 @@ impl Family {
             root,
             session,
             spared: before.iter().flatten().map(Process::name).collect(),
-            kept: Vec::new(),
+            kept: HashSet::new(),
             guard: None,
             leader: None,
             leader_has_ended: false,
@@ -102,7 +102,7 @@ impl Family {
     }
 
     pub(crate) fn keep(&mut self, name: Name) {
-        self.kept.push(name);
+        self.kept.insert(name);
     }
 
     /// Those of the job that are of it only as long as their parents live.
@@ -114,16 +114,18 @@ impl Family {
         others.map(Process::name).collect()
     }
 
-    pub(crate) fn leader_has_ended(&mut self) {
+    pub(crate) fn is_leader(&self, pid: Pid) -> bool {
+        self.leader == Some(pid) && !self.leader_has_ended
+    }
+
+    pub(crate) fn leader_ended(&mut self) {
         self.leader_has_ended = true;
     }
 
-    /// Takes in that this process has waited for a child. True if it was the leader.
-    pub(crate) fn has_reaped(&mut self, pid: Pid) -> bool {
+    /// This process has waited for a child.
+    pub(crate) fn reaped(&mut self, pid: Pid) {
         self.guard = self.guard.filter(|guard| *guard != pid);
-        let is_leader = self.leader == Some(pid) && !self.leader_has_ended;
-        self.leader_has_ended |= is_leader;
-        is_leader
+        self.leader_has_ended |= self.is_leader(pid);
     }
 
     /// Sends a signal: to all of the job's group at once, and then to each other process.
@@ -224,13 +226,12 @@ impl Family {
         let mut found = self.descendants()?;
         let mut of_job = HashSet::new();
         for process in &found {
-            // (The first process may have left with `setsid`, and is the job all the same.)
-            let is_leader = Some(process.pid) == self.leader && !self.leader_has_ended;
             // (A guard has adopted what has left the job of an inner run.)
             let is_waited_for =
                 || of_job.contains(&process.parent) && !guard::is_guard(process.parent);
+            // (The first process may have left with `setsid`, and is the job all the same.)
             if process.session == session
-                || is_leader
+                || self.is_leader(process.pid)
                 || self.kept.contains(&process.name())
                 || is_waited_for()
             {

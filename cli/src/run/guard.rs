@@ -23,7 +23,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
 use signal_hook::consts::{SIGCONT, SIGKILL};
@@ -48,8 +48,8 @@ pub(crate) struct Orders {
     /// The lock is good until then. So the guard knows that from the beginning: the wrapper may be
     /// stopped as soon as it has started the guard.
     pub(crate) until: Until,
-    /// The group of the job. `None`: one of its own.
-    pub(crate) foreground: Option<i32>,
+    /// The group of the job. Zero: one of its own.
+    pub(crate) group: i32,
 }
 
 impl Orders {
@@ -59,7 +59,7 @@ impl Orders {
             self.signal.to_string(),
             self.kill_after.as_millis().to_string(),
             self.until.millis().to_string(),
-            self.foreground.unwrap_or(0).to_string(),
+            self.group.to_string(),
         ]
     }
 
@@ -69,7 +69,7 @@ impl Orders {
             signal: i32::try_from(number(0)?).ok()?,
             kill_after: Duration::from_millis(number(1)?),
             until: Until(Duration::from_millis(number(2)?)),
-            foreground: Some(i32::try_from(number(3)?).ok()?).filter(|group| *group != 0),
+            group: i32::try_from(number(3)?).ok()?,
         })
     }
 }
@@ -94,7 +94,7 @@ pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     adopt_orphans();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let stdin = receive(&socket)?;
-    let mut family = Family::new(orders.foreground.is_none());
+    let mut family = Family::new(orders.group == 0);
     // What cannot be said now, the end of this process says.
     if orders.until.0 <= now() {
         return say(&socket, &FromGuard::Late.word());
@@ -102,7 +102,7 @@ pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     let (sender, events) = channel();
     let threads = start_threads(&socket, witness, &sender);
     let started = threads.and_then(|reaper| {
-        let leader = start(command, rest, &stdin, orders.foreground)?;
+        let leader = start(command, rest, &stdin, orders.group)?;
         Ok((leader, reaper))
     });
     let (leader, reaper) = match started {
@@ -159,14 +159,12 @@ fn receive(socket: &UnixStream) -> io::Result<OwnedFd> {
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let mut parts = [IoSliceMut::new(&mut byte)];
-    let flags = RecvFlags::empty();
-    #[cfg(target_os = "linux")]
-    let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    recvmsg(socket, &mut parts, &mut control, flags)?;
+    recvmsg(socket, &mut parts, &mut control, RecvFlags::empty())?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(mut descriptors) = message
             && let Some(descriptor) = descriptors.next()
         {
+            fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?; // macOS receives none with that.
             return Ok(descriptor);
         }
     }
@@ -174,17 +172,11 @@ fn receive(socket: &UnixStream) -> io::Result<OwnedFd> {
 }
 
 /// Starts the job in its group.
-fn start(
-    command: &OsStr,
-    rest: &[OsString],
-    stdin: &OwnedFd,
-    foreground: Option<i32>,
-) -> io::Result<Pid> {
+fn start(command: &OsStr, rest: &[OsString], stdin: &OwnedFd, group: i32) -> io::Result<Pid> {
     let environment = spawn::environment();
     let spawn = |program: &OsStr, before: &[&OsStr]| {
         let rest = rest.iter().map(|argument| &**argument);
         let arguments: Vec<_> = before.iter().copied().chain(rest).collect();
-        let group = foreground.unwrap_or(0);
         spawn::spawn(program, &arguments, &environment, stdin, group)
     };
     match spawn(command, &[command]) {
@@ -284,7 +276,7 @@ fn watch(events: &Receiver<Event>, mut family: Family, orders: &Orders) {
             }
             Ok(Event::LeaderEnded) => {
                 has_ended = true;
-                family.leader_has_ended();
+                family.leader_ended();
                 // Usually it was the last one. Then the next event says so, and nobody has to look.
                 continue;
             }

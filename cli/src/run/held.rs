@@ -237,7 +237,8 @@ impl Wait {
         };
         self.answered.store(true, Ordering::Relaxed);
         let waited = self.waited();
-        if self.say_after.take_if(|after| *after <= waited).is_some() {
+        if self.say_after.is_some_and(|after| after <= waited) {
+            self.say_after = None;
             let holder = whose::shown(&holder);
             tell(&format!("waiting for lock {key:?}: {holder} has it"));
         }

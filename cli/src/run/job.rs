@@ -42,7 +42,7 @@ impl Job {
         events: &Sender<Event>,
     ) -> io::Result<Job> {
         adopt_orphans();
-        let mut family = Family::new(orders.foreground.is_none());
+        let mut family = Family::new(orders.group == 0);
         let (socket, theirs) = UnixStream::pair()?;
         // The threads are there before there is a job that could miss them.
         let (listening, telling) = (socket.try_clone()?, events.clone());
@@ -89,7 +89,7 @@ impl Job {
                 self.family.set_leader(leader);
             }
             Event::NotStarted(_) => self.has_heard = true,
-            Event::LeaderEnded(_) => self.family.leader_has_ended(),
+            Event::LeaderEnded(_) => self.family.leader_ended(),
             Event::Childless => self.is_childless = true,
             Event::GuardEnded => {
                 self.has_heard_all = true;
@@ -97,7 +97,9 @@ impl Job {
             }
             Event::Reaped(pid, ended) => {
                 let is_guard = self.family.guard() == Some(pid);
-                if self.family.has_reaped(pid) {
+                let is_leader = self.family.is_leader(pid);
+                self.family.reaped(pid);
+                if is_leader {
                     return Event::LeaderEnded(ended);
                 }
                 match ended {

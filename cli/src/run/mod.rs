@@ -87,7 +87,7 @@ pub(crate) fn run(common: &Common, options: &Run) -> u8 {
         }
     };
     let mut report = Report::default();
-    let (outcome, code) = match Wanted::read(common, options) {
+    let (outcome, code) = match Wanted::read(options) {
         Ok(wanted) => {
             report.keys.clone_from(&wanted.keys);
             attempt(common, options, &wanted, &mut report)
@@ -149,20 +149,20 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     let fence = held.fence(key);
     report.fence = fence.or_else(|| outer.fence(&common.prefix, key).filter(|_| options.fence));
     let environment = environment(common, wanted, &held, &outer, report.fence);
+    let shares_group = wanted.plan.shares_group;
+    let group = if shares_group { own_group() } else { 0 };
     let orders = Orders {
         signal: options.signal,
         kill_after: wanted.plan.kill_after,
         until: held.good_until(&wanted.plan),
-        foreground: wanted.foreground.then(own_group),
+        group,
     };
     let job = match Job::start(&wanted.command, &environment, &orders, &sender) {
         Ok(job) => job,
         Err(error) => {
             held.unlock_unused();
-            let failure = Failure::new(
-                code::SOFTWARE,
-                format!("the guard process cannot be started: {error}"),
-            );
+            let message = format!("the guard process cannot be started: {error}");
+            let failure = Failure::new(code::SOFTWARE, message);
             return not_taken(common, options, failure.into(), report);
         }
     };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, getpid};
 
-use crate::args::{Common, OnLost, Run};
+use crate::args::{OnLost, Run};
 use crate::exit::{Failure, code};
 use crate::run::life::Plan;
 use crate::run::process::{own_group, own_session};
@@ -33,12 +33,10 @@ pub(crate) struct Wanted {
     pub(crate) wait: Option<Duration>,
     pub(crate) at_least: Duration,
     pub(crate) fenced: bool,
-    /// The job has no process group of its own.
-    pub(crate) foreground: bool,
 }
 
 impl Wanted {
-    pub(crate) fn read(_common: &Common, options: &Run) -> Result<Wanted, Failure> {
+    pub(crate) fn read(options: &Run) -> Result<Wanted, Failure> {
         let mut keys = vec![options.key.clone()];
         keys.extend(options.keys.iter().cloned());
         let at_least = options.at_least.unwrap_or_default();
@@ -59,7 +57,7 @@ impl Wanted {
             return Err(Failure::new(code::CONFIG, message));
         }
         // As below `flock`: in a group of its own, a job could not use the terminal.
-        let foreground =
+        let shares_group =
             options.foreground || io::stdin().is_terminal() || File::open("/dev/tty").is_ok();
         Ok(Wanted {
             keys,
@@ -69,10 +67,9 @@ impl Wanted {
                 kill_after,
                 max_hold: options.max_hold.filter(|limit| !limit.is_zero()),
                 only_warn: options.on_lost == OnLost::Warn,
-                shares_group: foreground,
+                shares_group,
                 can_stop: can_stop(),
             },
-            foreground,
             wait: if options.nonblock {
                 Some(Duration::ZERO)
             } else {
@@ -126,7 +123,7 @@ mod tests {
         let Cmd::Run(options) = &cli.command else {
             panic!("{line:?} is a run");
         };
-        let wanted = Wanted::read(&cli.common, options).map_err(|failure| failure.code)?;
+        let wanted = Wanted::read(options).map_err(|failure| failure.code)?;
         Ok((wanted.keys[0].clone(), wanted.command, options.nonblock))
     }
 

@@ -8,9 +8,10 @@ use std::process::Command;
 use crate::support::{Place, in_shell, stdout};
 
 /// Each line is what the job of this kind gets. The first is the group, the last the descriptors.
+/// (A pipeline would have its pipe among them for a moment.)
 const PROBE: &str = "cut -d' ' -f5 /proc/$$/stat; cut -d' ' -f6 /proc/$$/stat
 sed -n 's/SigIgn:.*\\(....\\)$/\\1/p; s/SigBlk:\t//p' /proc/self/status
-ulimit -n; ls /proc/$$/fd | tr '\\n' ' '";
+ulimit -n; cd /proc/$$/fd; echo *";
 
 /// How a program is started whose job is to get all that.
 const AROUND: &str = "trap '' HUP; ulimit -n 321; exec 7</dev/null
