@@ -230,7 +230,7 @@ pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, F
 
 /// Asks the person at the terminal.
 fn is_meant(key: &str, by: &str) -> bool {
-    let question = format!("{by} has lock {key:?}, and its work may go on. Delete it? [y/N] ");
+    let question = format!("lock {key:?} is held by {by}, whose work may go on. Delete it? [y/N] ");
     eprint!("{}", plain(&question));
     io::stderr().flush().ok();
     let mut answer = String::new();

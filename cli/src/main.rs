@@ -34,14 +34,14 @@ fn main() -> ExitCode {
     }
     let cli = match Cli::read(arguments) {
         Ok(cli) => cli,
-        Err(error) => {
-            let _ = error.print();
-            let code = if error.use_stderr() {
-                code::USAGE
-            } else {
-                code::OK
-            };
-            return code.into();
+        Err(error) if error.use_stderr() => {
+            output::say(error.render().to_string());
+            output::drain();
+            return code::USAGE.into();
+        }
+        Err(help) => {
+            let _ = help.print();
+            return code::OK.into();
         }
     };
     let Cli { common, command } = &cli;

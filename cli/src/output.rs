@@ -70,7 +70,11 @@ fn writer() -> MutexGuard<'static, Option<Writer>> {
 
 /// Says something to a person, in one line. Does not wait for a reader.
 pub(crate) fn tell(text: &str) {
-    let line = format!("relatch: {}\n", plain(text));
+    say(format!("relatch: {}\n", plain(text)));
+}
+
+/// Sends a text to the standard error as it is. Does not wait for a reader.
+pub(crate) fn say(line: String) {
     let mut writer = writer();
     if writer.is_none() {
         *writer = Writer::start().ok();

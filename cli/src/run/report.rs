@@ -1,8 +1,8 @@
 //! `--report`: what happened, as one JSON object.
 
-use std::fs::OpenOptions;
-use std::io::{self, ErrorKind, Write};
-use std::path::PathBuf;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -131,11 +131,24 @@ impl To {
     fn append(self, line: &str) -> io::Result<()> {
         match self {
             To::File(path) => {
+                let begin = if ends_in_a_line(&path) { "\n" } else { "" };
                 let mut options = OpenOptions::new();
                 let mut file = options.append(true).create(true).open(path)?;
-                file.write_all(line.as_bytes())
+                file.write_all(format!("{begin}{line}").as_bytes())
             }
             To::Descriptor(mut descriptor) => descriptor.write_all(line.as_bytes()),
         }
     }
+}
+
+/// True if a file breaks off in the middle of a line: its disk was full.
+fn ends_in_a_line(path: &Path) -> bool {
+    let is_file = path.metadata().is_ok_and(|it| it.is_file());
+    let last = || {
+        let mut file = File::open(path)?;
+        file.seek(SeekFrom::End(-1))?;
+        let mut last = [0];
+        file.read_exact(&mut last).map(|()| last)
+    };
+    is_file && last().is_ok_and(|last: [u8; 1]| last != *b"\n")
 }

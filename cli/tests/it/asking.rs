@@ -61,9 +61,21 @@ fn all_that_is_in_redis_is_listed_whatever_its_name() {
     let objects: Vec<_> = text.lines().map(json).collect();
     assert_eq!(objects.len(), 6, "{text}");
     assert!(objects.iter().all(|object| object["v"] == 1));
+    let kinds: Vec<_> = objects.iter().map(|object| &object["kind"]).collect();
+    let expected = [
+        "foreign",
+        "foreign",
+        "never_expires",
+        "held",
+        "kept",
+        "not_a_lock",
+    ];
+    assert_eq!(kinds, expected);
+    assert!(objects[2]["left_ms"].is_null());
     let shown = as_operator(&place, &["ls", "a:"]);
     let table = stdout(&shown);
     assert_eq!(table.lines().count(), 4, "{table}");
+    assert!(table.lines().skip(1).all(|line| line.starts_with("a:")));
     assert!(
         stderr(&shown).contains("1 key is not shown"),
         "{}",
@@ -217,15 +229,20 @@ fn the_doctor_says_how_it_is() {
     let place = Place::new();
     let well = as_operator(&place, &["doctor"]);
     assert_eq!(well.status.code(), Some(0), "{}", stdout(&well));
-    place.server.query::<()>(&["SET", "lock:forever", "x"]);
-    let warned = as_operator(&place, &["doctor", "--json"]);
-    assert_eq!(warned.status.code(), Some(1), "{}", stdout(&warned));
-    assert!(
-        stdout(&warned)
-            .lines()
-            .map(json)
-            .any(|line| line["verdict"] == "warn")
-    );
+    let forever = ["SET", "lock:forever", "x"];
+    let for_days = ["SET", "lock:days", "x", "PX", "259200000"];
+    for odd in [&forever[..], &for_days] {
+        place.server.query::<()>(&["FLUSHALL"]);
+        place.server.query::<()>(odd);
+        let warned = as_operator(&place, &["doctor", "--json"]);
+        assert_eq!(warned.status.code(), Some(1), "{}", stdout(&warned));
+        assert!(
+            stdout(&warned)
+                .lines()
+                .map(json)
+                .any(|line| line["verdict"] == "warn")
+        );
+    }
     let failed = place.output(&["doctor", "--redis", "redis://127.0.0.1:1/"]);
     assert_eq!(failed.status.code(), Some(2), "{}", stdout(&failed));
 }

@@ -101,6 +101,21 @@ fn a_daemon_does_not_keep_the_lock_and_outlives_the_job() {
     kill(&text(&place, "daemon"));
 }
 
+/// Nor is it of the job that the inner run is in, though that run's guard has adopted it.
+#[test]
+fn a_daemon_of_a_run_inside_does_not_keep_the_lock_of_the_outer_one() {
+    let place = Place::new();
+    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let daemon = "setsid bash -c \"echo \\$\\$ > daemon; exec sleep 60\"";
+    let wait = "until test -s daemon; do sleep 0.01; done";
+    let job = format!("({daemon} &); {wait}; echo > ready; sleep 60");
+    let script = format!("exec {relatch} run inner bash -c '{job}'");
+    let mut run = place.start(&["k"], "ready", &script);
+    signal(run.id(), Sig::Term);
+    assert_eq!(in_shell(run.wait().unwrap()), 143);
+    kill(&text(&place, "daemon"));
+}
+
 /// Without a group of its own, it can do so without a child.
 #[test]
 fn the_first_process_is_the_job_also_in_a_session_of_its_own() {

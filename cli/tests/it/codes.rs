@@ -11,7 +11,7 @@ use std::thread;
 use relatch_rig::{Sig, signal};
 
 use crate::belonging::instead_of_bash;
-use crate::support::{Place, in_shell, stderr, stdout};
+use crate::support::{Place, in_shell, spawn, stderr, stdout};
 
 #[test]
 fn every_exit_code_passes() {
@@ -39,10 +39,11 @@ fn a_run_ends_by_the_signal_that_ended_the_job() {
     let place = Place::new();
     // 17 to 23 and 28 stop a process or do nothing to it; the C library keeps 32 and 33.
     let all = (1..=64).filter(|number| !matches!(number, 17..=23 | 28 | 32 | 33));
+    let relatch = env!("CARGO_BIN_EXE_relatch");
     for number in all {
-        let line = format!("ulimit -c 0; kill -{number} $$");
-        let run = ["run", "-n", "k", "--", "sh", "-c", &line];
-        let ended = place.output(&run).status;
+        let job = format!("ulimit -c 0; kill -{number} $$");
+        let line = format!("ulimit -S -c hard; exec {relatch} run -n k -- sh -c '{job}'");
+        let ended = spawn(&mut instead_of_bash(&place, &line)).wait().unwrap();
         // Rare ones are told by the code: STKFLT, IO, PWR, and those for real time.
         let is_rare = number > 31 || [16, 29, 30].contains(&number);
         assert_eq!(ended.signal(), (!is_rare).then_some(number));
@@ -80,6 +81,11 @@ fn the_table_of_exit_codes_is_kept() {
     };
     let unreachable = "redis://127.0.0.1:1/";
     assert_eq!(at(unreachable, &["run", "-n", "k", "true"]), 69);
+    assert_eq!(
+        at(unreachable, &["run", "-xn", "k", "true"]),
+        69,
+        "not busy"
+    );
     assert_eq!(at(unreachable, &["run", "-w", "200ms", "k", "true"]), 69);
     assert_eq!(
         at(unreachable, &["run", "k", "true"]),
@@ -468,4 +474,11 @@ fn a_lock_is_kept_for_as_long_as_it_was_asked_for() {
     );
     let shown = stdout(&place.output(&["holder", "k"]));
     assert!(shown.contains(", which is done ("), "{shown}");
+    // Also if the machine dies, which gives nothing back.
+    let job = "echo > $1; sleep 60";
+    let mut run = place.start(&["--at-least", "60s", "other"], "f", job);
+    signal(run.id(), Sig::Kill);
+    run.wait().unwrap();
+    let left = place.server.query::<u64>(&["PTTL", "lock:other"]);
+    assert!(left > 30_000, "{left}");
 }

@@ -125,6 +125,27 @@ fn a_run_inside_with_another_prefix_or_redis_takes_another_lock() {
     );
 }
 
+/// As `|| exit 1` before a step that cannot be undone.
+#[test]
+fn a_lock_that_ends_too_soon_is_not_confirmed() {
+    let place = Place::new();
+    let line = format!("{RELATCH} confirm --for 1h; echo $?; {RELATCH} confirm --for 1s; echo $?");
+    let output = under(&place, &["k"], &line);
+    assert_eq!(stdout(&output), "76\n0\n", "{}", stderr(&output));
+}
+
+/// In another session, the lock that the outer run has lost may be taken anew.
+#[test]
+fn a_job_confirms_the_hold_that_came_last() {
+    let place = Place::new();
+    let line = format!(
+        "{}; setsid -w {RELATCH} run -n k {RELATCH} confirm; echo $?",
+        del("k")
+    );
+    let output = under(&place, &["k"], &line);
+    assert_eq!(stdout(&output), "0\n", "{}", stderr(&output));
+}
+
 /// A job whose output nobody reads any more must not take a lost lock for its own.
 #[test]
 fn a_lost_lock_is_not_confirmed_though_nobody_reads_the_answer() {

@@ -107,7 +107,7 @@ fn no_message_has_the_password() {
         format!("unix:///nowhere?pass={secret}"),
     ] {
         for arguments in [
-            &["doctor", "-v"][..],
+            &["doctor"][..],
             &["ls"],
             &["holder", "k"],
             &["run", "-nv", "k", "true"],
@@ -117,7 +117,8 @@ fn no_message_has_the_password() {
                 .env("REDIS_URL", &url)
                 .output()
                 .unwrap();
-            assert!(!output.status.success(), "{url} {arguments:?}");
+            let code = output.status.code().unwrap();
+            assert!(![0, 64].contains(&code), "{url} {arguments:?}: {code}");
             let said = stdout(&output) + &stderr(&output);
             assert!(!said.is_empty() && !said.contains(secret), "{said}");
         }
@@ -156,7 +157,7 @@ fn block(page: &str, line: &str) -> String {
 
 #[test]
 fn the_lines_for_redis_cli_end_exactly_the_hold_that_was_seen() {
-    let page = page("operations.md");
+    let page = page("trouble.md");
     let lines = block(&page, "--scan");
     for cli in ["redis-cli", "redis-cli -c"] {
         let place = Place::new();
@@ -195,8 +196,10 @@ fn the_lines_for_redis_cli_end_exactly_the_hold_that_was_seen() {
 
 #[test]
 fn the_lines_with_the_command_end_exactly_the_hold_that_was_seen() {
-    let page = page("operations.md");
-    let line = block(&page, "force-unlock");
+    let page = page("trouble.md");
+    let block = block(&page, "force-unlock");
+    let lines = block.lines().filter(|line| !line.contains("wait"));
+    let line = lines.collect::<Vec<_>>().join("\n");
     let place = Place::new();
     let mut run = place.start(&["deploy:prod"], "f", "echo > $1; sleep 60");
     let token: String = place.server.query(&["GET", "lock:deploy:prod"]);

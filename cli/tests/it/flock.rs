@@ -11,7 +11,7 @@ use crate::support::in_shell;
 
 /// `L` is the command, and `F` a file or a key. What is printed and what is written to `out` has to
 /// be the same.
-const LINES: [&str; 32] = [
+const LINES: [&str; 35] = [
     "L F true",
     "L F false",
     "L F echo one two",
@@ -39,6 +39,10 @@ const LINES: [&str; 32] = [
     "L F printf '%s|' 'two words' '' '*'",
     "L F echo -n x",
     "L F echo -- y",
+    // Scripts that do not name their shell, and a shell of one's own.
+    "echo 'echo $0 $*' > job; chmod +x job; L F ./job a 'b c'",
+    "echo 'echo $0 $*' > job; chmod +x job; PATH=$PATH:. L F job a",
+    "printf '#!/bin/sh\\necho own $*' > own; chmod +x own; SHELL=./own L F -c 'a b'",
     // While another one has it.
     "hold; L -n F echo two || echo busy",
     "hold; L -n -E 9 F echo two; echo $?",
@@ -74,7 +78,7 @@ fn relatch_run_does_what_flock_does() {
     let relatch = concat!(env!("CARGO_BIN_EXE_relatch"), " run");
     let lines: Vec<_> = LINES.iter().enumerate().collect();
     thread::scope(|scope| {
-        let (quick, slow) = lines.split_at(27);
+        let (quick, slow) = lines.split_at(30);
         for part in quick.chunks(9).chain(slow.chunks(1)) {
             let url = &url;
             scope.spawn(move || {

@@ -99,6 +99,32 @@ fn a_signal_to_the_run_and_its_guard_by_name_reaches_the_job() {
     assert_eq!(times(&place, run, "TERM"), 1);
 }
 
+/// A package is upgraded while a run waits.
+#[test]
+fn a_run_whose_program_was_replaced_starts_its_job() {
+    let place = Place::new();
+    let mut holder = place.start(&["k"], "holds", "echo > $1; exec sleep 60");
+    let program = place.file("relatch");
+    // (By another process. A file that this one writes may be open in a child for a moment.)
+    let copied = Command::new("cp")
+        .arg(env!("CARGO_BIN_EXE_relatch"))
+        .arg(&program)
+        .status();
+    assert!(copied.unwrap().success());
+    let like = place.relatch(&[]);
+    let named = like
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    let mut run = Command::new(&program);
+    let run = run.args(["run", "k", "sh", "-c", "exit 3"]).envs(named);
+    let mut run = spawn(run);
+    eventually(LONG, "it waits", || place.server.tracked_keys() > 0);
+    fs::remove_file(&program).unwrap();
+    signal(holder.id(), Sig::Term);
+    holder.wait().unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(3));
+}
+
 /// The program's file, as the guard finds it, is the loader's then.
 #[test]
 fn a_guard_that_cannot_start_the_job_keeps_nothing() {

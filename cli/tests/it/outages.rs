@@ -168,6 +168,16 @@ fn a_run_waits_for_a_redis_that_is_away_at_its_start() {
     assert_eq!(ran, "\n", "69 of a job is its own");
 }
 
+/// It is not tried again, as an outage is.
+#[test]
+fn a_wrong_password_is_told_at_once() {
+    let place = Place::new();
+    let wrong = format!("redis://nobody:wrong@{}/", place.server.address());
+    let mut run = place.relatch(&["run", "--connect-within", "5m", "k", "true"]);
+    let mut run = spawn(run.env("REDIS_URL", wrong));
+    assert_eq!(in_shell(run.wait().unwrap()), 77);
+}
+
 #[test]
 fn a_signal_ends_a_run_between_two_attempts() {
     let place = Place::new();

@@ -11,7 +11,7 @@ use relatch_rig::{LONG, Sig, signal};
 use serde_json::Value;
 
 use crate::deaths::guard_of;
-use crate::support::{Place, in_shell, spawn};
+use crate::support::{Place, in_shell, json, spawn};
 
 /// The last line of the file `report`.
 fn last_report(place: &Place) -> Value {
@@ -19,6 +19,20 @@ fn last_report(place: &Place) -> Value {
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     assert_eq!((&last["v"], &last["keys"][0]), (&1.into(), &"k".into()));
     last
+}
+
+/// The disk was full in the middle of a line.
+#[test]
+fn a_report_begins_a_line_of_its_own() {
+    let place = Place::new();
+    for before in ["{\"v\":1,\"at", "{}\n"] {
+        fs::write(place.file("report"), before).unwrap();
+        let run = place.output(&["run", "--report", "report", "k", "true"]);
+        assert_eq!(in_shell(run.status), 0);
+        assert_eq!(last_report(&place)["outcome"], "ended");
+        let lines = fs::read_to_string(place.file("report")).unwrap();
+        assert_eq!(lines.lines().count(), 2, "{lines}");
+    }
 }
 
 #[test]
@@ -83,6 +97,25 @@ fn a_report_says_what_happened() {
     assert!(at.elapsed().unwrap() < LONG);
     signal(holder.id(), Sig::Kill);
     assert_eq!(holder.wait().unwrap().signal(), Some(9));
+}
+
+#[test]
+fn each_run_appends_its_report() {
+    let place = Place::new();
+    let report = ["run", "--report", "report", "k", "true"];
+    assert_eq!(place.code(&report), 0);
+    let impossible = [&report[..3], &["--kill-after", "11s", "k", "true"]].concat();
+    assert_eq!(place.code(&impossible), 78);
+    let text = fs::read_to_string(place.file("report")).unwrap();
+    let lines = text.lines().map(json);
+    let seen: Vec<_> = lines
+        .map(|it| (it["outcome"].clone(), it["exit"].clone()))
+        .collect();
+    let expected = [("ended", 0), ("not_started", 78)];
+    assert_eq!(
+        seen,
+        expected.map(|(outcome, exit)| (outcome.into(), exit.into()))
+    );
 }
 
 /// Who reads reports learns of it, too.

@@ -58,6 +58,18 @@ fn a_wait_whose_words_nobody_reads_ends() {
     holder.wait().unwrap();
 }
 
+/// As a supervisor would, whose log stands still.
+#[test]
+fn a_wrong_command_line_ends_though_nobody_reads_why() {
+    let place = Place::new();
+    let (_reader, writer) = full_pipe();
+    for line in [&["run", "--bogus"][..], &["run", "-w", "abc", "x", "true"]] {
+        let mut run = place.relatch(line);
+        let mut run = spawn(run.stderr(writer.try_clone().unwrap()));
+        assert_eq!(in_shell(run.wait().unwrap()), 64, "{line:?}");
+    }
+}
+
 /// The code is the job's, and what is wrong with the report is said.
 #[test]
 fn a_report_that_cannot_be_written_is_told_and_changes_nothing() {

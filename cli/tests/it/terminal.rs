@@ -161,6 +161,32 @@ fn ctrl_c_ends_the_wait() {
     assert!(!shown.contains("code"), "the shell goes on: {shown}");
 }
 
+/// What was shown is what is meant, and no answer is a no.
+#[test]
+fn a_person_is_asked_before_a_lock_is_deleted() {
+    let place = Place::new();
+    let set = |token| {
+        let theirs = ["SET", "lock:k", token, "PX", "60000"];
+        place.server.query::<()>(&theirs);
+    };
+    for (answer, meanwhile, code) in [
+        ("\n", "theirs", 1),
+        ("n\n", "theirs", 1),
+        ("y\n", "another", 1),
+        ("y\n", "theirs", 0),
+    ] {
+        set("theirs");
+        let mut terminal = Terminal::new(&place, "$R force-unlock k; echo code $?");
+        terminal.shows("\"theirs\"");
+        terminal.shows("[y/N]");
+        set(meanwhile);
+        terminal.types(answer);
+        let shown = terminal.end();
+        assert!(shown.contains(&format!("code {code}")), "{shown}");
+        assert_eq!(place.server.exists("lock:k"), code == 1, "{shown}");
+    }
+}
+
 /// Nothing is there to be stopped but the wait.
 #[test]
 fn ctrl_z_stops_the_wait() {
