@@ -205,8 +205,8 @@ pub mod guide {
     //! | [fencing] | how a resource refuses a holder that comes back too late |
     //! | [engines] | one server, Sentinel, replicas, Cluster: what each survives, and how to set it up |
     //! | [managed] | Redis and Valkey as a cloud service, by name |
-    //! | [operations] | the Redis user, settings, monitoring, a stuck lock |
-    //! | [trouble] | what you see, why, and what to do |
+    //! | [operations] | the Redis user, settings, monitoring |
+    //! | [trouble] | on call: a stuck lock; and by symptom: why, and what to do |
     //! | [testing] | tests without a Redis |
     //! | [coming_from] | from Redisson, Spring, ShedLock, redis-py or `flock` |
     //! | [words] | the words of the docs, the log and the code |
