@@ -272,7 +272,7 @@ pub mod guide {
     pub mod words {}
 }
 
-// The modules (the rooms, in `docs/words.md`), the top layer first: each uses only those below it.
+// The modules (the rooms of `docs/architecture.md`), the top layer first: each uses only those below.
 #[cfg(test)]
 mod simulation;
 mod manager;

@@ -1,6 +1,6 @@
 //! The pages: what they name exists, and what they repeat of the code is true.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::{env, fs};
 
@@ -221,8 +221,7 @@ fn named_so(tests: &str, begin: &str) -> Vec<String> {
     let begin_of_one = format!("fn {begin}");
     let after = tests.split(&begin_of_one).skip(1);
     let names = after.filter_map(|rest| Some(rest.split_once("()")?.0));
-    let is_part = |it: char| it.is_alphanumeric() || it == '_';
-    let names = names.filter(|rest| rest.chars().all(is_part));
+    let names = names.filter(|rest| words_of(rest).eq([*rest]));
     names.map(|rest| format!("{begin}{rest}")).collect()
 }
 
@@ -328,15 +327,24 @@ fn what_the_architecture_names_is_in_the_files_that_it_names() {
     assert!(looked_at > 38, "{looked_at}");
 }
 
+/// What the words of users and those of the code mean: the second cells of their tables.
+fn glossary() -> Vec<String> {
+    let page = text("docs/architecture.md");
+    let (_, part) = page
+        .split_once("\n## Words\n")
+        .expect("the words of the code");
+    let part = part.split("\n## ").next().expect("a first part");
+    let tables = [&text("docs/words.md"), part].concat();
+    let rows = tables.lines().filter(|line| line.starts_with("| "));
+    rows.map(|row| row.split(" | ").nth(1).expect("a second cell").to_owned())
+        .collect()
+}
+
 #[test]
 fn the_types_that_the_glossary_names_exist() {
     let sources: String = sources().into_iter().map(|(_, text)| text).collect();
     let mut missing = Vec::new();
-    for row in text("docs/words.md")
-        .lines()
-        .filter(|line| line.starts_with("| "))
-    {
-        let meaning = row.split(" | ").nth(1).expect("a second cell");
+    for meaning in glossary() {
         for word in meaning.split('`').skip(1).step_by(2) {
             let is_type = word.starts_with(char::is_uppercase) && word.contains(char::is_lowercase);
             let kinds = ["struct", "enum", "trait"];
@@ -350,6 +358,46 @@ fn the_types_that_the_glossary_names_exist() {
         }
     }
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// A public type has its documentation.
+#[test]
+fn a_type_with_fifty_uses_is_in_the_glossary() {
+    let sources: Vec<_> = sources()
+        .into_iter()
+        .map(|(_, text)| code(without_tests(&text)).collect::<Vec<_>>().join("\n"))
+        .collect();
+    let mut uses = BTreeMap::new();
+    for word in sources.iter().flat_map(|text| words_of(text)) {
+        *uses.entry(word).or_insert(0) += 1;
+    }
+    let types = |seen: &'static str| {
+        let lines = sources.iter().flat_map(|text| text.lines());
+        let seen = lines.filter_map(move |line| line.strip_prefix(seen));
+        seen.filter_map(|line| {
+            let mut words = words_of(line);
+            let is_type = ["struct", "enum", "trait"].contains(&words.next()?);
+            is_type.then(|| words.next())?
+        })
+    };
+    let public: BTreeSet<_> = types("pub ").collect();
+    let inside = ["", "pub(crate) ", "pub(super) "].map(types);
+    let inside = inside.into_iter().flatten();
+    let known = glossary().concat();
+    let used: BTreeSet<_> = inside
+        .filter(|name| uses[name] >= 50 && !public.contains(name))
+        .collect();
+    assert!(used.len() > 5, "{used:?}");
+    let unknown: Vec<_> = used
+        .iter()
+        .filter(|name| !known.contains(&format!("`{name}`")))
+        .collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+}
+
+fn words_of(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|it: char| !it.is_alphanumeric() && it != '_');
+    words.filter(|word| !word.is_empty())
 }
 
 /// A maintainer who moves a file has the map written anew, by a run of this test with
