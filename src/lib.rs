@@ -17,52 +17,10 @@
 //! A thread takes a named lock and may take it again as often as it likes. The lock is released in
 //! Redis when the thread's last guard is dropped. There is no async code and no runtime.
 //!
-//! # A program, step by step
-//!
-//! Connect once, and share the handle. It is cheap to clone, `Send` and `Sync`.
-//! [`LockManager::connect`] takes [the defaults](guide::defaults): a wait for a busy lock has no
-//! limit, as that of a mutex, and a holder that hangs keeps its lock. A worker sets both.
-//!
-//! ```no_run
-//! # use std::time::Duration;
-//! # fn main() -> Result<(), relatch::Error> {
-//! let locks = relatch::LockManager::builder("redis://127.0.0.1/")
-//!     .wait(Duration::from_secs(30))
-//!     .max_hold(Duration::from_secs(600))
-//!     .build()?;
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! Put code that must not run twice at the same time under a lock.
-//! [`with_lock`](LockManager::with_lock) takes any closure.
-//! [`with_lock_result`](LockManager::with_lock_result) takes a closure that can fail, and passes it
-//! the guard.
-//!
-//! ```no_run
-//! # fn prepare() {}
-//! # fn charge_card() {}
-//! # use std::time::Duration;
-//! # use relatch::Error;
-//! # fn main() -> Result<(), Error> {
-//! # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
-//! locks.with_lock_result("orders:42", |guard| {
-//!     prepare();
-//!     guard.confirm(Duration::from_secs(5))?; // Redis says: still ours, for 5 s at least
-//!     charge_card();
-//!     Ok::<_, Error>(())
-//! })
-//! # }
-//! ```
-//!
-//! Where a closure does not fit, keep the guard that [`lock`](LockManager::lock) returns. Dropping
-//! it releases the lock. [`LockGuard::unlock`] also releases it, and returns an error if the lock
-//! was lost, or if the release got no answer: then [the work was protected](guide::errors#guards).
-//!
-//! [`Lock::holder`] says which process has a lock. [`LockManager::held`] lists the locks of this
-//! process, and [`LockManager::waiting`] the threads that wait for one. [`LockManager::stats`]
-//! counts what the manager did, and [`Builder::warn_after`] logs what lasts long.
-//! [`LockGuard::watch`] and [`Builder::on_lost`] report losses.
+//! [A program, step by step](guide::hello) is where to begin. The [guide] has a page for each
+//! larger question, among them [every option](guide::defaults), what a program sees [whatever
+//! fails](guide::guarantees), how to [set up Redis](guide::operations), and what to do in
+//! [trouble](guide::trouble). The [words](guide::words) are explained there, too.
 //!
 #![doc = include_str!("../docs/guide-links.md")]
 #![doc = include_str!("../docs/calls.md")]
@@ -73,42 +31,18 @@
 //! errors](guide::errors) says what to do about each. Before a program repeats a call that runs a
 //! closure, it asks [`Error::body_ran`].
 //!
-//! # Words
-//!
-//! - A *guard* is the value that `lock` returns. A *hold* lasts from a thread's first guard of a
-//!   lock until its last one is dropped. The *token* is the value of the key in Redis: it names the
-//!   thread, and no two holds have the same.
-//! - A lock is *busy* if another thread or process has it. A *waiter* is a thread that waits for
-//!   it. An *invalidation* is Redis's message that a key has changed: it wakes waiters. A
-//!   *hand-off* gives a lock from one thread of a process to the next, without a moment in which it
-//!   is free.
-//! - The *lease* is how long Redis keeps a lock that is not renewed. The *keeper* is the thread
-//!   that knows when leases are due; a *renewer* for each server renews them. A hold is *lost* if
-//!   its lease ended before the release, or its key was deleted or replaced.
-//! - A *fence* is a number that grows with each hold, by which a resource refuses an old holder.
-//!
-//! The [guide] has a page for each larger question, among them what a program sees
-//! [whatever fails](guide::guarantees), how to [set up Redis](guide::operations), and what to do in
-//! [trouble](guide::trouble).
-//!
 #![doc = include_str!("../docs/not-promised.md")]
 //!
-//! # Sentinel
+//! # Sentinel and Cluster
 //!
-//! With a URL such as `redis+sentinel://user:password@s1:26379,s2:26379/mymaster/0`, the locks are
-//! on the master that the sentinels know by that name; login and database are those of the master.
-//! (The scheme `rediss+sentinel` uses TLS, also to the sentinels.) The sentinels have a
-//! [login](Builder::sentinel_login) of their own. After a switch, waiters ask the new
-//! master at once, and renewed holds are checked there. A failover can lose a lock:
-//! [`Builder::replicas`] closes that. [The page on engines](guide::engines) helps to choose.
-//!
-//! # Redis Cluster
-//!
-//! With a URL such as `redis+cluster://user:password@n1:6379,n2:6379`, each lock is on the master
-//! that has the slot of its key, and the nodes in the URL know the others. (The scheme
-//! `rediss+cluster` uses TLS.) A `redis` URL of one node works, too. When a slot moves, commands
-//! follow it, waiters ask its new master at once, and renewed holds are checked there. A node that
-//! is silent delays no renewal of other nodes' locks. A failover can lose a lock, as with Sentinel.
+//! A URL such as `redis+sentinel://user:password@s1:26379,s2:26379/mymaster/0` leads to the master
+//! that the sentinels know by that name; login and database are those of the master, and the
+//! sentinels have a [login](Builder::sentinel_login) of their own. With
+//! `redis+cluster://user:password@n1:6379,n2:6379`, each lock is on the master that has the slot of
+//! its key. (`rediss+sentinel` and `rediss+cluster` use TLS.) After a switch, or when a slot moves,
+//! commands follow, waiters ask the new master at once, and renewed holds are checked there. A node
+//! that is silent delays no renewal of other nodes' locks. A failover can lose a lock, unless
+//! [`Builder::replicas`] is set. [Engines](guide::engines) helps to choose.
 //!
 //! # Features
 //!
@@ -127,7 +61,7 @@
 //! [`held`](LockManager::held) find nothing, guards are not valid, and each operation that can fail
 //! returns [`Error::Forked`].
 //!
-//! [The page on threads](guide::threads) is about thread pools, rayon, async code, forks, exits and
+//! [Threads](guide::threads) is about thread pools, rayon, async code, forks, exits and
 //! thread-locals.
 //!
 //! Each manager has threads of its own:
@@ -195,29 +129,40 @@ pub mod guide {
     //! The pages of the guide. They are also in the folder `docs` of the
     //! [repository](https://github.com/relatch/relatch).
     //!
-    //! | page | what it is about |
+    //! | to start | |
     //! |---|---|
-    //! | [choosing] | a lock with a lease, or something else; which Redis; when a fence |
+    //! | [hello] | a program, step by step |
+    //! | [which call](crate#which-call) | for what: on the first page |
     //! | [defaults] | every option, its default, and why |
     //! | [errors] | what to do about each error, and what to tell the user |
-    //! | [guarantees] | what a program sees of its locks, whatever fails |
     //! | [threads] | thread pools, rayon, async code, forks and exits |
-    //! | [fencing] | how a resource refuses a holder that comes back too late |
-    //! | [engines] | one server, Sentinel, replicas, Cluster: what each survives, and how to set it up |
-    //! | [managed] | Redis and Valkey as a cloud service, by name |
+    //! | [testing] | tests without a Redis |
+    //! | [words] | the words of the docs, the log and the errors |
+    //!
+    //! | to operate | |
+    //! |---|---|
     //! | [operations] | the Redis user, settings, monitoring |
     //! | [trouble] | on call: a stuck lock; and by symptom: why, and what to do |
-    //! | [testing] | tests without a Redis |
-    //! | [coming_from] | from Redisson, Spring, ShedLock, redis-py or `flock` |
-    //! | [words] | the words of the docs, the log and the code |
+    //! | [engines] | one server, Sentinel, replicas, Cluster: what each survives, and how to set it up |
+    //! | [managed] | Redis and Valkey as a cloud service, by name |
     //!
-    //! [What is not promised](crate#what-is-not-promised) is on the first page.
+    //! | to decide | |
+    //! |---|---|
+    //! | [choosing] | a lock with a lease, or something else; when a fence |
+    //! | [coming_from] | from Redisson, Spring, ShedLock, redis-py, `flock` or a `SETNX` by hand |
+    //! | [not promised](crate#what-is-not-promised) | on the first page |
+    //! | [guarantees] | what a program sees of its locks, whatever fails |
+    //! | [fencing] | how a resource refuses a holder that comes back too late |
 
     // Prose names products, such as PostgreSQL.
     #![allow(clippy::doc_markdown)]
 
     // In front of each page, `guide-links.md` defines its links anew: in `docs`, they lead to
     // files. The first definition of a link counts.
+
+    #[doc = include_str!("../docs/guide-links.md")]
+    #[doc = include_str!("../docs/hello.md")]
+    pub mod hello {}
 
     #[doc = include_str!("../docs/guide-links.md")]
     #[doc = include_str!("../docs/choosing.md")]
@@ -272,7 +217,7 @@ pub mod guide {
     pub mod words {}
 }
 
-// The modules (the rooms of `docs/architecture.md`), the top layer first: each uses only those below.
+// The modules, the top layer first: each uses only those below. (`docs/architecture.md` has a map.)
 #[cfg(test)]
 mod simulation;
 mod manager;

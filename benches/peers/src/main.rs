@@ -36,7 +36,7 @@ use crate::scenarios::Run;
 use crate::setting::Setting;
 use crate::stage::Stage;
 
-/// Measures relatch and other locks on Redis side by side, and writes results.md with charts.
+/// Measures relatch and other locks on Redis side by side, and writes results.csv with charts.
 ///
 /// Runs, with each lock: one thread alone; reentry, where the lock has it; 2 and 8 threads, and 4
 /// processes, that take turns on one key; the hand-off from one process to another, and what a
@@ -53,7 +53,7 @@ struct Options {
     #[arg(long)]
     quick: bool,
 
-    /// The folder for results.md and the charts [default: docs/benchmarks of the repository].
+    /// The folder for results.csv and the charts [default: docs/benchmarks of the repository].
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 
@@ -149,7 +149,7 @@ fn measure(options: &Options) -> Result<()> {
     conditions.extend(versions);
     report::write(&out, &conditions, &book)?;
     charts::write(&out, &settings, &book)?;
-    eprintln!("written: results.md and the charts, after {minutes:.1} minutes");
+    eprintln!("written: results.csv and the charts, after {minutes:.1} minutes");
     Ok(())
 }
 

@@ -1,7 +1,5 @@
-//! `results.md`.
+//! `results.csv` and `results-run.csv`.
 
-use std::collections::BTreeSet;
-use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
@@ -11,7 +9,22 @@ use crate::book::{Book, Measured, SCENARIOS, Scenario};
 use crate::machine;
 use crate::numbers::{percent, three_digits, time};
 use crate::peer::Peer;
-use crate::setting::Setting;
+
+/// The columns behind what is measured, the setting and the lock. What a scenario does not measure
+/// is empty.
+const HEADS: [&str; 11] = [
+    "turns/s",
+    "p50",
+    "x floor",
+    "p99",
+    "longest",
+    "smallest share",
+    "largest share",
+    "hand-offs",
+    "commands/s of a waiter",
+    CLIENTS.0,
+    SERVER.0,
+];
 
 /// The head of a column, and a function for the cells below it, which gets the figures of a peer
 /// and of the floor in the same setting.
@@ -38,9 +51,9 @@ const REENTRY: &[Column] = &[P50, CLIENTS, SERVER];
 
 const TURNS: &[Column] = &[
     ("turns/s", |of, _| three_digits(of.per_second())),
-    ("wait p50", P50.1),
-    ("wait p99", P99.1),
-    ("longest wait", LONGEST.1),
+    P50,
+    P99,
+    LONGEST,
     ("smallest share", |of, _| percent(of.smallest_share())),
     ("largest share", |of, _| percent(of.largest_share())),
     CLIENTS,
@@ -59,101 +72,68 @@ const HAND_OFF: &[Column] = &[
             "-".to_owned()
         }
     }),
-    ("CPU a hand-off, clients", |of, _| or_none(of.client_cpu())),
-    ("CPU a hand-off, server", |of, _| or_none(of.server_cpu())),
+    (CLIENTS.0, |of, _| or_none(of.client_cpu())),
+    (SERVER.0, |of, _| or_none(of.server_cpu())),
 ];
 
-/// Writes `conditions`, each a name and a value, and then all tables.
+/// Writes `conditions`, each a name and a value, and all figures.
 pub(crate) fn write(out: &Path, conditions: &[(&str, String)], book: &Book) -> Result<()> {
-    let mut text = String::from(
-        "# Results\n\nWritten by `benches/peers`. What is measured, and how to read it: \
-         [benchmarks.md](../benchmarks.md).\n\n",
-    );
-    row(&mut text, ["", ""]);
-    row(&mut text, ["---"; 2]);
-    for (name, value) in conditions {
-        row(&mut text, [*name, value.as_str()]);
-    }
-    let settings: BTreeSet<Setting> = book.keys().map(|(setting, ..)| *setting).collect();
+    write_run(&out.join("results-run.csv"), conditions)?;
+    let first = ["measured", "setting", "lock"];
+    let mut text = record(first.into_iter().chain(HEADS).chain(["trouble"]));
     for scenario in SCENARIOS {
-        let (columns, about) = of(scenario);
-        write!(text, "\n## {}\n\n{about}\n", scenario.title())?;
-        for setting in &settings {
-            write!(text, "\n### {}: {}\n\n", scenario.title(), setting.title())?;
-            table(&mut text, columns, *setting, scenario, book);
+        for ((setting, _, peer), measured) in book.iter().filter(|((_, it, _), _)| *it == scenario)
+        {
+            let floor = book
+                .get(&(*setting, scenario, Peer::Floor))
+                .filter(|floor| !floor.is_empty());
+            let cell = |head| match of(scenario).iter().find(|(it, _)| *it == head) {
+                None => String::new(),
+                Some(_) if measured.is_empty() => "-".to_owned(),
+                Some((_, write)) => write(measured, floor),
+            };
+            let first = [scenario.title(), setting.title(), peer.title()].map(str::to_owned);
+            let cells = HEADS.into_iter().map(cell);
+            text += &record(first.into_iter().chain(cells).chain([trouble(measured)]));
         }
     }
-    fs::write(out.join("results.md"), text)?;
+    fs::write(out.join("results.csv"), text)?;
     Ok(())
 }
 
-/// The columns of a scenario's tables, and a text above them.
-fn of(scenario: Scenario) -> (&'static [Column], &'static str) {
-    match scenario {
-        Scenario::Alone => (
-            ALONE,
-            "One thread locks and unlocks a lock that nobody else wants.",
-        ),
-        Scenario::Reentry => (
-            REENTRY,
-            "Lock and unlock of a lock that the thread has already; each time is the mean of 100. The other \
-             locks are not reentrant: a thread that takes one again fails, or waits for itself.",
-        ),
-        Scenario::HandOff => (
-            HAND_OFF,
-            "From just before the unlock in one process to the return of the lock call in another; and the \
-             commands that Redis executes for one waiter. *PING* is a round trip after the same idle time.",
-        ),
-        _ => (
-            TURNS,
-            "Nothing is done under the lock. A wait is the time of a lock call.",
-        ),
-    }
-}
-
-fn table(text: &mut String, columns: &[Column], setting: Setting, scenario: Scenario, book: &Book) {
-    let heads = columns.iter().map(|(head, _)| *head);
-    row(text, [""].into_iter().chain(heads).chain(["trouble"]));
-    row(
-        text,
-        ["---"]
-            .into_iter()
-            .chain(columns.iter().map(|_| "---:"))
-            .chain(["---"]),
-    );
-    let floor = book
-        .get(&(setting, scenario, Peer::Floor))
-        .filter(|floor| !floor.is_empty());
-    for ((.., peer), measured) in book
+/// Writes under which conditions figures were taken.
+pub(crate) fn write_run(path: &Path, conditions: &[(&str, String)]) -> Result<()> {
+    let rows = conditions
         .iter()
-        .filter(|((s, c, _), _)| (*s, *c) == (setting, scenario))
-    {
-        let name = if *peer == Peer::Relatch {
-            "**relatch**"
-        } else {
-            peer.title()
-        };
-        let write = |(_, write): &Column| {
-            if measured.is_empty() {
-                "-".to_owned()
-            } else {
-                write(measured, floor)
-            }
-        };
-        let cells = columns.iter().map(write);
-        row(
-            text,
-            [name.to_owned()]
-                .into_iter()
-                .chain(cells)
-                .chain([trouble(measured)]),
-        );
-    }
+        .map(|(name, value)| record([*name, value]));
+    fs::write(
+        path,
+        record(["condition", "value"]) + &rows.collect::<String>(),
+    )?;
+    Ok(())
 }
 
-fn row(text: &mut String, cells: impl IntoIterator<Item = impl Into<String>>) {
-    let cells: Vec<String> = cells.into_iter().map(Into::into).collect();
-    let _ = writeln!(text, "| {} |", cells.join(" | "));
+/// A line of a file of comma-separated values.
+pub(crate) fn record(cells: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    let quoted = |cell: &str| {
+        if cell.contains([',', '"']) {
+            format!("\"{}\"", cell.replace('"', "\"\""))
+        } else {
+            cell.to_owned()
+        }
+    };
+    let cells: Vec<_> = cells.into_iter().map(|it| quoted(it.as_ref())).collect();
+    cells.join(",") + "\n"
+}
+
+/// The columns of a scenario.
+fn of(scenario: Scenario) -> &'static [Column] {
+    match scenario {
+        Scenario::Alone => ALONE,
+        Scenario::Reentry => REENTRY,
+        Scenario::HandOff => HAND_OFF,
+        _ => TURNS,
+    }
 }
 
 /// `-` for zero: the processor time of the benchmark's own round trips is not measured.

@@ -15,6 +15,12 @@ const CHARTS: [&str; 5] = [
     "cpu.svg",
 ];
 
+/// The two files of a report, one behind the other.
+fn both(out: &Path, name: &str) -> String {
+    let file = |end: &str| fs::read_to_string(out.join(format!("{name}{end}"))).expect("a report");
+    file("-run.csv") + &file(".csv")
+}
+
 /// Runs the program with the output folder `out`, and returns the report.
 fn report(out: &Path, arguments: &[&str], path: Option<&Path>) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peers"));
@@ -23,19 +29,21 @@ fn report(out: &Path, arguments: &[&str], path: Option<&Path>) -> String {
         command.env("PATH", path);
     }
     assert!(command.status().expect("the program starts").success());
-    fs::read_to_string(out.join("results.md")).expect("a report")
+    both(out, "results")
 }
 
-/// The row of a lock in the table under a heading.
-fn row<'a>(report: &'a str, heading: &str, lock: &str) -> Option<&'a str> {
-    let table = report
-        .split_once(&format!("### {heading}\n\n"))?
-        .1
-        .split("\n\n")
-        .next()?;
-    table
-        .lines()
-        .find(|line| line.starts_with(&format!("| {lock} |")))
+/// The line of a lock.
+fn row<'a>(report: &'a str, scenario: &str, setting: &str, lock: &str) -> Option<&'a str> {
+    let begin = [scenario, setting, lock].map(quoted).join(",") + ",";
+    report.lines().find(|line| line.starts_with(&begin))
+}
+
+fn quoted(cell: &str) -> String {
+    if cell.contains(',') {
+        format!("\"{cell}\"")
+    } else {
+        cell.to_owned()
+    }
 }
 
 fn program(name: &str) -> PathBuf {
@@ -68,12 +76,12 @@ fn relatch_is_measured_in_all_settings_on_a_machine_without_go_and_maven() {
         "Hand-off between processes",
     ] {
         for setting in SETTINGS {
-            let row = row(&report, &format!("{scenario}: {setting}"), "**relatch**").unwrap();
-            assert!(row.ends_with("| none |"), "{scenario}, {setting}: {row}");
+            let row = row(&report, scenario, setting, "relatch").unwrap();
+            assert!(row.ends_with(",none"), "{scenario}, {setting}: {row}");
         }
     }
     for lock in ["redsync", "Redisson"] {
-        let line = left_out(&report, &format!(" {lock} ("));
+        let line = left_out(&report, &format!("{lock} ("));
         assert!(line.is_some(), "{report}");
     }
     for chart in CHARTS {
@@ -96,21 +104,28 @@ fn deletions(peers: &str) -> String {
     command.args(["trust", "--seconds", "4", "--weathers", "deletions"]);
     command.args(["--peers", peers, "--out"]).arg(folder.path());
     assert!(command.status().expect("the program starts").success());
-    fs::read_to_string(folder.path().join("trust.md")).expect("a report")
+    both(folder.path(), "trust")
 }
 
-/// A figure of a lock in the first table; `None` if the lock was left out.
+/// A figure of a lock, over all weathers; `None` if the lock was left out.
 fn found(report: &str, lock: &str, column: usize) -> Option<String> {
-    let start = format!("| {lock} |");
-    let line = report.lines().find(|line| line.starts_with(&start))?;
-    line.split(" | ").nth(column).map(str::to_owned)
+    let start = format!("All together,{},", quoted(lock));
+    let rest = report.lines().find_map(|line| line.strip_prefix(&start))?;
+    // Within quotes, a comma separates nothing.
+    let mut parts = rest.split('"');
+    let mut cells = String::new();
+    while let Some(outside) = parts.next() {
+        cells += &outside.replace(',', "\n");
+        cells += parts.next().unwrap_or_default();
+    }
+    cells.lines().nth(column).map(str::to_owned)
 }
 
 /// A lock that nobody can ask trusts what an operator has deleted; relatch is told.
 #[test]
 fn what_locks_say_when_keys_are_deleted_is_judged() {
     let report = deletions("by-hand,relatch-asking");
-    let trusted = |lock| found(&report, lock, 4).expect("a row");
+    let trusted = |lock| found(&report, lock, 3).expect("a row");
     assert_ne!(trusted("by hand: r2d2, 100 ms"), "-", "{report}");
     assert_eq!(trusted("relatch, asking Redis"), "-", "{report}");
 }
@@ -145,7 +160,7 @@ fn workers_in_other_languages_speak_the_protocol() {
             "One key, 4 processes of one thread",
             "Hand-off between processes",
         ] {
-            let row = row(&report, &format!("{scenario}: free"), lock).unwrap();
+            let row = row(&report, scenario, "free", lock).unwrap();
             assert!(!row.contains("at once"), "{scenario}: {row}");
             // On a busy machine, a thread of rueidislock at times waits for ever for a free lock.
             let may_hang = lock.starts_with("rueidislock") && scenario.starts_with("One key");
@@ -161,7 +176,7 @@ fn workers_in_other_languages_speak_the_protocol() {
 fn locks_in_other_languages_lose_what_is_deleted() {
     let report = deletions(OTHERS);
     for lock in TITLES {
-        match found(&report, lock, 6) {
+        match found(&report, lock, 5) {
             Some(lost) => assert_ne!(lost, "-", "{lock}: {report}"),
             None => println!("{lock} was left out"),
         }
@@ -170,5 +185,5 @@ fn locks_in_other_languages_lose_what_is_deleted() {
 
 fn left_out<'a>(report: &'a str, lock: &str) -> Option<&'a str> {
     let mut lines = report.lines();
-    lines.find(|line| line.starts_with("| left out |") && line.contains(lock))
+    lines.find(|line| line.starts_with("left out,") && line.contains(lock))
 }

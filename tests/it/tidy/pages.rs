@@ -69,9 +69,8 @@ fn the_changelog_knows_this_version() {
 
 #[test]
 fn the_readme_is_short() {
-    let lines = text("README.md").lines().count();
-    // A page of the library, and a section on the command.
-    assert!(lines < 140, "{lines} lines");
+    let words = text("README.md").split_whitespace().count();
+    assert!(words <= 900, "{words} words");
 }
 
 /// One reading of ten minutes.
@@ -141,6 +140,7 @@ fn the_links_of_the_guide_work_in_rustdoc_too() {
             .map_or((*label, ""), |(page, it)| (page, it));
         let module = page.trim_end_matches(".md").replace('-', "_");
         let expected = match page {
+            "calls.md" => "crate#which-call".to_owned(),
             "not-promised.md" => "crate#what-is-not-promised".to_owned(),
             page if pages.iter().any(|it| it == page) => format!("crate::guide::{module}"),
             page if page.starts_with("../") => {

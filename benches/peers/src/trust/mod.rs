@@ -43,7 +43,7 @@ const WORKERS: usize = 4;
 
 const KEYS: usize = 2;
 
-/// Runs each lock through each kind of fault, and writes trust.md.
+/// Runs each lock through each kind of fault, and writes trust.csv.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
     /// How long faults happen to each lock in each weather.
@@ -66,7 +66,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 3)]
     lanes: usize,
 
-    /// The folder for trust.md [default: docs/benchmarks of the repository].
+    /// The folder for trust.csv [default: docs/benchmarks of the repository].
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 }

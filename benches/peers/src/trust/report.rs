@@ -1,4 +1,4 @@
-//! `trust.md`.
+//! `trust.csv` and `trust-run.csv`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,13 +13,15 @@ use super::weather::Weather;
 use super::{Cell, Options};
 use crate::numbers::time;
 use crate::peer::Peer;
+use crate::report::{conditions, record, write_run};
 
 /// A finding, in a few words.
 pub(crate) fn brief(of: &Verdict) -> String {
     cells(of).join(" | ")
 }
 
-const COLUMNS: [&str; 11] = [
+const COLUMNS: [&str; 12] = [
+    "weather",
     "lock",
     "taken",
     "calls failed",
@@ -84,10 +86,6 @@ pub(crate) fn write(
     versions: &[(&'static str, String)],
     took: Duration,
 ) -> Result<()> {
-    let mut text = String::from(
-        "# Trust: results\n\nWritten by `benches/peers`. What is measured, and how to read it: \
-         [trust.md](../trust.md).\n\n| | |\n|---|---|\n",
-    );
     let about = format!(
         "seed {}, {} s for each lock in each weather, {} at a time, {:.1} minutes in all",
         options.seed,
@@ -95,11 +93,10 @@ pub(crate) fn write(
         options.lanes,
         took.as_secs_f64() / 60.0
     );
-    let mut conditions = crate::report::conditions(&crate::redis_version()?, about);
+    let mut conditions = conditions(&crate::redis_version()?, about);
     conditions.extend(versions.iter().cloned());
-    for (name, value) in conditions {
-        writeln!(text, "| {name} | {value} |")?;
-    }
+    fs::create_dir_all(out)?;
+    write_run(&out.join("trust-run.csv"), &conditions)?;
     let mut all: BTreeMap<Peer, Verdict> = BTreeMap::new();
     let mut by_weather: BTreeMap<Weather, BTreeMap<Peer, Verdict>> = BTreeMap::new();
     for (&(weather, peer), verdict) in done {
@@ -109,24 +106,17 @@ pub(crate) fn write(
             .or_default()
             .insert(peer, verdict.clone());
     }
-    table(&mut text, "All together", &all)?;
+    let mut text = record(COLUMNS) + &records("All together", &all);
     for (weather, verdicts) in &by_weather {
-        table(&mut text, weather.title(), verdicts)?;
+        text += &records(weather.title(), verdicts);
     }
-    fs::create_dir_all(out)?;
-    fs::write(out.join("trust.md"), text)?;
+    fs::write(out.join("trust.csv"), text)?;
     Ok(())
 }
 
-fn table(text: &mut String, title: &str, of: &BTreeMap<Peer, Verdict>) -> Result<()> {
-    write!(text, "\n## {title}\n\n| {} |\n", COLUMNS.join(" | "))?;
-    writeln!(text, "|{}", "---|".repeat(COLUMNS.len()))?;
-    for (peer, verdict) in of {
-        let title = match peer {
-            Peer::Relatch => "**relatch**",
-            other => other.title(),
-        };
-        writeln!(text, "| {title} | {} |", cells(verdict).join(" | "))?;
-    }
-    Ok(())
+fn records(weather: &str, of: &BTreeMap<Peer, Verdict>) -> String {
+    let first = |peer: &Peer| [weather.to_owned(), peer.title().to_owned()];
+    of.iter()
+        .map(|(peer, verdict)| record(first(peer).into_iter().chain(cells(verdict))))
+        .collect()
 }
