@@ -194,6 +194,6 @@ impl LockGuard {
     /// ```
     #[must_use]
     pub fn watch(&self) -> LockWatch {
-        LockWatch::new(Arc::clone(&self.held.hold), self.session.pid())
+        LockWatch::new(Arc::clone(&self.held.hold), self.session.core.identity.pid)
     }
 }

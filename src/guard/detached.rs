@@ -140,14 +140,16 @@ impl DetachedHold {
     /// ```
     #[must_use]
     pub fn watch(&self) -> LockWatch {
-        LockWatch::new(Arc::clone(&self.hold), self.session.pid())
+        LockWatch::new(Arc::clone(&self.hold), self.session.core.identity.pid)
     }
 
     fn release(&mut self) -> Result<Unlocked, Error> {
         match self.turn.take() {
-            Some(turn) => self
-                .session
-                .release(&self.hold, turn, self.session.one_release()),
+            Some(turn) => self.session.release(
+                &self.hold,
+                turn,
+                self.session.core.settings.response_deadline(),
+            ),
             None => Ok(Unlocked::Released), // It was attached or unlocked, and this is its drop.
         }
     }

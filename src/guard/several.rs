@@ -163,7 +163,9 @@ impl MultiLockGuard {
 
     fn leave_(&mut self) -> Result<(), Error> {
         let held = mem::take(&mut self.held);
-        let results = self.session.leave_all(&held, self.session.one_release());
+        let results = self
+            .session
+            .leave_all(&held, self.session.core.settings.response_deadline());
         let mut errors = Vec::new();
         for (held, result) in held.iter().zip(results) {
             match result {

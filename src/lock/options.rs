@@ -234,7 +234,7 @@ impl Lock {
     /// Changes an option. If the value cannot work, `lock` reports the error.
     fn set(mut self, change: impl FnOnce(&mut Options)) -> Lock {
         self.options
-            .change(self.session.settings().max_lease, change);
+            .change(self.session.core.settings.max_lease, change);
         self
     }
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::key::Name;
@@ -24,10 +25,9 @@ pub(crate) struct Request<'a> {
 
 impl Request<'_> {
     pub(crate) fn lock(&self) -> Result<LockGuard, Error> {
-        let patience = self.session.patience(self.options.wait);
         let held = self
             .session
-            .enter(self.name, self.options, &patience, self.stop)?;
+            .enter(self.name, self.options, self.stop, Moment::NEVER)?;
         Ok(LockGuard::new(Arc::clone(self.session), held))
     }
 

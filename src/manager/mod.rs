@@ -373,7 +373,7 @@ impl LockManager {
         Request {
             session: &self.session,
             name: key.into(),
-            options: &self.session.settings().options,
+            options: &self.session.core.settings.options,
             stop: None,
         }
     }

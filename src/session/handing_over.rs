@@ -14,6 +14,7 @@ use crate::hold::{Hold, LockParcel};
 use crate::session::Session;
 use crate::session::thread_map::{self, Held};
 use crate::waiting::handoff::Claim;
+use crate::waiting::patience::Patience;
 use crate::waiting::queues::Turn;
 use crate::waiting::wait::Wait;
 
@@ -119,7 +120,7 @@ impl Session {
         parcel: &LockParcel,
     ) -> Result<Rc<Held>, Error> {
         let began = Moment::now();
-        self.own_process(began)?;
+        self.core.own_process(began)?;
         if parcel.key() != name.as_str() {
             let value = Some(format!("a parcel of lock {:?}", parcel.key()));
             return Err(Error::InvalidOption {
@@ -135,7 +136,7 @@ impl Session {
         let key = self.key(name)?;
         let owner = self.core.identity.this_thread();
         let claim = self.fresh_claim(&key, &owner, options)?;
-        let once = self.patience(Some(Duration::ZERO));
+        let once = Patience::new(&self.core.settings, Some(Duration::ZERO), Moment::NEVER);
         let mut at_once = once; // Neither the turn is waited for, nor what others learn.
         at_once.deadline = began;
         let turn = self.turn_or_outside(&self.wait_for(&key, &owner, &at_once, stop), &claim);
@@ -146,7 +147,7 @@ impl Session {
             old: &parcel.token,
             least: parcel.fence.unwrap_or(0),
             claim,
-            deadline: self.one_answer(began),
+            deadline: began.after(self.core.settings.an_attempt()),
         };
         let adopted = adoption.run();
         if turn.is_outside() {

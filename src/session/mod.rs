@@ -19,7 +19,6 @@ pub(crate) mod looking;
 mod report;
 mod memory;
 mod taking;
-mod deadlines;
 mod setup;
 pub(crate) mod release;
 pub(crate) mod thread_map;
@@ -48,7 +47,7 @@ pub use crate::session::memory::MemoryControls;
 pub(crate) struct Session {
     /// Tells managers apart in a thread's map.
     id: u64,
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     keeper: Arc<Keeper>,
     /// Ends all waits, and refuses new locks, once the manager is shut down.
     going: StopHandle,
@@ -57,16 +56,18 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Takes a lock, or re-enters it if this thread holds it. `stop` ends the wait.
+    /// Takes a lock, or re-enters it if this thread holds it. `stop` ends the wait, and so does
+    /// `latest`, whatever the limit of the options.
     pub(crate) fn enter(
         &self,
         name: Name<'_>,
         options: &Options,
-        patience: &Patience,
         stop: Option<&StopHandle>,
+        latest: Moment,
     ) -> Result<Rc<Held>, Error> {
-        let now = Moment::now();
-        self.own_process(now)?;
+        let patience = &Patience::new(&self.core.settings, options.wait, latest);
+        let now = patience.began;
+        self.core.own_process(now)?;
 
         // 1. The thread's map. If this thread holds the lock, the depth grows by one, and nothing
         //    is sent.
@@ -177,7 +178,7 @@ impl Session {
         turn: Turn,
         deadline: Moment,
     ) -> Result<Release<'a>, Error> {
-        if let Err(forked) = self.own_process(Moment::now()) {
+        if let Err(forked) = self.core.own_process(Moment::now()) {
             // Dropping the turn would lock the queue. If the fork came while another thread had the
             // queue locked, the child's copy stays locked, and the child would wait for ever.
             mem::forget(turn);
@@ -219,13 +220,12 @@ mod tests {
         let turn = session.core.queues.free_turn(hold.key.name());
         thread::scope(|scope| {
             let held_up = session.keeper.work.lock();
-            let release =
-                scope.spawn(
-                    || match session.release(&hold, turn, session.one_release()) {
-                        Err(Error::Unconfirmed { .. }) => {}
-                        other => panic!("{other:?}, and Redis is not there"),
-                    },
-                );
+            let release = scope.spawn(|| {
+                match session.release(&hold, turn, session.core.settings.response_deadline()) {
+                    Err(Error::Unconfirmed { .. }) => {}
+                    other => panic!("{other:?}, and Redis is not there"),
+                }
+            });
             let end = Moment::now().after(Duration::from_millis(100));
             while Moment::now() < end {
                 assert!(

@@ -12,7 +12,7 @@ impl Session {
     /// The locks that this process holds through this manager, oldest first.
     pub(crate) fn held(&self) -> Vec<HeldLock> {
         let now = Moment::now();
-        if self.own_process(now).is_err() {
+        if self.core.own_process(now).is_err() {
             return Vec::new();
         }
         self.holds()
@@ -39,7 +39,7 @@ impl Session {
     /// longest first.
     pub(crate) fn waiting(&self) -> Vec<WaitingThread> {
         let now = Moment::now();
-        if self.own_process(now).is_err() {
+        if self.core.own_process(now).is_err() {
             return Vec::new();
         }
         self.core
@@ -52,7 +52,7 @@ impl Session {
 
     pub(crate) fn stats(&self) -> Stats {
         let now = Moment::now();
-        if self.own_process(now).is_err() {
+        if self.core.own_process(now).is_err() {
             // A forked child holds nothing, and its copies of the locks may stay locked for ever.
             return self.core.counters.read();
         }

@@ -73,18 +73,10 @@ impl Session {
         self.core.store.ping("connecting", deadline)
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
-        &self.core.settings
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.core.identity.pid
-    }
-
     /// Returns an error if a hold can no longer be trusted, or belongs to another process.
     pub(crate) fn trust(&self, hold: &Hold) -> Result<(), Error> {
         let now = Moment::now();
-        self.own_process(now)?;
+        self.core.own_process(now)?;
         hold.check(now)
     }
 
@@ -109,19 +101,6 @@ impl Session {
     pub(super) fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
         let error = self.core.store.error(Some(key), action, failure);
         error.while_holding(thread_map::names())
-    }
-
-    /// The process id, or an error in a forked child.
-    pub(crate) fn own_process(&self, now: Moment) -> Result<u32, Error> {
-        let pid = this_process::id(now);
-        if pid == self.core.identity.pid {
-            Ok(pid)
-        } else {
-            Err(Error::Forked {
-                parent: self.core.identity.pid,
-                child: pid,
-            })
-        }
     }
 }
 

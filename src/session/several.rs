@@ -17,6 +17,7 @@ use crate::session::Session;
 use crate::session::release::Release;
 use crate::session::thread_map::{self, Held};
 use crate::store::{Connection, Store};
+use crate::waiting::patience::Patience;
 
 impl Session {
     /// Takes all these locks, or none. `MultiLock` has sorted the names, and no two are the same.
@@ -27,31 +28,27 @@ impl Session {
         limit: Option<Duration>,
         stop: Option<&StopHandle>,
     ) -> Result<Vec<Rc<Held>>, Error> {
-        let whole = self.patience(limit);
+        let whole = Patience::new(&self.core.settings, limit, Moment::NEVER);
+        // Each wait begins when its turn comes, and all end by one deadline. A single try has the
+        // time of an answer for each lock, or many would be too slow for a link that is well.
+        let latest = if whole.once {
+            Moment::NEVER
+        } else {
+            whole.deadline
+        };
         // No lock is kept before all are taken. If one cannot be taken, the others are given back.
         // But a lock that was re-entered stays held, with the time that this call would have set.
         let keep = options.keep_at_least;
         let options = &Options {
+            wait: limit,
             keep_at_least: Duration::ZERO,
             ..*options
         };
         let mut held = Vec::with_capacity(names.len());
-        let mut entered = Ok(());
-        for name in self.mine_first(names) {
-            // Each wait begins now, and all end by one deadline. A single try has the time of an
-            // answer for each lock, or many would be too slow for a link that is well.
-            let mut patience = self.patience(limit);
-            if !patience.once {
-                patience.deadline = whole.deadline;
-            }
-            match self.enter(name.into(), options, &patience, stop) {
-                Ok(one) => held.push(one),
-                Err(error) => {
-                    entered = Err(error);
-                    break;
-                }
-            }
-        }
+        let entered = self.mine_first(names).into_iter().try_for_each(|name| {
+            held.push(self.enter(name.into(), options, stop, latest)?);
+            Ok(())
+        });
         let now = Moment::now();
         // One of them may have been lost while this thread waited for another one. If this call had
         // taken it, no work was done under it, and the same call may succeed.
@@ -71,7 +68,7 @@ impl Session {
             if let Error::Timeout { waited, .. } = &mut error {
                 *waited = now.since(whole.began);
             }
-            self.undo_taking(&held, &error, self.undone_by(&whole));
+            self.undo_taking(&held, &error, whole.undone_by(&self.core.settings));
             return Err(error.while_holding(thread_map::names()));
         }
         for one in &held {

@@ -26,7 +26,7 @@ impl Session {
     /// Returns what is held then.
     pub(crate) fn shutdown(&self, limit: Duration) -> Vec<HeldLock> {
         let end = Moment::now().after(limit);
-        if self.own_process(Moment::now()).is_err() {
+        if self.core.own_process(Moment::now()).is_err() {
             return Vec::new();
         }
         self.going.stop();
@@ -36,7 +36,9 @@ impl Session {
         let mine: HashSet<_> = mine.map(|(_, hold)| Arc::clone(&hold.token)).collect();
         // An answer may be due after the end of the limit: it gives the lock to a thread, which
         // gives it back, or says that it was given back.
-        let latest = self.one_answer(Moment::now().max(end));
+        let latest = Moment::now()
+            .max(end)
+            .after(self.core.settings.an_attempt());
         let is_mine = |token: &str| mine.contains(token);
         self.keeper
             .wait_for(|tokens, now| tokens.awaited(is_mine, now, end, latest));
@@ -47,7 +49,7 @@ impl Session {
     /// know yet. Returns what that was.
     pub(crate) fn shutdown_and_release(&self, limit: Duration) -> Vec<HeldLock> {
         let left = self.shutdown(limit);
-        if self.own_process(Moment::now()).is_ok() {
+        if self.core.own_process(Moment::now()).is_ok() {
             self.take_away();
         }
         left
@@ -59,7 +61,9 @@ impl Session {
     /// lock that another process may have.
     fn take_away(&self) {
         let mut holds = self.keeper.take_away();
-        let (deadline, latest) = (self.one_release(), self.one_answer(Moment::now()));
+        let settings = &self.core.settings;
+        let deadline = settings.response_deadline();
+        let latest = Moment::now().after(settings.an_attempt());
         for hold in &holds {
             self.keeper.report_loss(hold);
         }

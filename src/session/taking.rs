@@ -152,7 +152,7 @@ impl Session {
             // The caller must not rely on the hold. A lock that was to be kept is not: nobody has
             // done what it is kept for.
             hold.keep_nothing();
-            if let Err(also) = self.release(&hold, turn, self.undone_by(patience)) {
+            if let Err(also) = self.release(&hold, turn, patience.undone_by(&self.core.settings)) {
                 debug!(target: "relatch::release", "{also}");
             }
             return Err(error.while_holding(thread_map::names()));
@@ -161,7 +161,11 @@ impl Session {
         let held = thread_map::enter(self.id, hold, turn);
         // A lock around this one may have been lost during the wait.
         if let Err(lost) = thread_map::still_has_outer(&held) {
-            self.undo_taking(slice::from_ref(&held), &lost, self.undone_by(patience));
+            self.undo_taking(
+                slice::from_ref(&held),
+                &lost,
+                patience.undone_by(&self.core.settings),
+            );
             return Err(lost);
         }
         Ok(held)

@@ -17,7 +17,7 @@ impl Session {
     /// Re-enters a lock that this thread holds, and no other. `None` if it cannot trust the hold.
     pub(crate) fn current(&self, name: Name<'_>) -> Option<Rc<Held>> {
         let now = Moment::now();
-        self.own_process(now).ok()?;
+        self.core.own_process(now).ok()?;
         let again = thread_map::reenter(self.id, name.as_str(), &Options::default(), now);
         let held = again.ok()??;
         self.core.counters.of(held.hold.key.name()).reentered.add(1);
@@ -28,7 +28,7 @@ impl Session {
     pub(crate) fn assert_held(&self, name: Name<'_>) -> Result<(), Error> {
         match thread_map::find(self.id, name.as_str()) {
             Some(held) => self.trust(&held.hold),
-            None => self.own_process(Moment::now()).and_then(|_| {
+            None => self.core.own_process(Moment::now()).and_then(|()| {
                 Err(Error::NotHeld {
                     key: name.as_str().to_owned(),
                 })
@@ -129,7 +129,7 @@ impl Session {
         holds
             .clone()
             .try_for_each(|hold| check_limit(hold, hold.lease()))?;
-        let limit = Moment::now().after(self.core.settings.response_timeout);
+        let limit = self.core.settings.response_deadline();
         let asked: Vec<_> = holds
             .map(|hold| (hold, limit.min(hold.valid_until())))
             .collect();

@@ -52,7 +52,7 @@ impl Session {
 
     /// `None` if something failed without which the rest cannot be looked at.
     fn examine(&self, deadline: Moment, findings: &mut Vec<Finding>) -> Option<()> {
-        if let Err(error) = self.own_process(Moment::now()) {
+        if let Err(error) = self.core.own_process(Moment::now()) {
             findings.push(Finding::failed(
                 error.to_string(),
                 "fork before a manager is made",

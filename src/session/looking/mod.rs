@@ -46,8 +46,8 @@ impl Session {
         key: &Key,
         look: impl Fn(&mut Connection<'_>, Moment) -> Result<Seen, Failure>,
     ) -> Result<(Seen, Moment), Error> {
-        self.own_process(Moment::now())?;
-        let deadline = self.one_answer(Moment::now());
+        self.core.own_process(Moment::now())?;
+        let deadline = Moment::now().after(self.core.settings.an_attempt());
         let ask = || {
             let mut connection = self.core.store.checkout(key.in_redis(), deadline)?;
             let sent = Moment::now();
@@ -110,8 +110,8 @@ impl Session {
         key: &Key,
         send: impl Fn(&mut Connection<'_>, Moment) -> Result<T, Failure>,
     ) -> Result<T, Error> {
-        self.own_process(Moment::now())?;
-        let deadline = self.one_answer(Moment::now());
+        self.core.own_process(Moment::now())?;
+        let deadline = Moment::now().after(self.core.settings.an_attempt());
         let answer = self.core.store.again_with_new_map(deadline, || {
             let mut connection = self.core.store.connect(key.in_redis(), deadline)?;
             send(&mut connection, deadline)

@@ -241,8 +241,8 @@ impl Iterator for Survey {
             if matches!(self.stage, Stage::Done) {
                 return None;
             }
-            let own = self.session.own_process(Moment::now());
-            let advanced = own.and_then(|_| {
+            let own = self.session.core.own_process(Moment::now());
+            let advanced = own.and_then(|()| {
                 self.advance().map_err(|failure| {
                     let store = &self.session.core.store;
                     store.error(None, "listing the locks", failure)
