@@ -145,11 +145,7 @@ impl DetachedHold {
 
     fn release(&mut self) -> Result<Unlocked, Error> {
         match self.turn.take() {
-            Some(turn) => self.session.release(
-                &self.hold,
-                turn,
-                self.session.core.settings.response_deadline(),
-            ),
+            Some(turn) => self.session.release(&self.hold, turn, None),
             None => Ok(Unlocked::Released), // It was attached or unlocked, and this is its drop.
         }
     }

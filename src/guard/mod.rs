@@ -227,8 +227,7 @@ impl LockGuard {
     /// What `unlock` and `drop` share. Returns how deep the lock is still held.
     fn leave_(&mut self) -> Result<Unlocked, Error> {
         self.left = true;
-        self.session
-            .leave(&self.held, self.session.core.settings.response_deadline())
+        self.session.leave(&self.held)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::hold::Unlocked;
 use crate::session::Session;
+use crate::session::leaving;
 use crate::session::thread_map::Held;
 
 /// Several locks that this thread holds, until the guard is dropped or
@@ -163,9 +164,7 @@ impl MultiLockGuard {
 
     fn leave_(&mut self) -> Result<(), Error> {
         let held = mem::take(&mut self.held);
-        let results = self
-            .session
-            .leave_all(&held, self.session.core.settings.response_deadline());
+        let results = leaving::leave_all(&self.session, &held, None);
         let mut errors = Vec::new();
         for (held, result) in held.iter().zip(results) {
             match result {

@@ -226,7 +226,7 @@ impl Lock {
     /// assert!(matches!(lock.lock(), Err(relatch::Error::Stopped { .. })));
     /// ```
     pub fn stopped_by(mut self, stop: &StopHandle) -> Lock {
-        self.session.heed(stop);
+        self.session.woken_by(stop);
         self.stop = Some(stop.clone());
         self
     }

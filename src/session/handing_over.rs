@@ -12,6 +12,7 @@ use crate::base::options::Options;
 use crate::base::stop::StopHandle;
 use crate::hold::{Hold, LockParcel};
 use crate::session::Session;
+use crate::session::taking::Taking;
 use crate::session::thread_map::{self, Held};
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
@@ -130,20 +131,20 @@ impl Session {
             });
         }
         self.is_not_held(name.as_str())?;
-        self.may_take(name.as_str(), options, stop, began)?;
         let fenced = options.fenced || parcel.fence.is_some();
         let options = &Options { fenced, ..*options };
-        let key = self.key(name)?;
-        let owner = self.core.identity.this_thread();
-        let claim = self.fresh_claim(&key, &owner, options)?;
+        let taking = Taking::begin(self, name, options, stop, began)?;
+        let claim = taking.fresh_claim()?;
         let once = Patience::new(&self.core.settings, Some(Duration::ZERO), Moment::NEVER);
-        let mut at_once = once; // Neither the turn is waited for, nor what others learn.
-        at_once.deadline = began;
-        let turn = self.turn_or_outside(&self.wait_for(&key, &owner, &at_once, stop), &claim);
+        let at_once = Patience {
+            deadline: began, // Neither the turn is waited for, nor what others learn.
+            ..once
+        };
+        let turn = self.turn_or_outside(&taking.wait(&at_once), &claim);
         let adoption = Adoption {
             store: &self.core.store,
             keeper: &self.keeper,
-            key: &key,
+            key: &taking.key,
             old: &parcel.token,
             least: parcel.fence.unwrap_or(0),
             claim,
@@ -155,15 +156,12 @@ impl Session {
             // registered: Redis does not send it if both used the same connection. The waiter would
             // sleep on at the next change of the key. It asks again now.
             let wakeups = &self.core.listeners.wakeups;
-            wakeups.wake(key.in_redis().as_bytes());
+            wakeups.wake(taking.key.in_redis().as_bytes());
         }
-        let counters = self.core.counters.of(key.name());
         let taken = adopted
-            .inspect_err(|error| counters.failed(error))
+            .inspect_err(|error| self.core.counters.of(taking.key.name()).failed(error))
             .map_err(|error| error.while_holding(thread_map::names()))?;
-        counters.taken(taken.at.answered.since(began));
-        let hold = Hold::new(key, owner, taken.token, taken.fence, options, taken.at);
-        self.make_known(hold, turn, &once)
+        taking.make_known(taken, turn, &once)
     }
 
     /// The turn, if no thread of this process has it; otherwise one outside of the queue.

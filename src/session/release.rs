@@ -1,5 +1,6 @@
 //! Giving a lock back: the order of the steps, compare and delete, and what the answer means.
 
+use std::mem;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,8 +48,8 @@ pub(crate) struct Release<'a> {
 }
 
 impl<'a> Release<'a> {
-    /// Begins to give a lock back by the deadline. `local_handoff` says how long threads of this
-    /// process may hand the lock off among themselves.
+    /// Begins to give a lock back: by the deadline, or else within the time of an answer.
+    /// `local_handoff` says how long threads of this process may hand the lock off among themselves.
     ///
     /// The caller has taken the hold out of the thread's map already. If it were still there, a
     /// destructor that takes the lock meanwhile would re-enter a hold that is being released.
@@ -57,9 +58,17 @@ impl<'a> Release<'a> {
         hold: &'a Hold,
         turn: Turn,
         local_handoff: Duration,
-        deadline: Moment,
-    ) -> Release<'a> {
+        deadline: Option<Moment>,
+    ) -> Result<Release<'a>, Error> {
         let began = Moment::now();
+        if let Err(forked) = keeper.core.own_process(began) {
+            // Dropping the turn would lock the queue. If the fork came while another thread had the
+            // queue locked, the child's copy stays locked, and the child would wait for ever.
+            mem::forget(turn);
+            return Err(forked);
+        }
+        let answer_by = || began.after(keeper.core.settings.response_timeout);
+        let deadline = deadline.unwrap_or_else(answer_by);
         let kept_until = Some(hold.keep_until()).filter(|until| *until > began);
         // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the
         //    claim could not go out with the release, and each turn would cost one more round trip.
@@ -72,7 +81,7 @@ impl<'a> Release<'a> {
         let valid_until = keeper.close(hold, began);
         let counters = keeper.core.counters.of(hold.key.name());
         counters.given_back(began.since(hold.acquired.answered), hold.thread_has_ended());
-        Release {
+        Ok(Release {
             keeper,
             hold,
             turn,
@@ -85,12 +94,12 @@ impl<'a> Release<'a> {
             maybe_done: false,
             failed: None,
             handed: HandoffOutcome::NotTaken,
-        }
+        })
     }
 
     /// Gives the lock back.
-    pub(crate) fn finish(mut self, store: &Store) -> Result<Unlocked, Error> {
-        let (hold, kept_until) = (self.hold, self.kept_until);
+    pub(crate) fn finish(mut self) -> Result<Unlocked, Error> {
+        let (store, hold, kept_until) = (&self.keeper.core.store, self.hold, self.kept_until);
         let mut first = self.first.take();
         self.finish_by(|claim, by| match (first.take(), kept_until) {
             (Some(answer), _) => (answer, HandoffOutcome::NotTaken),

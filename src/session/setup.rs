@@ -11,15 +11,26 @@ use crate::base::key::{Key, Name};
 use crate::base::options::Settings;
 use crate::base::owner::identity::Identity;
 use crate::base::owner::process as this_process;
-use crate::base::stop::StopHandle;
+use crate::base::stop::{StopHandle, Wake};
 use crate::base::sync::{PerProcess, process};
 use crate::hold::Hold;
 use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::work::Keeper;
-use crate::session::Session;
 use crate::session::thread_map;
 use crate::store::{Failure, Store, Target};
 use crate::waiting::core::Core;
+
+/// What all handles of a manager share.
+pub(crate) struct Session {
+    /// Tells managers apart in a thread's map.
+    pub(super) id: u64,
+    pub(crate) core: Arc<Core>,
+    pub(super) keeper: Arc<Keeper>,
+    /// Ends all waits, and refuses new locks, once the manager is shut down.
+    pub(super) end: StopHandle,
+    /// Wakes all waiters of this manager, for the handles that can stop them.
+    pub(super) wake: Arc<Wake>,
+}
 
 impl Session {
     pub(crate) fn new(
@@ -52,10 +63,10 @@ impl Session {
             id: NEXT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
             keeper: Keeper::new(Arc::clone(&core), on_lost.map(LossNotifier::new)),
             core,
-            going: StopHandle::new(),
+            end: StopHandle::new(),
             wake: Arc::new(wake),
         };
-        session.heed(&session.going);
+        session.woken_by(&session.end);
         session
     }
 
@@ -146,7 +157,7 @@ mod tests {
         let store = Arc::new(Store::in_memory());
         let session = Session::over(Core::new(parent, store, Settings::default(), None), None);
         let stop = StopHandle::new();
-        session.heed(&stop);
+        session.woken_by(&stop);
         let wakeups = &session.core.listeners.wakeups;
         let _waits = wakeups.register("a");
         let (tell, told) = mpsc::channel();

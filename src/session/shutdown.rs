@@ -13,13 +13,8 @@ use crate::session::thread_map;
 
 impl Session {
     /// Has `stop` wake the waiters of this manager.
-    pub(crate) fn heed(&self, stop: &StopHandle) {
+    pub(crate) fn woken_by(&self, stop: &StopHandle) {
         stop.wakes(self.id, &self.wake);
-    }
-
-    /// True if the wait with this handle, or the whole manager, was stopped.
-    pub(super) fn is_stopped(&self, stop: Option<&StopHandle>) -> bool {
-        self.going.is_stopped() || stop.is_some_and(StopHandle::is_stopped)
     }
 
     /// Refuses new locks, ends all waits, and waits for the holds of other threads, within `limit`.
@@ -29,7 +24,7 @@ impl Session {
         if self.core.own_process(Moment::now()).is_err() {
             return Vec::new();
         }
-        self.going.stop();
+        self.end.stop();
         self.keeper.refuse_claims();
         let held = thread_map::held().into_iter();
         let mine = held.filter(|(manager, _)| *manager == self.id);
