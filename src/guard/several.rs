@@ -14,6 +14,7 @@ use crate::hold::Unlocked;
 use crate::session::Session;
 use crate::session::leaving;
 use crate::session::thread_map::Held;
+use crate::session::upkeep::Upkeep;
 
 /// Several locks that this thread holds, until the guard is dropped or
 /// [unlocked](MultiLockGuard::unlock). [`MultiLock::lock`](crate::MultiLock::lock) returns one.
@@ -117,7 +118,7 @@ impl MultiLockGuard {
     ///
     /// As for [`LockGuard::confirm`](crate::LockGuard::confirm); an error names the key.
     pub fn confirm(&self, span: Duration) -> Result<(), Error> {
-        self.session.confirm_all(&self.held, span)
+        self.upkeep().confirm(span)
     }
 
     /// Returns `Ok` only if at least `span` of each lease is left, by this machine's clock. Renews
@@ -135,7 +136,7 @@ impl MultiLockGuard {
     ///
     /// As for [`LockGuard::ensure`](crate::LockGuard::ensure); an error names the key.
     pub fn ensure(&self, span: Duration) -> Result<(), Error> {
-        self.session.ensure_all(&self.held, span)
+        self.upkeep().ensure(span)
     }
 
     /// Drops the guard, and returns the result. All locks are given back, also if one of them was
@@ -160,6 +161,13 @@ impl MultiLockGuard {
     /// - [`Error::Forked`].
     pub fn unlock(mut self) -> Result<(), Error> {
         self.leave_()
+    }
+
+    fn upkeep(&self) -> Upkeep<'_> {
+        Upkeep {
+            session: &self.session,
+            held: &self.held,
+        }
     }
 
     fn leave_(&mut self) -> Result<(), Error> {

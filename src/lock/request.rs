@@ -12,7 +12,7 @@ use crate::base::options::Options;
 use crate::base::stop::StopHandle;
 use crate::guard::LockGuard;
 use crate::hold::LockParcel;
-use crate::session::Session;
+use crate::session::{Session, handing_over};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
@@ -49,9 +49,7 @@ impl Request<'_> {
     }
 
     pub(crate) fn adopt(&self, parcel: &LockParcel) -> Result<LockGuard, Error> {
-        let held = self
-            .session
-            .adopt(self.name, self.options, self.stop, parcel)?;
+        let held = handing_over::adopt(self.session, self.name, self.options, self.stop, parcel)?;
         Ok(LockGuard::new(Arc::clone(self.session), held))
     }
 

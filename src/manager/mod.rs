@@ -292,7 +292,7 @@ impl LockManager {
     /// ```
     #[must_use]
     pub fn check(&self, limit: Duration) -> Health {
-        self.session.health(limit)
+        Health::of(&self.session, limit)
     }
 
     /// What this manager has done since it was made, and what goes on now. Sends nothing.

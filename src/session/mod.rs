@@ -12,9 +12,9 @@
 //! [`memory`] for managers without a Redis. This room may use `acquire`, `keeping`, `waiting`, `hold`, `store` and `base`.
 
 pub(crate) mod several;
-mod handing_over;
+pub(crate) mod handing_over;
 mod shutdown;
-mod upkeep;
+pub(crate) mod upkeep;
 pub(crate) mod looking;
 mod report;
 mod memory;

@@ -253,20 +253,23 @@ impl<'a> Release<'a> {
         if self.hold.token_was_gone() {
             return Err(self.hold.lose(LostCause::Expired)); // A recorded cause stays.
         }
-        let cause = match (compared, self.valid_until) {
-            (Compared::Done, _) => return Ok(()),
-            (_, Some(until)) if until <= now => {
-                let source = "the lease ran out while the release was on its way";
-                return Err(self.unconfirmed(Duration::ZERO, source.into()));
-            }
-            (_, Some(_)) if self.maybe_done && self.kept_until.is_none_or(|until| until <= now) => {
-                return Ok(());
-            }
-            (Compared::Absent, Some(_)) => LostCause::Deleted,
-            (Compared::Absent, None) => LostCause::Expired,
+        if compared == Compared::Done {
+            return Ok(());
+        }
+        if self.valid_until.is_some_and(|until| until <= now) {
+            let source = "the lease ran out while the release was on its way";
+            return Err(self.unconfirmed(Duration::ZERO, source.into()));
+        }
+        let was_valid = self.valid_until.is_some();
+        let is_kept = self.kept_until.is_some_and(|until| until > now);
+        if was_valid && self.maybe_done && !is_kept {
+            return Ok(());
+        }
+        let cause = match (compared, was_valid, self.maybe_done) {
+            (Compared::Absent, true, _) => LostCause::Deleted,
             // The key may hold the next thread's token, which went out with an earlier try.
-            (Compared::NotOurs, None) if self.maybe_done => LostCause::Expired,
-            (Compared::NotOurs, _) => LostCause::Taken,
+            (Compared::Absent, false, _) | (_, false, true) => LostCause::Expired,
+            _ => LostCause::Taken,
         };
         Err(self.hold.lose(cause))
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, SystemCause};
-use crate::base::key::{Key, Name};
+use crate::base::key::Key;
 use crate::base::options::Settings;
 use crate::base::owner::identity::Identity;
 use crate::base::owner::process as this_process;
@@ -99,19 +99,10 @@ impl Session {
 
     /// The error of a call that fails, which is counted. (`enter` counts its own.)
     pub(super) fn call_failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
-        let error = self.failed(action, key, failure);
+        let error = self.core.store.error(Some(key), action, failure);
+        let error = error.while_holding(thread_map::names());
         self.core.counters.of(key.name()).failed(&error);
         error
-    }
-
-    /// The key of the lock with this name.
-    pub(super) fn key(&self, name: Name<'_>) -> Result<Key, Error> {
-        Key::new(&self.core.settings.prefix, name)
-    }
-
-    pub(super) fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
-        let error = self.core.store.error(Some(key), action, failure);
-        error.while_holding(thread_map::names())
     }
 }
 
