@@ -1,11 +1,13 @@
 //! What a guard is asked: whether the hold is still valid, and for how long; and its lease.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::guard::{LockGuard, LockWatch};
+use crate::session::upkeep::Upkeep;
 
 impl LockGuard {
     /// Whether this process may still trust the hold. `true` means that no other process can have
@@ -77,7 +79,7 @@ impl LockGuard {
     ///   ([`max_hold`](crate::Lock::max_hold)). Nothing was sent.
     /// - [`Error::System`], [`Error::Forked`].
     pub fn confirm(&self, span: Duration) -> Result<(), Error> {
-        self.session.confirm(&self.held.hold, span)
+        self.upkeep().confirm(span)
     }
 
     /// Returns `Ok` only if at least `span` of the lease is left, by this machine's clock. For long
@@ -110,7 +112,7 @@ impl LockGuard {
     ///   the hold any more ([`max_hold`](crate::Lock::max_hold)).
     /// - [`Error::System`], [`Error::Forked`].
     pub fn ensure(&self, span: Duration) -> Result<(), Error> {
-        self.session.ensure(&self.held.hold, span)
+        self.upkeep().ensure(span)
     }
 
     /// Asks Redis whether the key still has this hold's token: with a script, in one
@@ -139,7 +141,14 @@ impl LockGuard {
     ///   question. The hold is as valid as before.
     /// - [`Error::System`], [`Error::Forked`].
     pub fn verify(&self) -> Result<(), Error> {
-        self.session.verify(&self.held.hold)
+        self.upkeep().verify()
+    }
+
+    fn upkeep(&self) -> Upkeep<'_> {
+        Upkeep {
+            session: &self.session,
+            held: slice::from_ref(&self.held),
+        }
     }
 
     /// The lease with which the lock was taken.
@@ -178,7 +187,7 @@ impl LockGuard {
     ///   the rest of its lease. The next renewal, if there is one, tries again.
     /// - [`Error::System`], [`Error::Forked`].
     pub fn set_lease(&self, lease: Duration) -> Result<(), Error> {
-        self.session.set_lease(&self.held.hold, lease)
+        self.upkeep().set_lease(lease)
     }
 
     /// A view of the hold for another thread, for example to stop a helper when the lock is lost.
@@ -194,6 +203,6 @@ impl LockGuard {
     /// ```
     #[must_use]
     pub fn watch(&self) -> LockWatch {
-        LockWatch::new(Arc::clone(&self.held.hold), self.session.pid())
+        LockWatch::new(Arc::clone(&self.held.hold), self.session.core.identity.pid)
     }
 }

@@ -8,7 +8,7 @@ use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::guard::{LockGuard, LockWatch};
 use crate::hold::{Hold, Unlocked};
-use crate::session::Session;
+use crate::session::{Session, handing_over};
 use crate::waiting::queues::Turn;
 
 /// A lock that this process holds, and none of its threads: on its way from one thread to another.
@@ -107,11 +107,10 @@ impl DetachedHold {
     )]
     #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
     pub fn try_attach(mut self) -> Result<LockGuard, (DetachedHold, Error)> {
-        if let Err(error) = self.session.may_attach(&self.hold) {
-            return Err((self, error));
+        match handing_over::attach(&self.session, &self.hold, &mut self.turn) {
+            Ok(held) => Ok(LockGuard::new(Arc::clone(&self.session), held)),
+            Err(error) => Err((self, error)),
         }
-        let held = self.session.attach(&self.hold, self.turn.take());
-        Ok(LockGuard::new(Arc::clone(&self.session), held))
     }
 
     /// Releases the lock, and returns the result, as [`LockGuard::unlock`] does.
@@ -140,14 +139,12 @@ impl DetachedHold {
     /// ```
     #[must_use]
     pub fn watch(&self) -> LockWatch {
-        LockWatch::new(Arc::clone(&self.hold), self.session.pid())
+        LockWatch::new(Arc::clone(&self.hold), self.session.core.identity.pid)
     }
 
     fn release(&mut self) -> Result<Unlocked, Error> {
         match self.turn.take() {
-            Some(turn) => self
-                .session
-                .release(&self.hold, turn, self.session.one_release()),
+            Some(turn) => self.session.release(&self.hold, turn, None),
             None => Ok(Unlocked::Released), // It was attached or unlocked, and this is its drop.
         }
     }

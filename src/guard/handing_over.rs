@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::base::error::Error;
 use crate::guard::{DetachedHold, LockGuard};
 use crate::hold::LockParcel;
+use crate::session::handing_over;
 
 impl LockGuard {
     /// Takes the hold out of this thread, so that another thread of the process can go on with it.
@@ -36,7 +37,7 @@ impl LockGuard {
     /// [`detach`](LockGuard::detach), which gives the guard back with an error.
     #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
     pub(crate) fn detach_or_keep(mut self) -> Result<DetachedHold, (LockGuard, Error)> {
-        match self.session.detach(&self.held) {
+        match handing_over::detach(&self.session, &self.held) {
             Ok(turn) => {
                 self.left = true;
                 Ok(DetachedHold::new(
@@ -110,7 +111,7 @@ impl LockGuard {
     )]
     #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
     pub fn try_hand_over(mut self) -> Result<LockParcel, (LockGuard, Error)> {
-        match self.session.hand_over(&self.held) {
+        match handing_over::hand_over(&self.session, &self.held) {
             Ok(parcel) => {
                 self.left = true;
                 Ok(parcel)

@@ -218,7 +218,7 @@ impl LockGuard {
     )]
     pub fn unlock_now(self) -> Result<Unlocked, Error> {
         // (In a forked child, a thread of the parent may have locked the hold for ever.)
-        if self.session.own_process(Moment::now()).is_ok() {
+        if self.session.core.own_process(Moment::now()).is_ok() {
             self.hold().keep_nothing();
         }
         self.unlock()
@@ -227,7 +227,7 @@ impl LockGuard {
     /// What `unlock` and `drop` share. Returns how deep the lock is still held.
     fn leave_(&mut self) -> Result<Unlocked, Error> {
         self.left = true;
-        self.session.leave(&self.held, self.session.one_release())
+        self.session.leave(&self.held)
     }
 }
 

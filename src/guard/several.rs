@@ -12,7 +12,9 @@ use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::hold::Unlocked;
 use crate::session::Session;
+use crate::session::leaving;
 use crate::session::thread_map::Held;
+use crate::session::upkeep::Upkeep;
 
 /// Several locks that this thread holds, until the guard is dropped or
 /// [unlocked](MultiLockGuard::unlock). [`MultiLock::lock`](crate::MultiLock::lock) returns one.
@@ -116,7 +118,7 @@ impl MultiLockGuard {
     ///
     /// As for [`LockGuard::confirm`](crate::LockGuard::confirm); an error names the key.
     pub fn confirm(&self, span: Duration) -> Result<(), Error> {
-        self.session.confirm_all(&self.held, span)
+        self.upkeep().confirm(span)
     }
 
     /// Returns `Ok` only if at least `span` of each lease is left, by this machine's clock. Renews
@@ -134,7 +136,7 @@ impl MultiLockGuard {
     ///
     /// As for [`LockGuard::ensure`](crate::LockGuard::ensure); an error names the key.
     pub fn ensure(&self, span: Duration) -> Result<(), Error> {
-        self.session.ensure_all(&self.held, span)
+        self.upkeep().ensure(span)
     }
 
     /// Drops the guard, and returns the result. All locks are given back, also if one of them was
@@ -161,9 +163,16 @@ impl MultiLockGuard {
         self.leave_()
     }
 
+    fn upkeep(&self) -> Upkeep<'_> {
+        Upkeep {
+            session: &self.session,
+            held: &self.held,
+        }
+    }
+
     fn leave_(&mut self) -> Result<(), Error> {
         let held = mem::take(&mut self.held);
-        let results = self.session.leave_all(&held, self.session.one_release());
+        let results = leaving::leave_all(&self.session, &held, None);
         let mut errors = Vec::new();
         for (held, result) in held.iter().zip(results) {
             match result {

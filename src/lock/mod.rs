@@ -52,8 +52,8 @@ pub struct Lock {
 
 impl Lock {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> Lock {
-        let key = UncheckedKey::new(&session.settings().prefix, name);
-        let options = session.settings().options;
+        let key = UncheckedKey::new(&session.core.settings.prefix, name);
+        let options = session.core.settings.options;
         Lock {
             session,
             key,

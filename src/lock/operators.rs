@@ -4,6 +4,7 @@ use crate::base::error::Error;
 use crate::base::key::Name;
 use crate::base::owner::holder::Holder;
 use crate::lock::Lock;
+use crate::session::looking::Looking;
 
 impl Lock {
     /// The process and thread that hold the lock now, as Redis says. `None` if it is free.
@@ -29,8 +30,7 @@ impl Lock {
     /// [`Error::Refused`], [`Error::Tls`], [`Error::InvalidKey`], [`Error::NoFence`],
     /// [`Error::Forked`].
     pub fn holder(&self) -> Result<Option<Holder>, Error> {
-        self.session
-            .holder(Name::Of(&self.key), self.options.fenced)
+        self.looking()?.holder(self.options.fenced)
     }
 
     /// Deletes the lock's Redis key, whatever its value, and returns who held it. For operators.
@@ -55,7 +55,7 @@ impl Lock {
     /// [`Error::Unavailable`] (Redis may have deleted the key or not), [`Error::Refused`],
     /// [`Error::Tls`], [`Error::InvalidKey`], [`Error::Forked`].
     pub fn force_unlock(&self) -> Result<Option<Holder>, Error> {
-        self.session.force_unlock(Name::Of(&self.key))
+        self.looking()?.force_unlock()
     }
 
     /// [`force_unlock`](Lock::force_unlock) if the key still has this value. For operators who have
@@ -85,7 +85,10 @@ impl Lock {
     /// Those of [`force_unlock`](Lock::force_unlock), and [`Error::InvalidOption`] if `token` may
     /// not be all of a value.
     pub fn force_unlock_if(&self, token: impl AsRef<[u8]>) -> Result<bool, Error> {
-        let name = Name::Of(&self.key);
-        self.session.force_unlock_if(name, token.as_ref())
+        self.looking()?.force_unlock_if(token.as_ref())
+    }
+
+    fn looking(&self) -> Result<Looking<'_>, Error> {
+        Looking::at(&self.session, Name::Of(&self.key))
     }
 }

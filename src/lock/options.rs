@@ -226,7 +226,7 @@ impl Lock {
     /// assert!(matches!(lock.lock(), Err(relatch::Error::Stopped { .. })));
     /// ```
     pub fn stopped_by(mut self, stop: &StopHandle) -> Lock {
-        self.session.heed(stop);
+        self.session.woken_by(stop);
         self.stop = Some(stop.clone());
         self
     }
@@ -234,7 +234,7 @@ impl Lock {
     /// Changes an option. If the value cannot work, `lock` reports the error.
     fn set(mut self, change: impl FnOnce(&mut Options)) -> Lock {
         self.options
-            .change(self.session.settings().max_lease, change);
+            .change(self.session.core.settings.max_lease, change);
         self
     }
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::key::Name;
@@ -11,7 +12,7 @@ use crate::base::options::Options;
 use crate::base::stop::StopHandle;
 use crate::guard::LockGuard;
 use crate::hold::LockParcel;
-use crate::session::Session;
+use crate::session::{Session, handing_over};
 
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
@@ -24,10 +25,9 @@ pub(crate) struct Request<'a> {
 
 impl Request<'_> {
     pub(crate) fn lock(&self) -> Result<LockGuard, Error> {
-        let patience = self.session.patience(self.options.wait);
         let held = self
             .session
-            .enter(self.name, self.options, &patience, self.stop)?;
+            .enter(self.name, self.options, self.stop, Moment::NEVER)?;
         Ok(LockGuard::new(Arc::clone(self.session), held))
     }
 
@@ -49,9 +49,7 @@ impl Request<'_> {
     }
 
     pub(crate) fn adopt(&self, parcel: &LockParcel) -> Result<LockGuard, Error> {
-        let held = self
-            .session
-            .adopt(self.name, self.options, self.stop, parcel)?;
+        let held = handing_over::adopt(self.session, self.name, self.options, self.stop, parcel)?;
         Ok(LockGuard::new(Arc::clone(self.session), held))
     }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::error::Error;
-use crate::base::options::invalid_option;
+use crate::base::options::{Options, invalid_option};
 use crate::guard::MultiLockGuard;
 use crate::lock::Lock;
 use crate::lock::request::{none_if_busy, run};
-use crate::session::Session;
+use crate::session::{Session, several};
 
 /// The most locks that one call takes.
 const MOST_AT_ONCE: usize = 64;
@@ -241,14 +241,13 @@ impl MultiLock {
         let reason = match self.names.len() {
             0 => "there is no key",
             1..=MOST_AT_ONCE => {
-                let Lock {
-                    session,
-                    options,
-                    stop,
-                    ..
-                } = &self.each;
+                let Lock { session, stop, .. } = &self.each;
+                let options = Options {
+                    wait: limit,
+                    ..self.each.options
+                };
                 let names: Vec<_> = self.names.iter().map(String::as_str).collect();
-                let held = session.enter_all(&names, options, limit, stop.as_ref())?;
+                let held = several::enter(session, &names, &options, stop.as_ref())?;
                 return Ok(MultiLockGuard::new(Arc::clone(session), held));
             }
             _ => "one call takes 64 locks at most",

@@ -292,7 +292,7 @@ impl LockManager {
     /// ```
     #[must_use]
     pub fn check(&self, limit: Duration) -> Health {
-        self.session.health(limit)
+        Health::of(&self.session, limit)
     }
 
     /// What this manager has done since it was made, and what goes on now. Sends nothing.
@@ -373,7 +373,7 @@ impl LockManager {
         Request {
             session: &self.session,
             name: key.into(),
-            options: &self.session.settings().options,
+            options: &self.session.core.settings.options,
             stop: None,
         }
     }

@@ -1,5 +1,6 @@
 //! Giving a lock back: the order of the steps, compare and delete, and what the answer means.
 
+use std::mem;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,8 +48,8 @@ pub(crate) struct Release<'a> {
 }
 
 impl<'a> Release<'a> {
-    /// Begins to give a lock back by the deadline. `local_handoff` says how long threads of this
-    /// process may hand the lock off among themselves.
+    /// Begins to give a lock back: by the deadline, or else within the time of an answer.
+    /// `local_handoff` says how long threads of this process may hand the lock off among themselves.
     ///
     /// The caller has taken the hold out of the thread's map already. If it were still there, a
     /// destructor that takes the lock meanwhile would re-enter a hold that is being released.
@@ -57,9 +58,17 @@ impl<'a> Release<'a> {
         hold: &'a Hold,
         turn: Turn,
         local_handoff: Duration,
-        deadline: Moment,
-    ) -> Release<'a> {
+        deadline: Option<Moment>,
+    ) -> Result<Release<'a>, Error> {
         let began = Moment::now();
+        if let Err(forked) = keeper.core.own_process(began) {
+            // Dropping the turn would lock the queue. If the fork came while another thread had the
+            // queue locked, the child's copy stays locked, and the child would wait for ever.
+            mem::forget(turn);
+            return Err(forked);
+        }
+        let answer_by = || began.after(keeper.core.settings.response_timeout);
+        let deadline = deadline.unwrap_or_else(answer_by);
         let kept_until = Some(hold.keep_until()).filter(|until| *until > began);
         // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the
         //    claim could not go out with the release, and each turn would cost one more round trip.
@@ -72,7 +81,7 @@ impl<'a> Release<'a> {
         let valid_until = keeper.close(hold, began);
         let counters = keeper.core.counters.of(hold.key.name());
         counters.given_back(began.since(hold.acquired.answered), hold.thread_has_ended());
-        Release {
+        Ok(Release {
             keeper,
             hold,
             turn,
@@ -85,12 +94,12 @@ impl<'a> Release<'a> {
             maybe_done: false,
             failed: None,
             handed: HandoffOutcome::NotTaken,
-        }
+        })
     }
 
     /// Gives the lock back.
-    pub(crate) fn finish(mut self, store: &Store) -> Result<Unlocked, Error> {
-        let (hold, kept_until) = (self.hold, self.kept_until);
+    pub(crate) fn finish(mut self) -> Result<Unlocked, Error> {
+        let (store, hold, kept_until) = (&self.keeper.core.store, self.hold, self.kept_until);
         let mut first = self.first.take();
         self.finish_by(|claim, by| match (first.take(), kept_until) {
             (Some(answer), _) => (answer, HandoffOutcome::NotTaken),
@@ -244,20 +253,23 @@ impl<'a> Release<'a> {
         if self.hold.token_was_gone() {
             return Err(self.hold.lose(LostCause::Expired)); // A recorded cause stays.
         }
-        let cause = match (compared, self.valid_until) {
-            (Compared::Done, _) => return Ok(()),
-            (_, Some(until)) if until <= now => {
-                let source = "the lease ran out while the release was on its way";
-                return Err(self.unconfirmed(Duration::ZERO, source.into()));
-            }
-            (_, Some(_)) if self.maybe_done && self.kept_until.is_none_or(|until| until <= now) => {
-                return Ok(());
-            }
-            (Compared::Absent, Some(_)) => LostCause::Deleted,
-            (Compared::Absent, None) => LostCause::Expired,
+        if compared == Compared::Done {
+            return Ok(());
+        }
+        if self.valid_until.is_some_and(|until| until <= now) {
+            let source = "the lease ran out while the release was on its way";
+            return Err(self.unconfirmed(Duration::ZERO, source.into()));
+        }
+        let was_valid = self.valid_until.is_some();
+        let is_kept = self.kept_until.is_some_and(|until| until > now);
+        if was_valid && self.maybe_done && !is_kept {
+            return Ok(());
+        }
+        let cause = match (compared, was_valid, self.maybe_done) {
+            (Compared::Absent, true, _) => LostCause::Deleted,
             // The key may hold the next thread's token, which went out with an earlier try.
-            (Compared::NotOurs, None) if self.maybe_done => LostCause::Expired,
-            (Compared::NotOurs, _) => LostCause::Taken,
+            (Compared::Absent, false, _) | (_, false, true) => LostCause::Expired,
+            _ => LostCause::Taken,
         };
         Err(self.hold.lose(cause))
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::stats::Stats;
-use crate::hold::{HeldLock, Hold};
+use crate::hold::HeldLock;
 use crate::session::Session;
 use crate::waiting::waits::WaitingThread;
 
@@ -12,34 +12,22 @@ impl Session {
     /// The locks that this process holds through this manager, oldest first.
     pub(crate) fn held(&self) -> Vec<HeldLock> {
         let now = Moment::now();
-        if self.own_process(now).is_err() {
+        if self.core.own_process(now).is_err() {
             return Vec::new();
         }
-        self.holds()
-            .iter()
-            .map(|hold| HeldLock::new(hold, now))
-            .collect()
-    }
-
-    /// The holds of this manager, the oldest first.
-    pub(super) fn holds(&self) -> Vec<Arc<Hold>> {
-        let mut holds: Vec<_> = self
-            .keeper
-            .work
-            .lock()
-            .tokens
-            .holds(Moment::now())
-            .map(Arc::clone)
-            .collect();
+        let mut holds: Vec<_> = {
+            let work = self.keeper.work.lock();
+            work.tokens.holds(now).map(Arc::clone).collect()
+        };
         holds.sort_by_key(|hold| (hold.acquired.answered, hold.number));
-        holds
+        holds.iter().map(|hold| HeldLock::new(hold, now)).collect()
     }
 
     /// The threads of this process that wait for a lock of this manager, those that have waited
     /// longest first.
     pub(crate) fn waiting(&self) -> Vec<WaitingThread> {
         let now = Moment::now();
-        if self.own_process(now).is_err() {
+        if self.core.own_process(now).is_err() {
             return Vec::new();
         }
         self.core
@@ -52,7 +40,7 @@ impl Session {
 
     pub(crate) fn stats(&self) -> Stats {
         let now = Moment::now();
-        if self.own_process(now).is_err() {
+        if self.core.own_process(now).is_err() {
             // A forked child holds nothing, and its copies of the locks may stay locked for ever.
             return self.core.counters.read();
         }

@@ -7,19 +7,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, SystemCause};
-use crate::base::key::{Key, Name};
+use crate::base::key::Key;
 use crate::base::options::Settings;
 use crate::base::owner::identity::Identity;
 use crate::base::owner::process as this_process;
-use crate::base::stop::StopHandle;
+use crate::base::stop::{StopHandle, Wake};
 use crate::base::sync::{PerProcess, process};
 use crate::hold::Hold;
 use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::work::Keeper;
-use crate::session::Session;
 use crate::session::thread_map;
 use crate::store::{Failure, Store, Target};
 use crate::waiting::core::Core;
+
+/// What all handles of a manager share.
+pub(crate) struct Session {
+    /// Tells managers apart in a thread's map.
+    pub(super) id: u64,
+    pub(crate) core: Arc<Core>,
+    pub(super) keeper: Arc<Keeper>,
+    /// Ends all waits, and refuses new locks, once the manager is shut down.
+    pub(super) end: StopHandle,
+    /// Wakes all waiters of this manager, for the handles that can stop them.
+    pub(super) wake: Arc<Wake>,
+}
 
 impl Session {
     pub(crate) fn new(
@@ -52,10 +63,10 @@ impl Session {
             id: NEXT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
             keeper: Keeper::new(Arc::clone(&core), on_lost.map(LossNotifier::new)),
             core,
-            going: StopHandle::new(),
+            end: StopHandle::new(),
             wake: Arc::new(wake),
         };
-        session.heed(&session.going);
+        session.woken_by(&session.end);
         session
     }
 
@@ -73,18 +84,10 @@ impl Session {
         self.core.store.ping("connecting", deadline)
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
-        &self.core.settings
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.core.identity.pid
-    }
-
     /// Returns an error if a hold can no longer be trusted, or belongs to another process.
     pub(crate) fn trust(&self, hold: &Hold) -> Result<(), Error> {
         let now = Moment::now();
-        self.own_process(now)?;
+        self.core.own_process(now)?;
         hold.check(now)
     }
 
@@ -96,32 +99,10 @@ impl Session {
 
     /// The error of a call that fails, which is counted. (`enter` counts its own.)
     pub(super) fn call_failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
-        let error = self.failed(action, key, failure);
+        let error = self.core.store.error(Some(key), action, failure);
+        let error = error.while_holding(thread_map::names());
         self.core.counters.of(key.name()).failed(&error);
         error
-    }
-
-    /// The key of the lock with this name.
-    pub(super) fn key(&self, name: Name<'_>) -> Result<Key, Error> {
-        Key::new(&self.core.settings.prefix, name)
-    }
-
-    pub(super) fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
-        let error = self.core.store.error(Some(key), action, failure);
-        error.while_holding(thread_map::names())
-    }
-
-    /// The process id, or an error in a forked child.
-    pub(crate) fn own_process(&self, now: Moment) -> Result<u32, Error> {
-        let pid = this_process::id(now);
-        if pid == self.core.identity.pid {
-            Ok(pid)
-        } else {
-            Err(Error::Forked {
-                parent: self.core.identity.pid,
-                child: pid,
-            })
-        }
     }
 }
 
@@ -167,7 +148,7 @@ mod tests {
         let store = Arc::new(Store::in_memory());
         let session = Session::over(Core::new(parent, store, Settings::default(), None), None);
         let stop = StopHandle::new();
-        session.heed(&stop);
+        session.woken_by(&stop);
         let wakeups = &session.core.listeners.wakeups;
         let _waits = wakeups.register("a");
         let (tell, told) = mpsc::channel();

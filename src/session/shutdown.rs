@@ -13,29 +13,26 @@ use crate::session::thread_map;
 
 impl Session {
     /// Has `stop` wake the waiters of this manager.
-    pub(crate) fn heed(&self, stop: &StopHandle) {
+    pub(crate) fn woken_by(&self, stop: &StopHandle) {
         stop.wakes(self.id, &self.wake);
-    }
-
-    /// True if the wait with this handle, or the whole manager, was stopped.
-    pub(super) fn is_stopped(&self, stop: Option<&StopHandle>) -> bool {
-        self.going.is_stopped() || stop.is_some_and(StopHandle::is_stopped)
     }
 
     /// Refuses new locks, ends all waits, and waits for the holds of other threads, within `limit`.
     /// Returns what is held then.
     pub(crate) fn shutdown(&self, limit: Duration) -> Vec<HeldLock> {
         let end = Moment::now().after(limit);
-        if self.own_process(Moment::now()).is_err() {
+        if self.core.own_process(Moment::now()).is_err() {
             return Vec::new();
         }
-        self.going.stop();
+        self.end.stop();
         let held = thread_map::held().into_iter();
         let mine = held.filter(|(manager, _)| *manager == self.id);
         let mine: HashSet<_> = mine.map(|(_, hold)| Arc::clone(&hold.token)).collect();
         // An answer may be due at the end of the limit. It gives a lock, or says that one was given
         // back.
-        let latest = self.one_answer(Moment::now().max(end));
+        let latest = Moment::now()
+            .max(end)
+            .after(self.core.settings.an_attempt());
         let is_mine = |token: &str| mine.contains(token);
         self.keeper
             .shut_down(|tokens, now| tokens.awaited(is_mine, now, end, latest));
@@ -46,7 +43,7 @@ impl Session {
     /// know yet. Returns what that was.
     pub(crate) fn shutdown_and_release(&self, limit: Duration) -> Vec<HeldLock> {
         let left = self.shutdown(limit);
-        if self.own_process(Moment::now()).is_ok() {
+        if self.core.own_process(Moment::now()).is_ok() {
             self.take_away();
         }
         left
@@ -58,7 +55,9 @@ impl Session {
     /// lock that another process may have.
     fn take_away(&self) {
         let mut holds = self.keeper.take_away();
-        let (deadline, latest) = (self.one_release(), self.one_answer(Moment::now()));
+        let settings = &self.core.settings;
+        let deadline = settings.response_deadline();
+        let latest = Moment::now().after(settings.an_attempt());
         for hold in &holds {
             self.keeper.report_loss(hold);
         }

@@ -194,7 +194,7 @@ pub(crate) fn names() -> Vec<String> {
 
 /// A lock that this thread has lost and still has guards of, if its hold came before the one that
 /// was `entered` then: its name, and how it was lost.
-pub(crate) fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCause)> {
+fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCause)> {
     with(|holds| {
         holds
             .values()
@@ -212,11 +212,16 @@ fn with<T>(use_holds: impl FnOnce(&mut Holds) -> T) -> Option<T> {
         .ok()
 }
 
-/// Returns an error if this thread has lost a lock around the hold that was just released.
+/// Returns an error if this thread has lost a lock around this hold.
 pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
-    lost_around(held.entered, Moment::now()).map_or(Ok(()), |(outer, cause)| {
+    check_around(held.entered, held.hold.key.name(), Moment::now())
+}
+
+/// Returns an error if this thread has lost a lock around the hold `key`, which was `entered` then.
+pub(crate) fn check_around(entered: u64, key: &str, now: Moment) -> Result<(), Error> {
+    lost_around(entered, now).map_or(Ok(()), |(outer, cause)| {
         Err(Error::OuterLost {
-            key: held.hold.key.name().to_string(),
+            key: key.to_owned(),
             outer,
             cause,
         })

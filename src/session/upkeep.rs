@@ -10,6 +10,7 @@ use crate::base::key::Name;
 use crate::base::options::{Lease, Options, check_lease, invalid_option};
 use crate::hold::Hold;
 use crate::session::Session;
+use crate::session::looking::Looking;
 use crate::session::thread_map::{self, Held};
 use crate::store::{Failure, Seen};
 
@@ -17,7 +18,7 @@ impl Session {
     /// Re-enters a lock that this thread holds, and no other. `None` if it cannot trust the hold.
     pub(crate) fn current(&self, name: Name<'_>) -> Option<Rc<Held>> {
         let now = Moment::now();
-        self.own_process(now).ok()?;
+        self.core.own_process(now).ok()?;
         let again = thread_map::reenter(self.id, name.as_str(), &Options::default(), now);
         let held = again.ok()??;
         self.core.counters.of(held.hold.key.name()).reentered.add(1);
@@ -28,126 +29,123 @@ impl Session {
     pub(crate) fn assert_held(&self, name: Name<'_>) -> Result<(), Error> {
         match thread_map::find(self.id, name.as_str()) {
             Some(held) => self.trust(&held.hold),
-            None => self.own_process(Moment::now()).and_then(|_| {
+            None => self.core.own_process(Moment::now()).and_then(|()| {
                 Err(Error::NotHeld {
                     key: name.as_str().to_owned(),
                 })
             }),
         }
     }
+}
 
-    /// Has Redis renew a hold now, whatever is left of its lease, and makes sure that the hold can
-    /// be trusted for `span` then.
-    pub(crate) fn confirm(&self, hold: &Arc<Hold>, span: Duration) -> Result<(), Error> {
-        self.trust(hold)?;
-        Self::check_span("confirm", hold, span)?;
-        self.push(hold)?;
-        self.has_left(hold, span)
+/// The holds of a guard: one, or those of several locks. They are renewed together.
+#[derive(Clone, Copy)]
+pub(crate) struct Upkeep<'a> {
+    pub(crate) session: &'a Session,
+    pub(crate) held: &'a [Rc<Held>],
+}
+
+impl<'a> Upkeep<'a> {
+    fn holds(self) -> impl Iterator<Item = &'a Arc<Hold>> {
+        self.held.iter().map(|held| &held.hold)
     }
 
-    /// Makes sure that a hold can be trusted for `span`. Renews the hold now if its lease ends
-    /// sooner.
-    pub(crate) fn ensure(&self, hold: &Arc<Hold>, span: Duration) -> Result<(), Error> {
-        self.trust(hold)?;
-        Self::check_span("ensure", hold, span)?;
-        if hold.remaining(Moment::now()) >= span {
-            return Ok(());
-        }
-        self.push(hold)?;
-        self.has_left(hold, span)
+    /// Has Redis renew the holds now, whatever is left of their leases, and makes sure that they
+    /// can be trusted for `span` then.
+    pub(crate) fn confirm(self, span: Duration) -> Result<(), Error> {
+        self.check("confirm", span)?;
+        self.renew_for(span)
     }
 
-    /// [`confirm`](Session::confirm) for several holds, which are renewed together.
-    pub(crate) fn confirm_all(&self, held: &[Rc<Held>], span: Duration) -> Result<(), Error> {
-        for held in held {
-            self.trust(&held.hold)?;
-            Self::check_span("confirm", &held.hold, span)?;
+    /// Makes sure that the holds can be trusted for `span`. If the lease of one ends sooner, renews
+    /// all of them now: another that has just enough left would have too little when the answers
+    /// come.
+    pub(crate) fn ensure(self, span: Duration) -> Result<(), Error> {
+        self.check("ensure", span)?;
+        match self.ends_before(span) {
+            Some(_) => self.renew_for(span),
+            None => Ok(()),
         }
-        self.push_all(held.iter().map(|held| &held.hold))?;
-        held.iter()
-            .try_for_each(|held| self.has_left(&held.hold, span))
     }
 
-    /// [`ensure`](Session::ensure) for several holds: if one of them ends too soon, all are renewed
-    /// together. A hold that has just enough left would have too little when the answers come.
-    pub(crate) fn ensure_all(&self, held: &[Rc<Held>], span: Duration) -> Result<(), Error> {
-        for held in held {
-            self.trust(&held.hold)?;
-            Self::check_span("ensure", &held.hold, span)?;
-        }
+    /// Returns an error if a hold cannot be trusted, or never can be for `span`.
+    fn check(self, method: &'static str, span: Duration) -> Result<(), Error> {
+        self.holds().try_for_each(|hold| {
+            self.session.trust(hold)?;
+            let now = Moment::now();
+            if span > hold.lease().valid_until(now).since(now) {
+                let reason = "it is longer than the lease can be trusted: call `set_lease` first";
+                return Err(invalid_option(method, span, reason));
+            }
+            Ok(())
+        })
+    }
+
+    /// The first hold that cannot be trusted for `span`.
+    fn ends_before(self, span: Duration) -> Option<&'a Arc<Hold>> {
         let now = Moment::now();
-        if held.iter().all(|held| held.hold.remaining(now) >= span) {
-            return Ok(());
-        }
-        self.confirm_all(held, span)
+        self.holds().find(|hold| hold.remaining(now) < span)
     }
 
-    fn check_span(method: &'static str, hold: &Hold, span: Duration) -> Result<(), Error> {
-        let now = Moment::now();
-        if span > hold.lease().valid_until(now).since(now) {
-            let reason = "it is longer than the lease can be trusted: call `set_lease` first";
-            return Err(invalid_option(method, span, reason));
-        }
-        Ok(())
+    fn renew_for(self, span: Duration) -> Result<(), Error> {
+        self.renew()?;
+        self.ends_before(span).map_or(Ok(()), |hold| {
+            let late = "the answer took so long that too little of the lease is left";
+            Err(self.not_renewed(hold, Failure::NotSent(late.into())))
+        })
     }
 
-    /// Returns an error if a hold that was just renewed cannot be trusted for `span`.
-    fn has_left(&self, hold: &Hold, span: Duration) -> Result<(), Error> {
-        if hold.remaining(Moment::now()) >= span {
-            return Ok(());
-        }
-        let late =
-            Failure::NotSent("the answer took so long that too little of the lease is left".into());
-        Err(self.call_failed("renewing", &hold.key, late))
-    }
-
-    /// Gives a hold another lease, from now on.
-    pub(crate) fn set_lease(&self, hold: &Arc<Hold>, lease: Duration) -> Result<(), Error> {
-        check_lease("set_lease", lease, self.core.settings.max_lease)?;
-        self.trust(hold)?;
-        check_limit(hold, hold.first_lease)?; // No lease is shorter for this.
-        let (new, now) = (Lease::new(lease), Moment::now());
-        if hold.limit_of(new, now).is_some() {
-            let reason = "`max_hold` does not leave so much time: a shorter lease extends the hold";
-            return Err(invalid_option("set_lease", lease, reason));
-        }
-        hold.set_lease(new, now);
-        self.keeper.renew_sooner(hold)?;
-        self.push(hold)
-    }
-
-    /// Has the keeper renew a hold now, and waits for the answer.
-    pub(super) fn push(&self, hold: &Arc<Hold>) -> Result<(), Error> {
-        self.push_all([hold].into_iter())
-    }
-
-    /// Has the keeper renew these holds now, and waits for all answers.
-    fn push_all<'a>(
-        &self,
-        holds: impl Iterator<Item = &'a Arc<Hold>> + Clone,
-    ) -> Result<(), Error> {
-        holds
-            .clone()
+    /// Has the keeper renew the holds now, and waits for all answers.
+    pub(super) fn renew(self) -> Result<(), Error> {
+        let Session { core, keeper, .. } = self.session;
+        self.holds()
             .try_for_each(|hold| check_limit(hold, hold.lease()))?;
-        let limit = Moment::now().after(self.core.settings.response_timeout);
-        let asked: Vec<_> = holds
-            .map(|hold| (hold, limit.min(hold.valid_until())))
-            .collect();
-        self.keeper.ask_to_renew(&asked)?;
-        for (hold, deadline) in asked {
-            let pushed = self.keeper.renewed(hold, deadline);
+        let limit = core.settings.response_deadline();
+        let until = |hold: &'a Arc<Hold>| (hold, limit.min(hold.valid_until()));
+        let asked: Vec<_> = self.holds().map(until).collect();
+        keeper.ask_to_renew(&asked)?;
+        asked.into_iter().try_for_each(|(hold, deadline)| {
+            let renewed = keeper.renewed(hold, deadline);
             // A loss says more than the reason for which the renewal failed.
             hold.check(Moment::now())?;
-            pushed.map_err(|failure| self.call_failed("renewing", &hold.key, failure))?;
-        }
-        Ok(())
+            renewed.map_err(|failure| self.not_renewed(hold, failure))
+        })
     }
 
-    /// Asks Redis whether the key still holds the token.
-    pub(crate) fn verify(&self, hold: &Arc<Hold>) -> Result<(), Error> {
-        self.trust(hold)?;
+    fn not_renewed(self, hold: &Hold, failure: Failure) -> Error {
+        self.session.call_failed("renewing", &hold.key, failure)
+    }
+
+    /// Gives the holds another lease, from now on.
+    pub(crate) fn set_lease(self, lease: Duration) -> Result<(), Error> {
+        let Session { core, keeper, .. } = self.session;
+        check_lease("set_lease", lease, core.settings.max_lease)?;
+        for hold in self.holds() {
+            self.session.trust(hold)?;
+            check_limit(hold, hold.first_lease)?; // No lease is shorter for this.
+            let (new, now) = (Lease::new(lease), Moment::now());
+            if hold.limit_of(new, now).is_some() {
+                let reason =
+                    "`max_hold` does not leave so much time: a shorter lease extends the hold";
+                return Err(invalid_option("set_lease", lease, reason));
+            }
+            hold.set_lease(new, now);
+            keeper.renew_sooner(hold)?;
+        }
+        self.renew()
+    }
+
+    /// Asks Redis whether the keys still hold the tokens.
+    pub(crate) fn verify(self) -> Result<(), Error> {
+        self.holds().try_for_each(|hold| self.verify_one(hold))
+    }
+
+    fn verify_one(self, hold: &Hold) -> Result<(), Error> {
+        let Upkeep { session, .. } = self;
+        session.trust(hold)?;
         let known = hold.valid_until();
-        let (seen, sent) = self.look("verifying", &hold.key)?;
+        let key = hold.key.clone();
+        let (seen, sent) = Looking { session, key }.look("verifying")?;
         let answered = Moment::now();
         let cause = match seen {
             Seen::Somebody(holder) if *holder.raw == *hold.token => {
@@ -156,19 +154,24 @@ impl Session {
                 // that is certain if the key ends too early even counted from the answer: a slow
                 // answer alone is no loss. Then the time left counts from the question.
                 let left = holder.remaining.map(Lease::new);
-                let too_early = left.filter(|left| left.valid_until(answered) < known);
-                if too_early.is_some_and(|left| hold.shorten_to(left.valid_until(sent))) {
-                    self.keeper.renew_sooner(hold)?;
+                if let Some(left) = left.filter(|left| left.valid_until(answered) < known) {
+                    hold.shorten_to(left.valid_until(sent));
+                    session.keeper.renew_sooner(hold)?;
                 }
                 return hold.check(Moment::now());
             }
-            Seen::Nothing if !hold.is_valid(Moment::now()) => LostCause::Expired,
-            Seen::Nothing => LostCause::Deleted,
             Seen::Somebody(_) | Seen::NotAString => LostCause::Taken,
+            Seen::Nothing => {
+                if hold.is_valid(Moment::now()) {
+                    LostCause::Deleted
+                } else {
+                    LostCause::Expired
+                }
+            }
         };
         hold.mark_token_gone();
         let lost = hold.lose(cause);
-        self.keeper.report_loss(hold);
+        session.keeper.report_loss(hold);
         Err(lost)
     }
 }

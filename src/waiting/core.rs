@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::base::clock::Moment;
+use crate::base::error::Error;
 use crate::base::options::Settings;
 use crate::base::owner::identity::Identity;
+use crate::base::owner::process as this_process;
 use crate::base::stats::counters::{ClassCounters, Counters};
 use crate::store::Store;
 use crate::waiting::queues::WaitQueues;
@@ -41,6 +44,16 @@ impl Core {
             counters,
             settings,
         })
+    }
+
+    /// Returns an error in a forked child.
+    pub(crate) fn own_process(&self, now: Moment) -> Result<(), Error> {
+        let (parent, child) = (self.identity.pid, this_process::id(now));
+        if parent == child {
+            Ok(())
+        } else {
+            Err(Error::Forked { parent, child })
+        }
     }
 
     /// Wakes all threads of this manager that wait for a lock. Those whose wait was stopped leave.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::base::options::Settings;
 use crate::base::owner::holder::Holder;
 use crate::store::{FAIR_TRY, Failure, Refusal};
 
@@ -113,6 +114,30 @@ pub(crate) enum AfterFailure {
 }
 
 impl Patience {
+    /// How long a caller waits that asks now. Without a limit, while the lock is busy. With a limit
+    /// of zero, for one answer. But never longer than until `latest`.
+    pub(crate) fn new(settings: &Settings, limit: Option<Duration>, latest: Moment) -> Patience {
+        let began = Moment::now();
+        let an_attempt = settings.an_attempt();
+        let once = limit == Some(Duration::ZERO);
+        let limit = if once { Some(an_attempt) } else { limit };
+        Patience {
+            began,
+            deadline: limit.map_or(latest, |limit| began.after(limit).min(latest)),
+            once,
+            tolerate_outage: settings.tolerate_outage,
+            an_attempt,
+        }
+    }
+
+    /// By when a lock is given back that this caller must not have. Its limit counts for this, too.
+    /// What is not answered by then, the keeper goes on with.
+    pub(crate) fn undone_by(&self, settings: &Settings) -> Moment {
+        self.deadline
+            .max(Moment::now().after(SLOW_ANSWER))
+            .min(settings.response_deadline())
+    }
+
     /// What to do after `tries` attempts in a row have failed.
     ///
     /// Before the deadline, one failed attempt is no outage, however long it took: its connection

@@ -232,6 +232,16 @@ impl Settings {
         }
     }
 
+    /// How long an attempt may take: connecting, and the answer.
+    pub(crate) fn an_attempt(&self) -> Duration {
+        self.connect_timeout.saturating_add(self.response_timeout)
+    }
+
+    /// By when a release or a renewal that begins now ends.
+    pub(crate) fn response_deadline(&self) -> Moment {
+        Moment::now().after(self.response_timeout)
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 

@@ -1,5 +1,5 @@
 //! The ids of this process and this thread: for tokens, and to notice a fork (see
-//! `Session::own_process`).
+//! `Core::own_process`).
 
 use std::cell::Cell;
 use std::time::Duration;

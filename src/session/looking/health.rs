@@ -32,12 +32,21 @@ impl fmt::Display for Health {
     }
 }
 
-impl Session {
-    pub(crate) fn health(&self, limit: Duration) -> Health {
-        let deadline = Moment::now().after(limit);
-        let mut findings = Vec::new();
-        // The first failure is the cause of others.
-        if self.examine(deadline, &mut findings).is_none() && findings.is_empty() {
+impl Health {
+    pub(crate) fn of(session: &Session, limit: Duration) -> Health {
+        let number = random::bits().unwrap_or_default();
+        let mut examination = Examination {
+            session,
+            deadline: Moment::now().after(limit),
+            key: format!(
+                "{}relatch-check-{number:032x}",
+                session.core.settings.prefix
+            ),
+            findings: Vec::new(),
+        };
+        let is_whole = examination.run().is_some();
+        let mut findings = examination.findings;
+        if !is_whole && findings.is_empty() {
             findings.push(Finding::failed(
                 "nothing could be looked at".to_owned(),
                 "give it more time",
@@ -49,49 +58,58 @@ impl Session {
             findings,
         }
     }
+}
 
-    /// `None` if something failed without which the rest cannot be looked at.
-    fn examine(&self, deadline: Moment, findings: &mut Vec<Finding>) -> Option<()> {
-        if let Err(error) = self.own_process(Moment::now()) {
-            findings.push(Finding::failed(
-                error.to_string(),
-                "fork before a manager is made",
-            ));
-            return None;
+/// A look at everything on which locks depend, until the deadline.
+struct Examination<'a> {
+    session: &'a Session,
+    deadline: Moment,
+    /// A key that nobody else uses.
+    key: String,
+    findings: Vec<Finding>,
+}
+
+impl Examination<'_> {
+    /// `None` if something failed without which the rest cannot be looked at: the first failure is
+    /// the cause of others.
+    fn run(&mut self) -> Option<()> {
+        let Session { core, .. } = self.session;
+        if let Err(error) = core.own_process(Moment::now()) {
+            let advice = "fork before a manager is made";
+            return self.note(Finding::failed(error.to_string(), advice));
         }
-        let store = &self.core.store;
-        let mut note = |finding: Finding| {
-            let works = finding.verdict < Verdict::Failed;
-            findings.push(finding);
-            works.then_some(())
-        };
-        let nodes = match store.masters(deadline) {
+        let nodes = match core.store.masters(self.deadline) {
             Ok(nodes) => nodes,
             Err(failure) => {
                 let advice = advice_on(&failure);
-                let error = store.error(None, "connecting", failure);
-                return note(Finding::failed(error.to_string(), advice));
+                let error = core.store.error(None, "connecting", failure);
+                return self.note(Finding::failed(error.to_string(), advice));
             }
         };
         for node in &nodes {
-            note(self.rights(node, deadline))?;
+            self.note(self.rights(node))?;
         }
-        note(self.cycle(deadline))?;
+        self.note(self.cycle())?;
         for node in &nodes {
-            note(self.tracking(node))?;
-            note(self.evictions(node, deadline))?;
+            self.note(self.tracking(node))?;
+            self.note(self.evictions(node))?;
         }
         Some(())
     }
 
+    fn note(&mut self, finding: Finding) -> Option<()> {
+        let works = finding.verdict < Verdict::Failed;
+        self.findings.push(finding);
+        works.then_some(())
+    }
+
     /// Whether this user has all rights.
-    fn rights(&self, node: &Arc<Node>, deadline: Moment) -> Finding {
-        let key = self.key_of_its_own();
-        let settings = &self.core.settings;
-        let (prefix, listens) = (&settings.prefix, settings.client_tracking);
-        let connection = self.core.store.connect_to(node, deadline);
+    fn rights(&self, node: &Arc<Node>) -> Finding {
+        let Session { core, .. } = self.session;
+        let (prefix, listens) = (&core.settings.prefix, core.settings.client_tracking);
+        let connection = core.store.connect_to(node, self.deadline);
         let missing = connection
-            .and_then(|mut connection| connection.missing_rights(prefix, &key, listens, deadline));
+            .and_then(|mut it| it.missing_rights(prefix, &self.key, listens, self.deadline));
         match missing {
             Ok(missing) => findings::of_rights(&missing),
             Err(failure) => failed("the server does not answer", &failure),
@@ -99,12 +117,12 @@ impl Session {
     }
 
     /// Takes a lock that nobody else knows, extends its lease, looks at it, and gives it back.
-    fn cycle(&self, deadline: Moment) -> Finding {
+    fn cycle(&self) -> Finding {
         let began = Moment::now();
-        match self.try_cycle(deadline) {
+        match self.try_cycle() {
             Ok(true) => {
                 let took = Moment::now().since(began);
-                findings::of_cycle(took, self.core.settings.options.lease)
+                findings::of_cycle(took, self.session.core.settings.options.lease)
             }
             Ok(false) => Finding::failed(
                 "a lock of its own was sent, and the answers are not those of a Redis".to_owned(),
@@ -118,55 +136,50 @@ impl Session {
     }
 
     /// False if Redis has answered otherwise than a Redis does.
-    fn try_cycle(&self, deadline: Moment) -> Result<bool, Failure> {
+    fn try_cycle(&self) -> Result<bool, Failure> {
         /// Milliseconds.
         const LEASE: u64 = 10_000;
-        let key = self.key_of_its_own();
-        let owner = self.core.identity.this_thread();
-        let fresh = self.core.identity.fresh_token(&owner);
+        let Examination { key, deadline, .. } = self;
+        let core = &self.session.core;
+        let fresh = core.identity.fresh_token(&core.identity.this_thread());
         let token = &*fresh.map_err(Failure::not_sent)?;
-        let mut connection = self.core.store.checkout(&key, deadline)?;
+        let mut connection = core.store.checkout(key, *deadline)?;
         let wanted = Wanted {
-            key: &key,
+            key,
             token,
             lease: LEASE,
             counter: None,
         };
-        let ClaimReply::Taken { .. } = connection.claim(wanted, deadline)? else {
+        let ClaimReply::Taken { .. } = connection.claim(wanted, *deadline)? else {
             return Ok(false);
         };
         // Longer, so that the script has something to do.
         let extension = Extension {
-            key: &key,
+            key,
             token,
             lease: 2 * LEASE,
         };
         // All three are sent before any answer is judged. So the key is deleted, whatever the first
         // two have brought, unless the connection breaks.
-        let extended = connection.extend(&extension, deadline);
-        let seen = connection.look(&key, None, deadline);
+        let extended = connection.extend(&extension, *deadline);
+        let seen = connection.look(key, None, *deadline);
         // With the text of the script, which Redis needs again after a restart.
-        let removed = connection.force_if(&key, token.as_bytes(), deadline);
+        let removed = connection.force_if(key, token.as_bytes(), *deadline);
         Ok(matches!(
             (extended?, seen?, removed?),
             (Compared::Done, Seen::Somebody(_), Compared::Done)
         ))
     }
 
-    /// A key that nobody else uses.
-    fn key_of_its_own(&self) -> String {
-        let number = random::bits().unwrap_or_default();
-        format!("{}relatch-check-{number:032x}", self.core.settings.prefix)
-    }
-
     /// Whether invalidations come from this server.
     fn tracking(&self, node: &Arc<Node>) -> Finding {
         const ADVICE: &str = "waiters will poll: see \"Waiting\" in the documentation of the crate for the rights, \
                               and use no proxy that drops invalidations";
-        if !self.core.settings.client_tracking {
+        let Session { core, .. } = self.session;
+        if !core.settings.client_tracking {
             return Finding::well("invalidations are switched off: waiters poll".to_owned());
         }
-        match self.core.store.listen(node, &self.key_of_its_own()) {
+        match core.store.listen(node, &self.key) {
             Ok(_) => Finding::well("invalidations come: waiters wake at once".to_owned()),
             Err(failure) => {
                 Finding::warning(format!("no invalidations: {}", failure.text()), ADVICE)
@@ -175,9 +188,9 @@ impl Session {
     }
 
     /// Whether the server may forget a lock that is held.
-    fn evictions(&self, node: &Arc<Node>, deadline: Moment) -> Finding {
-        let connection = self.core.store.connect_to(node, deadline);
-        match connection.and_then(|mut connection| connection.info(deadline)) {
+    fn evictions(&self, node: &Arc<Node>) -> Finding {
+        let connection = self.session.core.store.connect_to(node, self.deadline);
+        match connection.and_then(|mut connection| connection.info(self.deadline)) {
             Ok(info) => findings::of_evictions(&info),
             Err(failure) => Finding::warning(
                 format!("INFO is not told: {}", failure.text()),

@@ -13,75 +13,77 @@ use crate::base::owner::holder::{Holder, is_whole};
 use crate::session::Session;
 use crate::store::{Compared, Connection, Failure, Seen};
 
-impl Session {
-    pub(crate) fn holder(&self, name: Name<'_>, fenced: bool) -> Result<Option<Holder>, Error> {
-        let key = self.key(name)?;
-        let counter = if fenced { Some(key.counter()?) } else { None };
-        let seen = self.asking("looking at", &key, |connection, deadline| {
-            let seen = connection.look(key.in_redis(), counter.as_deref(), deadline)?;
+/// One lock, as Redis has it.
+pub(crate) struct Looking<'a> {
+    pub(super) session: &'a Session,
+    pub(super) key: Key,
+}
+
+impl<'a> Looking<'a> {
+    pub(crate) fn at(session: &'a Session, name: Name<'_>) -> Result<Looking<'a>, Error> {
+        let key = Key::new(&session.core.settings.prefix, name)?;
+        Ok(Looking { session, key })
+    }
+
+    /// Who holds the lock. If it is `fenced`, also with which fence.
+    pub(crate) fn holder(&self, fenced: bool) -> Result<Option<Holder>, Error> {
+        let counter = fenced.then(|| self.key.counter()).transpose()?;
+        let (seen, _) = self.ask("looking at", |connection, deadline| {
+            let seen = connection.look(self.key.in_redis(), counter.as_deref(), deadline)?;
             if let Seen::Nothing = seen {
                 connection.expect_master()?;
             }
             Ok(seen)
-        });
-        match seen?.0 {
+        })?;
+        match seen {
             Seen::Nothing => Ok(None),
             Seen::Somebody(holder) => Ok(Some(holder)),
-            Seen::NotAString => Err(key.not_a_lock(NOT_A_STRING)),
+            Seen::NotAString => Err(self.key.not_a_lock(NOT_A_STRING)),
         }
     }
 
-    /// Reads a key. Also returns when the try that was answered was sent.
-    pub(crate) fn look(&self, action: &'static str, key: &Key) -> Result<(Seen, Moment), Error> {
-        self.asking(action, key, |connection, deadline| {
-            connection.look(key.in_redis(), None, deadline)
+    /// Reads the key. Also returns when the try that was answered was sent.
+    pub(super) fn look(&self, action: &'static str) -> Result<(Seen, Moment), Error> {
+        self.ask(action, |connection, deadline| {
+            connection.look(self.key.in_redis(), None, deadline)
         })
     }
 
-    /// Asks about a key. If the first try fails, its connection may have been stale, so a second
+    /// Asks about the key. If the first try fails, its connection may have been stale, so a second
     /// try goes over another one.
-    fn asking(
+    fn ask(
         &self,
         action: &'static str,
-        key: &Key,
         look: impl Fn(&mut Connection<'_>, Moment) -> Result<Seen, Failure>,
     ) -> Result<(Seen, Moment), Error> {
-        self.own_process(Moment::now())?;
-        let deadline = self.one_answer(Moment::now());
-        let ask = || {
-            let mut connection = self.core.store.checkout(key.in_redis(), deadline)?;
-            let sent = Moment::now();
-            look(&mut connection, deadline).map(|seen| (seen, sent))
-        };
-        let answer = self.core.store.again_with_new_map(deadline, ask);
-        let answer = answer.or_else(|failure| {
-            if failure.can_pass() && Moment::now() < deadline {
-                ask()
-            } else {
-                Err(failure)
-            }
-        });
-        answer.map_err(|failure| self.call_failed(action, key, failure))
+        let store = &self.session.core.store;
+        self.within_an_attempt(action, |deadline| {
+            let ask = || {
+                let mut connection = store.checkout(self.key.in_redis(), deadline)?;
+                let sent = Moment::now();
+                look(&mut connection, deadline).map(|seen| (seen, sent))
+            };
+            store.again_with_new_map(deadline, ask).or_else(|failure| {
+                if failure.can_pass() && Moment::now() < deadline {
+                    ask()
+                } else {
+                    Err(failure)
+                }
+            })
+        })
     }
 
-    /// Deletes a key, whatever it holds.
-    pub(crate) fn force_unlock(&self, name: Name<'_>) -> Result<Option<Holder>, Error> {
-        let key = self.key(name)?;
-        let deleted = self.force(&key, |connection, deadline| {
-            connection.force(key.in_redis(), deadline)
-        })?;
-        self.forced(
-            &key,
-            deleted
-                .as_ref()
-                .map(|holder| (&*holder.raw, holder.to_string())),
-        );
+    /// Deletes the key, whatever it holds.
+    pub(crate) fn force_unlock(&self) -> Result<Option<Holder>, Error> {
+        let deleted =
+            self.force(|connection, deadline| connection.force(self.key.in_redis(), deadline))?;
+        let whose = deleted.as_ref();
+        self.forced(whose.map(|holder| (&*holder.raw, holder.to_string())));
         Ok(deleted)
     }
 
-    /// Deletes a key if it holds this token.
-    pub(crate) fn force_unlock_if(&self, name: Name<'_>, token: &[u8]) -> Result<bool, Error> {
-        let key = self.key(name)?;
+    /// Deletes the key if it holds this token.
+    pub(crate) fn force_unlock_if(&self, token: &[u8]) -> Result<bool, Error> {
         if !is_whole(token) {
             let reason = "a value of 256 bytes or more is not known in full, and of one that is not UTF-8, \
                           `raw` has not all: see `Holder::bytes` and `force_unlock`";
@@ -91,14 +93,14 @@ impl Session {
                 reason,
             });
         }
-        let compared = self.force(&key, |connection, deadline| {
-            connection.force_if(key.in_redis(), token, deadline)
+        let compared = self.force(|connection, deadline| {
+            connection.force_if(self.key.in_redis(), token, deadline)
         })?;
         let deleted = compared == Compared::Done;
         let token = &*String::from_utf8_lossy(token);
         let owner =
             || Owner::parse(token).map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
-        self.forced(&key, deleted.then(|| (token, owner())));
+        self.forced(deleted.then(|| (token, owner())));
         Ok(deleted)
     }
 
@@ -107,28 +109,40 @@ impl Session {
     /// pooled one may be dead.
     fn force<T>(
         &self,
-        key: &Key,
         send: impl Fn(&mut Connection<'_>, Moment) -> Result<T, Failure>,
     ) -> Result<T, Error> {
-        self.own_process(Moment::now())?;
-        let deadline = self.one_answer(Moment::now());
-        let answer = self.core.store.again_with_new_map(deadline, || {
-            let mut connection = self.core.store.connect(key.in_redis(), deadline)?;
-            send(&mut connection, deadline)
-        });
-        answer.map_err(|failure| self.call_failed("force-unlocking", key, failure))
+        let store = &self.session.core.store;
+        self.within_an_attempt("force-unlocking", |deadline| {
+            store.again_with_new_map(deadline, || {
+                let mut connection = store.connect(self.key.in_redis(), deadline)?;
+                send(&mut connection, deadline)
+            })
+        })
     }
 
-    /// An operator has deleted a key. `deleted`: its value, if there was one, and whose it was.
-    fn forced(&self, key: &Key, deleted: Option<(&str, String)>) {
+    /// An operator has deleted the key. `deleted`: its value, if there was one, and whose it was.
+    fn forced(&self, deleted: Option<(&str, String)>) {
+        let Session { core, keeper, .. } = self.session;
         if let Some((token, holder)) = deleted {
-            self.keeper.lose_token(token, LostCause::Deleted);
+            keeper.lose_token(token, LostCause::Deleted);
             warn!(
                 target: "relatch::force_unlock",
-                "lock {:?} was force-unlocked, it was held by {holder}", key.name()
+                "lock {:?} was force-unlocked, it was held by {holder}", self.key.name()
             );
         }
         // Redis sends no invalidation to the waiters of this process that poll.
-        self.core.listeners.wakeups.wake(key.in_redis().as_bytes());
+        core.listeners.wakeups.wake(self.key.in_redis().as_bytes());
+    }
+
+    /// Does `action`, for as long as an attempt may take.
+    fn within_an_attempt<T>(
+        &self,
+        action: &'static str,
+        act: impl FnOnce(Moment) -> Result<T, Failure>,
+    ) -> Result<T, Error> {
+        let (core, now) = (&self.session.core, Moment::now());
+        core.own_process(now)?;
+        act(now.after(core.settings.an_attempt()))
+            .map_err(|failure| self.session.call_failed(action, &self.key, failure))
     }
 }

@@ -175,17 +175,15 @@ impl Walk {
     ) -> Result<bool, Failure> {
         let prefix = &session.core.settings.prefix;
         let step = loop {
-            match self
-                .connection
-                .scan(&self.cursor, prefix, self.count, deadline)
-            {
-                // Perhaps the reply was too long. The cursor is as good as before.
-                Err(Failure::Unanswered { .. }) if self.count > 1 => {
-                    self.count = (self.count / 50).max(1);
-                    self.connection = session.core.store.connect_to(&self.node, deadline)?;
-                }
-                step => break step?,
+            let (cursor, count) = (&self.cursor, self.count);
+            let step = self.connection.scan(cursor, prefix, count, deadline);
+            let is_unanswered = matches!(step, Err(Failure::Unanswered { .. }));
+            if !is_unanswered || count == 1 {
+                break step?;
             }
+            // Perhaps the reply was too long. The cursor is as good as before.
+            self.count = (count / 50).max(1);
+            self.connection = session.core.store.connect_to(&self.node, deadline)?;
         };
         self.count = KEYS_A_STEP.min(2 * self.count);
         let mut keys = step.keys;
@@ -241,8 +239,8 @@ impl Iterator for Survey {
             if matches!(self.stage, Stage::Done) {
                 return None;
             }
-            let own = self.session.own_process(Moment::now());
-            let advanced = own.and_then(|_| {
+            let own = self.session.core.own_process(Moment::now());
+            let advanced = own.and_then(|()| {
                 self.advance().map_err(|failure| {
                     let store = &self.session.core.store;
                     store.error(None, "listing the locks", failure)

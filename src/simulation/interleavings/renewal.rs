@@ -204,7 +204,7 @@ impl Scene {
         let turn = self.keeper.core.queues.free_turn(hold.key.name());
         let deadline = Moment::now().after(LEASE);
         let handoff = Duration::ZERO;
-        let begun = Release::begin(&self.keeper, hold, turn, handoff, deadline);
+        let begun = Release::begin(&self.keeper, hold, turn, handoff, Some(deadline)).unwrap();
         let released = begun.finish_by(|_, _| self.delete());
         assert!(!hold.is_valid(Moment::now()));
         self.log.lock().released = released.is_ok();

@@ -237,7 +237,8 @@ impl Scene {
             handing(false);
             tried
         };
-        let begun = Release::begin(&self.keeper, hold, turn, local_handoff, deadline);
+        let begun =
+            Release::begin(&self.keeper, hold, turn, local_handoff, Some(deadline)).unwrap();
         let released = begun.finish_by(ask);
         let is_lost = matches!(released, Err(Error::Lost { .. }));
         assert_eq!(hold.lost().is_some(), is_lost, "{released:?}");
