@@ -240,6 +240,7 @@ mod tests {
     use crate::client::commands::reply::{ClaimReply, Tracking};
     use crate::client::commands::wanted::Wanted;
     use crate::client::url::address::Address;
+    use crate::client::wire::refusal::Refusal;
     use crate::client::wire::resp::tests::said;
 
     /// Redis keeps the listener for as long as the link lasts.
@@ -295,9 +296,11 @@ mod tests {
             ..Settings::default()
         };
         let router = Router::new(address.with_tls(None).unwrap(), &settings).unwrap();
-        let connection = ServerConnection::lent(&Arc::new(router), "key", within(10_000));
-        let mut connection = connection.unwrap();
-        let node = Arc::clone(connection.node());
+        let one = router.known_node_of("key").unwrap();
+        let to_here = Refusal::new(&format!("MOVED 0 {}", here.address()), "");
+        let (node, _) = router.redirected(&to_here, &one).unwrap();
+        let link = node.lend(within(10_000)).unwrap();
+        let mut connection = ServerConnection::new(link, Arc::clone(&node), &Arc::new(router));
         let moved = said(&format!("MOVED 0 {}", silent.local_addr().unwrap()));
         thread::scope(|scope| {
             let follows = scope.spawn(|| connection.follow(&moved, within(2000)));

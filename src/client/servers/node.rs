@@ -2,6 +2,7 @@
 //! (`Router` chooses the server.)
 
 use std::fmt;
+use std::mem;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::{Replicas, Settings, invalid_option};
-use crate::base::sync::PerProcess;
+use crate::base::sync::{Mutex, PerProcess};
 use crate::client::servers::sentinel::master::Master;
 use crate::client::servers::tracking::TrackingConnection;
 use crate::client::wire::endpoint::{Endpoint, Place};
@@ -34,7 +35,9 @@ pub(crate) struct Node {
     location: Location,
     pub(crate) common: Arc<Common>,
     pub(crate) pool: Arc<Pool>,
-    /// See [`Self::is_retired`].
+    /// The connections that are open or being opened. Some may have been closed.
+    connections: Mutex<Vec<Ender>>,
+    /// See [`Self::is_retired`]. Set while `connections` is locked.
     retired: AtomicBool,
 }
 
@@ -136,6 +139,7 @@ impl Node {
             location,
             common,
             pool,
+            connections: Mutex::default(),
             retired: AtomicBool::new(false),
         }
     }
@@ -180,12 +184,31 @@ impl Node {
         self.pool.sweep();
     }
 
-    /// The node has no slot of the cluster any more: its threads have nothing left to do, and its
-    /// pool keeps no connection.
+    /// The node has no slot any more: its threads have nothing left to do, and all its connections
+    /// end, also those in use. A thread that is blocked in one gets an error, and asks the node that
+    /// has the slot now.
     pub(crate) fn retire(&self) {
+        let mut connections = self.connections.lock();
         self.retired.store(true, Ordering::Relaxed);
+        let ended = mem::take(&mut *connections);
+        drop(connections);
         self.pool.condemn(Moment::NEVER);
+        ended.iter().for_each(Ender::end);
         self.pool.sweep();
+    }
+
+    /// Notes a connection before the login.
+    fn opened(&self, ender: Ender) -> Result<(), Failure> {
+        let mut connections = self.connections.lock();
+        if self.is_retired() {
+            let why = "the server was replaced while the connection was opened";
+            return Err(Failure::not_sent(why));
+        }
+        if connections.len() == connections.capacity() {
+            connections.retain(|it| !it.is_closed());
+        }
+        connections.push(ender);
+        Ok(())
     }
 
     /// Speaks to the server once.
@@ -249,7 +272,8 @@ impl Node {
         match &self.location {
             Location::At(endpoint) => {
                 let ways = endpoint.ways()?;
-                let opened = access.open(endpoint, &ways, &[], in_time(), |_| Ok(()));
+                let opened =
+                    access.open(endpoint, &ways, &[], in_time(), |ender| self.opened(ender));
                 opened
                     .map(|(link, _)| link)
                     .map_err(|failure| match failure {
@@ -308,9 +332,60 @@ impl fmt::Debug for Node {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::thread;
+
     use relatch_rig::{FakeServer, Reply as Say};
 
     use super::*;
+
+    fn node(address: &str, settings: &Settings) -> Node {
+        let common = Common::new(Access::new(None, 0, Expected::Server), settings).unwrap();
+        let (host, port) = address.split_once(':').unwrap();
+        let place = Place::Tcp {
+            host: host.to_owned(),
+            port: port.parse().unwrap(),
+        };
+        Node::new(Location::At(Endpoint::new(place, None)), Arc::new(common))
+    }
+
+    /// One is in use, one is lent, one is logging in.
+    #[test]
+    fn all_connections_to_a_node_that_is_retired_end() {
+        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let asked = Arc::new(AtomicBool::new(false));
+        let tells = Arc::clone(&asked);
+        let server = FakeServer::start(move |command| {
+            let word = command.first().map(String::as_str);
+            tells.fetch_or(word == Some("PING"), Ordering::Relaxed);
+            Say::Bytes(match word {
+                None | Some("PING") => Vec::new(),
+                Some("HELLO") => b"-ERR unknown command\r\n".to_vec(),
+                Some(_) => b"+OK\r\n".to_vec(),
+            })
+        });
+        let settings = Settings {
+            connect_timeout: Duration::from_secs(60),
+            ..Settings::default()
+        };
+        let deadline = Moment::now().after(Duration::from_secs(60));
+        let node = node(&server.address(), &settings);
+        let mut lent = node.lend(deadline).unwrap();
+        let mut used = node.own(deadline).unwrap();
+        let other = self::node(&silent.local_addr().unwrap().to_string(), &settings);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| used.exchange(&Batch::of(&["PING"]), deadline));
+            let opens = scope.spawn(|| other.open(deadline).err());
+            while !asked.load(Ordering::Relaxed) || other.connections.lock().is_empty() {
+                thread::yield_now();
+            }
+            node.retire();
+            other.retire();
+            assert!(waits.join().unwrap().is_err() && opens.join().unwrap().is_some());
+        });
+        assert!(lent.probe() && node.lend(deadline).is_err());
+        assert!(Moment::now() < deadline);
+    }
 
     /// A proxy may accept `CLIENT TRACKING`, and not pass it on.
     #[test]
@@ -330,14 +405,7 @@ mod tests {
             response_timeout: Duration::from_millis(500),
             ..Settings::default()
         };
-        let common = Common::new(Access::new(None, 0, Expected::Server), &settings).unwrap();
-        let address = proxy.address();
-        let (host, port) = address.split_once(':').unwrap();
-        let place = Place::Tcp {
-            host: host.to_owned(),
-            port: port.parse().unwrap(),
-        };
-        let node = Node::new(Location::At(Endpoint::new(place, None)), Arc::new(common));
+        let node = node(&proxy.address(), &settings);
         let mut tracking = node.open_tracking().unwrap();
         let heard = node.hears(&mut tracking, "a");
         assert!(matches!(heard, Err(Failure::Refused(_))), "{heard:?}");
