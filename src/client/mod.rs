@@ -18,7 +18,7 @@ pub(crate) use crate::client::commands::reply::{AdoptReply, ClaimReply, Compared
 pub(crate) use crate::client::commands::script::prepare;
 pub(crate) use crate::client::commands::wanted::Wanted;
 pub(crate) use crate::client::servers::node::Node;
-pub(crate) use crate::client::servers::router::Router;
+pub(crate) use crate::client::servers::topology::Topology;
 pub(crate) use crate::client::servers::tracking::{Heard, TrackingConnection};
 pub(crate) use crate::client::url::address::Address;
 pub(crate) use crate::client::url::target::Target;

@@ -19,7 +19,7 @@ use crate::base::error::Error;
 use crate::base::key::Key;
 use crate::base::options::Settings;
 use crate::base::owner::holder::Holder;
-use crate::client::{self, Router};
+use crate::client::{self, Topology};
 
 #[cfg(not(feature = "tls-no-provider"))]
 pub(crate) use crate::client::Tls;
@@ -35,7 +35,7 @@ pub(crate) use crate::store::memory::MemoryStore;
 
 /// Where the keys are.
 pub(crate) enum Store {
-    Servers(Arc<Router>),
+    Servers(Arc<Topology>),
     Memory(Arc<MemoryStore>),
 }
 
@@ -51,7 +51,7 @@ impl Store {
         }
     }
 
-    fn router(&self) -> Option<&Arc<Router>> {
+    fn router(&self) -> Option<&Arc<Topology>> {
         match self {
             Store::Servers(router) => Some(router),
             Store::Memory(_) => None,
@@ -60,7 +60,7 @@ impl Store {
 
     pub(crate) fn new(target: Target, settings: &Settings) -> Result<Store, Error> {
         client::prepare();
-        let router = Router::new(target, settings)?;
+        let router = Topology::new(target, settings)?;
         Ok(Store::Servers(Arc::new(router)))
     }
 
@@ -129,8 +129,7 @@ impl Store {
 
     /// True if each key may be on a node of its own.
     pub(crate) fn is_cluster(&self) -> bool {
-        self.router()
-            .is_some_and(|router| router.cluster().is_some())
+        self.router().is_some_and(|router| router.is_cluster())
     }
 
     /// Makes the attempt of a caller that asks once. In a cluster, a node that is not where the
@@ -143,7 +142,7 @@ impl Store {
         deadline: Moment,
         attempt: impl Fn() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let cluster = || self.router().and_then(|router| router.cluster());
+        let cluster = || self.router().filter(|router| router.is_cluster());
         let used = match cluster() {
             // If there is no map yet, the attempt would wait for it.
             Some(cluster) => cluster.map(deadline).map(|_| cluster.asked())?,
@@ -161,8 +160,8 @@ impl Store {
 
     /// True if this node has the key, as far as is known.
     pub(crate) fn may_be_at(&self, node: &Node, redis_key: &[u8]) -> bool {
-        let cluster = self.router().and_then(|router| router.cluster());
-        cluster.is_none_or(|cluster| cluster.may_be_at(node, redis_key))
+        self.router()
+            .is_none_or(|router| router.may_be_at(node, redis_key))
     }
 
     /// Opens a connection for the invalidations of a node. `probe` is a key that nobody else uses,

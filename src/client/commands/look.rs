@@ -11,7 +11,7 @@ use crate::client::commands::reply::{
 use crate::client::commands::script::{FORCE, LOOK, LOOK_FENCED, RELEASE, Script};
 use crate::client::commands::wanted::set;
 use crate::client::servers::node::Node;
-use crate::client::servers::router::Router;
+use crate::client::servers::topology::Topology;
 use crate::client::servers::tracking::TrackingConnection;
 use crate::client::wire::failure::{Failure, accept, accept_change};
 use crate::client::wire::link::Role;
@@ -21,14 +21,14 @@ use crate::client::wire::resp::{Batch, Reply};
 /// Opens a connection for invalidations of this node's keys. `probe` is a key that nobody else
 /// uses, or the beginning of one: it is changed, to make sure that its invalidation comes.
 pub(crate) fn listen(
-    router: &Arc<Router>,
+    router: &Arc<Topology>,
     node: &Arc<Node>,
     probe: &str,
 ) -> Result<TrackingConnection, Failure> {
     let probe = router
         .key_at(node, probe)
         .ok_or_else(|| Failure::not_sent("the node has no slots"))?;
-    let mut tracking = router.noting(node.open_tracking())?;
+    let mut tracking = router.noting(node, node.open_tracking())?;
     let mut connection =
         ServerConnection::pinned(router, node, Moment::NEVER).map_err(Failure::of_an_attempt)?;
     let until = Moment::now().after(node.common.response_timeout);
