@@ -10,12 +10,14 @@ mod servers;
 mod url;
 mod wire;
 
-pub(crate) use crate::client::commands::compare::Extension;
+pub(crate) use crate::client::commands::claim::Claims;
+pub(crate) use crate::client::commands::compare::{Extension, Holds};
 pub(crate) use crate::client::commands::connection::ServerConnection;
 pub(crate) use crate::client::commands::inspect::{Info, Missing};
-pub(crate) use crate::client::commands::look::listen;
+pub(crate) use crate::client::commands::look::{Looks, listen};
 pub(crate) use crate::client::commands::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
 pub(crate) use crate::client::commands::script::prepare;
+pub(crate) use crate::client::commands::seam::Commands;
 pub(crate) use crate::client::commands::wanted::Wanted;
 pub(crate) use crate::client::servers::node::Node;
 pub(crate) use crate::client::servers::topology::Topology;

@@ -16,7 +16,7 @@ use crate::hold::Unlocked;
 use crate::session::Session;
 use crate::session::release::Release;
 use crate::session::thread_map::{self, Held};
-use crate::store::{Connection, Store};
+use crate::store::Store;
 
 impl Session {
     /// Takes all these locks, or none. `MultiLock` has sorted the names, and no two are the same.
@@ -134,7 +134,7 @@ fn delete_all<'e, 'a: 'e>(
         let deadline = share(deadline, nodes > 0 || some_go_alone);
         let holds = releases.iter().map(|one| one.hold);
         let removals: Vec<_> = holds.map(|it| (it.key.in_redis(), &*it.token)).collect();
-        let Ok(Connection::To(mut server)) = store.checkout(removals[0].0, deadline) else {
+        let Ok(mut server) = store.checkout(removals[0].0, deadline) else {
             continue;
         };
         let mut answers = server.remove_all(&removals, deadline).map(Vec::into_iter);

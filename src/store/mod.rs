@@ -2,13 +2,12 @@
 //! the client.
 //!
 //! [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the commands
-//! of a lock. [`memory`] has the keys of this process. What comes back is in
-//! small enums. Only `keeping` above knows that there are servers: a thread renews for each node.
-//! A third store would be a variant of `Store` and of `Connection`, and would have the commands of
-//! the keeper (`KeeperCommands` in `keeping`).
+//! of a lock. [`memory`] has the keys of this process. What comes back is in small enums. Only
+//! `keeping` above knows that there are servers: a thread renews for each node. A third store would
+//! be one file, with [`Commands`] and those of the keeper (`KeeperCommands` in `keeping`), and a
+//! variant of `Store`.
 //! This room may use `client` and `base`.
 
-mod connection;
 mod memory;
 
 use std::fmt;
@@ -26,12 +25,14 @@ pub(crate) use crate::client::Tls;
 #[cfg(feature = "tls-no-provider")]
 pub use crate::client::Tls;
 pub(crate) use crate::client::{
-    Address, AdoptReply, AskCredentials, Cause, ClaimReply, Compared, Extension, FAIR_TRY, Failure,
-    Heard, Info, Login, Missing, Node, Refusal, Seen, ServerConnection, Target, Tracking,
-    TrackingConnection, Wanted,
+    Address, AdoptReply, AskCredentials, Cause, ClaimReply, Commands, Compared, Extension,
+    FAIR_TRY, Failure, Heard, Holds, Info, Login, Looks, Missing, Node, Refusal, Seen,
+    ServerConnection, Target, Tracking, TrackingConnection, Wanted,
 };
-pub(crate) use crate::store::connection::Connection;
 pub(crate) use crate::store::memory::MemoryStore;
+
+/// The way to the store that has a key.
+pub(crate) type Connection<'a> = Box<dyn Commands + 'a>;
 
 /// Where the keys are.
 pub(crate) enum Store {
@@ -81,10 +82,10 @@ impl Store {
     /// necessary, until the deadline.
     pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match self {
-            Store::Servers(router) => {
-                ServerConnection::lent(router, key, deadline).map(Connection::To)
+            Store::Servers(servers) => {
+                Ok(Box::new(ServerConnection::lent(servers, key, deadline)?))
             }
-            Store::Memory(memory) => Ok(Connection::Memory(memory)),
+            Store::Memory(memory) => Ok(Box::new(&**memory)),
         }
     }
 
@@ -92,10 +93,8 @@ impl Store {
     /// may be dead.
     pub(crate) fn connect(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match self {
-            Store::Servers(router) => {
-                ServerConnection::own(router, key, deadline).map(Connection::To)
-            }
-            Store::Memory(memory) => Ok(Connection::Memory(memory)),
+            Store::Servers(servers) => Ok(Box::new(ServerConnection::own(servers, key, deadline)?)),
+            Store::Memory(memory) => Ok(Box::new(&**memory)),
         }
     }
 

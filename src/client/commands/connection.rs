@@ -92,11 +92,6 @@ impl ServerConnection {
         }
     }
 
-    /// The node at the other end.
-    pub(crate) fn node(&self) -> &Arc<Node> {
-        &self.node
-    }
-
     /// Notes that Redis may have ended the connection before its next use.
     pub(crate) fn doubt(&mut self) {
         if let Some(link) = &mut self.link {
@@ -232,6 +227,7 @@ mod tests {
 
     use super::*;
     use crate::base::options::Settings;
+    use crate::client::commands::claim::Claims as _;
     use crate::client::commands::reply::{ClaimReply, Tracking};
     use crate::client::commands::wanted::Wanted;
     use crate::client::url::address::Address;
@@ -292,7 +288,7 @@ mod tests {
         let router = Topology::new(address.with_tls(None).unwrap(), &settings).unwrap();
         let connection = ServerConnection::lent(&Arc::new(router), "key", within(10_000));
         let mut connection = connection.unwrap();
-        let node = Arc::clone(connection.node());
+        let node = Arc::clone(&connection.node);
         let moved = said(&format!("MOVED 0 {}", silent.local_addr().unwrap()));
         thread::scope(|scope| {
             let follows = scope.spawn(|| connection.follow(&moved, within(2000)));
