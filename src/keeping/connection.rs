@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::keeping::work::Keeper;
-use crate::store::{Compared, Extension, Failure, MemoryStore, Node, ServerConnection, Tracking};
+use crate::store::{
+    Compared, Extension, Failure, Holds, MemoryStore, Node, ServerConnection, Tracking,
+};
 
 /// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests have a fake.
 ///
@@ -196,15 +198,16 @@ impl KeeperCommands for &MemoryStore {
         })
     }
 
-    fn extend_elsewhere(&mut self, lease: &Extension<'_>, _: Moment) -> Result<Compared, Failure> {
-        self.extend(lease)
+    fn extend_elsewhere(
+        &mut self,
+        lease: &Extension<'_>,
+        until: Moment,
+    ) -> Result<Compared, Failure> {
+        self.extend(lease, until)
     }
 
-    fn remove_all(&mut self, removals: &[(&str, &str)], _: Moment) -> Removed {
-        Ok(removals
-            .iter()
-            .map(|(key, token)| self.remove(key, token))
-            .collect())
+    fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed {
+        Holds::remove_all(self, removals, until)
     }
 }
 

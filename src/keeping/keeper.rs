@@ -232,27 +232,31 @@ fn run(keeper: &Arc<Keeper>) {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::sync::LazyLock;
+    use std::sync::OnceLock;
     use std::time::Duration;
 
     use super::*;
     use crate::base::options::Settings;
     use crate::base::owner::identity::Identity;
-    use crate::base::sync::thread;
+    use crate::base::sync::{scheduler, thread};
     use crate::store::{Store, Target};
 
     /// A keeper that starts no thread, and whose Redis is not there.
     pub(crate) fn keeper_without_redis() -> Arc<Keeper> {
-        static NOWHERE: LazyLock<Arc<Store>> = LazyLock::new(|| {
-            let address = Target::nowhere();
-            Arc::new(Store::new(address, &Settings::default()).unwrap())
-        });
+        // It has a thread, so the tests share one. But the mutexes of a simulated run are its own.
+        static NOWHERE: OnceLock<Arc<Store>> = OnceLock::new();
+        let nowhere = || Arc::new(Store::new(Target::nowhere(), &Settings::default()).unwrap());
+        let store = if scheduler::inside() {
+            nowhere()
+        } else {
+            Arc::clone(NOWHERE.get_or_init(nowhere))
+        };
         let settings = Settings {
             response_timeout: Duration::from_millis(50),
             poll_every: Duration::from_millis(2),
             ..Settings::default()
         };
-        let core = Core::new(Identity::in_memory(), Arc::clone(&NOWHERE), settings, None);
+        let core = Core::new(Identity::in_memory(), store, settings, None);
         let keeper = Keeper::new(core, None);
         keeper.work.lock().thread = Some(thread::spawn(|| ()));
         keeper

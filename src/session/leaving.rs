@@ -11,7 +11,7 @@ use crate::hold::Unlocked;
 use crate::session::Session;
 use crate::session::release::Release;
 use crate::session::thread_map::{Held, still_has_outer};
-use crate::store::{Connection, Store};
+use crate::store::Store;
 use crate::waiting::queues::Turn;
 
 /// A guard on its way off a hold.
@@ -122,7 +122,7 @@ fn delete_all<'e, 'a: 'e>(
         let deadline = share(deadline, nodes > 0 || some_go_alone);
         let holds = releases.iter().map(|one| one.hold);
         let removals: Vec<_> = holds.map(|it| (it.key.in_redis(), &*it.token)).collect();
-        let Ok(Connection::To(mut server)) = store.checkout(removals[0].0, deadline) else {
+        let Ok(mut server) = store.checkout(removals[0].0, deadline) else {
             continue;
         };
         let mut answers = server.remove_all(&removals, deadline).map(Vec::into_iter);

@@ -2,13 +2,12 @@
 //! the client.
 //!
 //! [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the commands
-//! of a lock. [`memory`] has the keys of this process. What comes back is in
-//! small enums. Only `keeping` above knows that there are servers: a thread renews for each node.
-//! A third store would be a variant of `Store` and of `Connection`, and would have the commands of
-//! the keeper (`KeeperCommands` in `keeping`).
+//! of a lock. [`memory`] has the keys of this process. What comes back is in small enums. Only
+//! `keeping` above knows that there are servers: a thread renews for each node. A third store would
+//! be one file, with [`Commands`] and those of the keeper (`KeeperCommands` in `keeping`), and a
+//! variant of `Store`.
 //! This room may use `client` and `base`.
 
-mod connection;
 mod memory;
 
 use std::fmt;
@@ -19,23 +18,25 @@ use crate::base::error::Error;
 use crate::base::key::Key;
 use crate::base::options::Settings;
 use crate::base::owner::holder::Holder;
-use crate::client::{self, Router};
+use crate::client::{self, Topology};
 
 #[cfg(not(feature = "tls-no-provider"))]
 pub(crate) use crate::client::Tls;
 #[cfg(feature = "tls-no-provider")]
 pub use crate::client::Tls;
 pub(crate) use crate::client::{
-    Address, AdoptReply, AskCredentials, Cause, ClaimReply, Compared, Extension, FAIR_TRY, Failure,
-    Heard, Info, Login, Missing, Node, Refusal, Seen, ServerConnection, Target, Tracking,
-    TrackingConnection, Wanted,
+    Address, AdoptReply, AskCredentials, Cause, ClaimReply, Commands, Compared, Extension,
+    FAIR_TRY, Failure, Heard, Holds, Info, Login, Looks, Missing, Node, Refusal, Seen,
+    ServerConnection, Target, Tracking, TrackingConnection, Wanted,
 };
-pub(crate) use crate::store::connection::Connection;
 pub(crate) use crate::store::memory::MemoryStore;
+
+/// The way to the store that has a key.
+pub(crate) type Connection<'a> = Box<dyn Commands + 'a>;
 
 /// Where the keys are.
 pub(crate) enum Store {
-    Servers(Arc<Router>),
+    Servers(Arc<Topology>),
     Memory(Arc<MemoryStore>),
 }
 
@@ -51,7 +52,7 @@ impl Store {
         }
     }
 
-    fn router(&self) -> Option<&Arc<Router>> {
+    fn router(&self) -> Option<&Arc<Topology>> {
         match self {
             Store::Servers(router) => Some(router),
             Store::Memory(_) => None,
@@ -60,7 +61,7 @@ impl Store {
 
     pub(crate) fn new(target: Target, settings: &Settings) -> Result<Store, Error> {
         client::prepare();
-        let router = Router::new(target, settings)?;
+        let router = Topology::new(target, settings)?;
         Ok(Store::Servers(Arc::new(router)))
     }
 
@@ -81,10 +82,10 @@ impl Store {
     /// necessary, until the deadline.
     pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match self {
-            Store::Servers(router) => {
-                ServerConnection::lent(router, key, deadline).map(Connection::To)
+            Store::Servers(servers) => {
+                Ok(Box::new(ServerConnection::lent(servers, key, deadline)?))
             }
-            Store::Memory(memory) => Ok(Connection::Memory(memory)),
+            Store::Memory(memory) => Ok(Box::new(&**memory)),
         }
     }
 
@@ -92,10 +93,8 @@ impl Store {
     /// may be dead.
     pub(crate) fn connect(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match self {
-            Store::Servers(router) => {
-                ServerConnection::own(router, key, deadline).map(Connection::To)
-            }
-            Store::Memory(memory) => Ok(Connection::Memory(memory)),
+            Store::Servers(servers) => Ok(Box::new(ServerConnection::own(servers, key, deadline)?)),
+            Store::Memory(memory) => Ok(Box::new(&**memory)),
         }
     }
 
@@ -137,7 +136,7 @@ impl Store {
         deadline: Moment,
         attempt: impl Fn() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let cluster = || self.router().and_then(|router| router.cluster());
+        let cluster = || self.router().filter(|router| router.is_cluster());
         let used = match cluster() {
             // If there is no map yet, the attempt would wait for it.
             Some(cluster) => cluster.map(deadline).map(|_| cluster.asked())?,
@@ -155,8 +154,8 @@ impl Store {
 
     /// True if this node has the key, as far as is known.
     pub(crate) fn may_be_at(&self, node: &Node, redis_key: &[u8]) -> bool {
-        let cluster = self.router().and_then(|router| router.cluster());
-        cluster.is_none_or(|cluster| cluster.may_be_at(node, redis_key))
+        self.router()
+            .is_none_or(|router| router.may_be_at(node, redis_key))
     }
 
     /// Opens a connection for the invalidations of a node. `probe` is a key that nobody else uses,

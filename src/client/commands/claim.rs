@@ -2,6 +2,7 @@
 
 use crate::base::clock::Moment;
 use crate::base::seeded_bugs;
+use crate::client::commands::compare::Holds as _;
 use crate::client::commands::connection::{ServerConnection, next};
 use crate::client::commands::replicas::{ReplicaWait, left_behind};
 use crate::client::commands::reply::{AdoptReply, ClaimReply, Tracking, read_adoption, read_set};
@@ -10,14 +11,36 @@ use crate::client::commands::wanted::{Wanted, set};
 use crate::client::wire::failure::{Failure, accept_change};
 use crate::client::wire::resp::{Batch, Reply};
 
-impl ServerConnection {
+/// Taking a lock.
+pub(crate) trait Claims {
     /// One attempt to take a lock: `SET key token NX PX lease`, or a script if the hold is to have
     /// a fencing token. If replicas have to acknowledge the lock, it is taken only once they have.
-    pub(crate) fn claim(
+    fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure>;
+
+    /// An attempt that also learns who has the lock, if it is busy. If `listener` is given, Redis
+    /// sends that listener an invalidation when the key changes.
+    fn claim_or_look(
         &mut self,
         wanted: Wanted<'_>,
+        listener: Option<u64>,
         deadline: Moment,
-    ) -> Result<ClaimReply, Failure> {
+    ) -> Result<(ClaimReply, Tracking), Failure>;
+
+    /// One attempt to take a lock over from the holder of the token `old`: compare and swap. If
+    /// replicas have to acknowledge the lock, it counts only once they have. If they are too few,
+    /// the key keeps the new token. The attempt may be repeated. The fencing token, if one is
+    /// wanted, is larger than `least_fence`.
+    fn adopt(
+        &mut self,
+        old: &str,
+        least_fence: u64,
+        wanted: Wanted<'_>,
+        deadline: Moment,
+    ) -> Result<AdoptReply, Failure>;
+}
+
+impl Claims for ServerConnection {
+    fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
         if wanted.counter.is_none() && !self.asking {
             let set = Batch::of(&set(wanted.key, wanted.token, &wanted.times()[0]));
             let mut reply = next(&mut self.exchange(&set, deadline)?.into_iter());
@@ -35,9 +58,7 @@ impl ServerConnection {
             .map(|(reply, _)| reply)
     }
 
-    /// An attempt that also learns who has the lock, if it is busy. If `listener` is given, Redis
-    /// sends that listener an invalidation when the key changes.
-    pub(crate) fn claim_or_look(
+    fn claim_or_look(
         &mut self,
         wanted: Wanted<'_>,
         listener: Option<u64>,
@@ -56,6 +77,36 @@ impl ServerConnection {
         Ok((self.settled(wanted, claim, deadline)?, tracking))
     }
 
+    fn adopt(
+        &mut self,
+        old: &str,
+        least_fence: u64,
+        wanted: Wanted<'_>,
+        deadline: Moment,
+    ) -> Result<AdoptReply, Failure> {
+        let times = wanted.times();
+        let least_fence = least_fence.to_string();
+        let (script, args) = wanted.adoption(old, &least_fence, &times);
+        let reply = self.run_script(script, wanted.key, &args, deadline);
+        let reply = read_adoption(reply, wanted.token, wanted.counter.is_some());
+        let reply = self.conclude(script, reply)?;
+        if matches!(reply, AdoptReply::Adopted { .. })
+            && let Some(wait) = ReplicaWait::new(&self.node, deadline)
+        {
+            let replies = self.exchange(&wait.behind(Batch::default()), deadline);
+            let reply = next(
+                &mut replies
+                    .map_err(|failure| left_behind(failure, None))?
+                    .into_iter(),
+            );
+            let judged = self.retire_if_nonsense(wait.judge(reply, "lock"));
+            judged.map_err(|failure| left_behind(failure, None))?;
+        }
+        Ok(reply)
+    }
+}
+
+impl ServerConnection {
     /// The result of an attempt, if the replicas agree.
     fn settled(
         &mut self,
@@ -97,37 +148,5 @@ impl ServerConnection {
             Ok(_) => Err(failure),
             Err(removal) => Err(left_behind(removal, Some(&failure))),
         }
-    }
-
-    /// One attempt to take a lock over from the holder of the token `old`: compare and swap. If
-    /// replicas have to acknowledge the lock, it counts only once they have. If they are too few,
-    /// the key keeps the new token. The attempt may be repeated. The fencing token, if one is
-    /// wanted, is larger than `least_fence`.
-    pub(crate) fn adopt(
-        &mut self,
-        old: &str,
-        least_fence: u64,
-        wanted: Wanted<'_>,
-        deadline: Moment,
-    ) -> Result<AdoptReply, Failure> {
-        let times = wanted.times();
-        let least_fence = least_fence.to_string();
-        let (script, args) = wanted.adoption(old, &least_fence, &times);
-        let reply = self.run_script(script, wanted.key, &args, deadline);
-        let reply = read_adoption(reply, wanted.token, wanted.counter.is_some());
-        let reply = self.conclude(script, reply)?;
-        if matches!(reply, AdoptReply::Adopted { .. })
-            && let Some(wait) = ReplicaWait::new(&self.node, deadline)
-        {
-            let replies = self.exchange(&wait.behind(Batch::default()), deadline);
-            let reply = next(
-                &mut replies
-                    .map_err(|failure| left_behind(failure, None))?
-                    .into_iter(),
-            );
-            let judged = self.retire_if_nonsense(wait.judge(reply, "lock"));
-            judged.map_err(|failure| left_behind(failure, None))?;
-        }
-        Ok(reply)
     }
 }

@@ -25,14 +25,51 @@ pub(crate) struct Extension<'a> {
     pub(crate) lease: u64,
 }
 
-impl ServerConnection {
+/// What the holder of a lock does.
+pub(crate) trait Holds {
     /// Compare and delete. Takes one more round trip if Redis has forgotten the script.
-    pub(crate) fn remove(
+    fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Failure>;
+
+    /// Compare and keep: the key holds no token any more, and expires after `rest`, in
+    /// milliseconds. Takes one more round trip if Redis has forgotten the script.
+    fn keep(
         &mut self,
         key: &str,
         token: &str,
+        rest: u64,
         deadline: Moment,
-    ) -> Result<Compared, Failure> {
+    ) -> Result<Compared, Failure>;
+
+    /// Compare and delete, for many locks in one round trip, and one more if Redis has forgotten
+    /// the script. The answers come in the order of the removals.
+    fn remove_all(
+        &mut self,
+        removals: &[(&str, &str)],
+        deadline: Moment,
+    ) -> Result<Vec<Result<Compared, Failure>>, Failure>;
+
+    /// Compare and delete the `token` and, behind it in the same round trip, take the lock for
+    /// another thread. A claim that Redis refused found the lock busy.
+    fn remove_and_claim(
+        &mut self,
+        token: &str,
+        wanted: Wanted<'_>,
+        deadline: Moment,
+    ) -> Result<(Result<Compared, Failure>, ClaimReply), Failure>;
+
+    /// Compare and extend, for one lock.
+    fn extend(&mut self, extension: &Extension<'_>, deadline: Moment) -> Result<Compared, Failure>;
+
+    /// Gives up a claim whose answer was lost. Sends the compare-and-delete over the connection
+    /// that carried the claim, so that Redis executes the claim first.
+    ///
+    /// Nobody reads the answers, and the connection is not used again. So the script is sent whole:
+    /// a NOSCRIPT answer to its hash would go unnoticed.
+    fn abandon(self: Box<Self>, key: &str, token: &str);
+}
+
+impl Holds for ServerConnection {
+    fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Failure> {
         let script = if seeded_bugs::is_in("deletes without comparing") {
             &DELETE
         } else {
@@ -41,9 +78,7 @@ impl ServerConnection {
         self.compare(script, key, &[token], deadline)
     }
 
-    /// Compare and keep: the key holds no token any more, and expires after `rest`, in
-    /// milliseconds. Takes one more round trip if Redis has forgotten the script.
-    pub(crate) fn keep(
+    fn keep(
         &mut self,
         key: &str,
         token: &str,
@@ -53,20 +88,7 @@ impl ServerConnection {
         self.compare(&KEEP, key, &[token, &rest.to_string()], deadline)
     }
 
-    fn compare(
-        &mut self,
-        script: &Script,
-        key: &str,
-        args: &[&str],
-        deadline: Moment,
-    ) -> Result<Compared, Failure> {
-        let reply = self.run_script(script, key, args, deadline);
-        self.conclude(script, read_compared(reply))
-    }
-
-    /// Compare and delete, for many locks in one round trip, and one more if Redis has forgotten
-    /// the script. The answers come in the order of the removals.
-    pub(crate) fn remove_all(
+    fn remove_all(
         &mut self,
         removals: &[(&str, &str)],
         deadline: Moment,
@@ -81,9 +103,7 @@ impl ServerConnection {
         Ok(answers.collect())
     }
 
-    /// Compare and delete the `token` and, behind it in the same round trip, take the lock for
-    /// another thread. A claim that Redis refused found the lock busy.
-    pub(crate) fn remove_and_claim(
+    fn remove_and_claim(
         &mut self,
         token: &str,
         wanted: Wanted<'_>,
@@ -104,6 +124,38 @@ impl ServerConnection {
             removed = Ok(Compared::Absent);
         }
         Ok((removed.map_err(|failure| RELEASE.explain(failure)), claim))
+    }
+
+    fn extend(&mut self, extension: &Extension<'_>, deadline: Moment) -> Result<Compared, Failure> {
+        let (answers, _) = self.extend_all(slice::from_ref(extension), None, false, deadline)?;
+        let answer = answers.into_iter().next();
+        answer.unwrap_or_else(|| Err(Failure::not_sent("no answer")))
+    }
+
+    fn abandon(mut self: Box<Self>, key: &str, token: &str) {
+        let batch = self
+            .ask(Batch::default())
+            .and(&RELEASE.whole(key, &[token]));
+        if let Some(link) = &mut self.link {
+            // A moment only: the caller's time may be over, and a healthy socket takes the bytes at
+            // once. If this fails, a renewer deletes the key: it searches for each token that is
+            // given up.
+            let _ = link.send(&batch, Moment::now().after(Duration::from_millis(1)));
+            link.retire();
+        }
+    }
+}
+
+impl ServerConnection {
+    fn compare(
+        &mut self,
+        script: &Script,
+        key: &str,
+        args: &[&str],
+        deadline: Moment,
+    ) -> Result<Compared, Failure> {
+        let reply = self.run_script(script, key, args, deadline);
+        self.conclude(script, read_compared(reply))
     }
 
     fn remove_then(
@@ -178,34 +230,5 @@ impl ServerConnection {
             extended.for_each(|answer| *answer = Err(failure.copy()));
         }
         Ok((answers, tracking))
-    }
-
-    /// Compare and extend, for one lock.
-    pub(crate) fn extend(
-        &mut self,
-        extension: &Extension<'_>,
-        deadline: Moment,
-    ) -> Result<Compared, Failure> {
-        let (answers, _) = self.extend_all(slice::from_ref(extension), None, false, deadline)?;
-        let answer = answers.into_iter().next();
-        answer.unwrap_or_else(|| Err(Failure::not_sent("no answer")))
-    }
-
-    /// Gives up a claim whose answer was lost. Sends the compare-and-delete over the connection
-    /// that carried the claim, so that Redis executes the claim first.
-    ///
-    /// Nobody reads the answers, and the connection is not used again. So the script is sent whole:
-    /// a NOSCRIPT answer to its hash would go unnoticed.
-    pub(crate) fn abandon(mut self, key: &str, token: &str) {
-        let batch = self
-            .ask(Batch::default())
-            .and(&RELEASE.whole(key, &[token]));
-        if let Some(link) = &mut self.link {
-            // A moment only: the caller's time may be over, and a healthy socket takes the bytes at
-            // once. If this fails, a renewer deletes the key: it searches for each token that is
-            // given up.
-            let _ = link.send(&batch, Moment::now().after(Duration::from_millis(1)));
-            link.retire();
-        }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::base::clock::Moment;
 use crate::client::commands::script::Script;
 use crate::client::servers::node::Node;
-use crate::client::servers::router::Router;
+use crate::client::servers::topology::Topology;
 use crate::client::wire::failure::Failure;
 use crate::client::wire::pool::Lent;
 use crate::client::wire::resp::{Batch, Reply};
@@ -26,7 +26,7 @@ pub(crate) struct ServerConnection {
     /// `None` after a redirect to a node that could not be reached.
     pub(super) link: Option<Lent>,
     pub(super) node: Arc<Node>,
-    router: Arc<Router>,
+    router: Arc<Topology>,
     /// The node has not got the slot yet: each command for it needs an `ASKING` in front.
     pub(super) asking: bool,
     /// How many more redirects are followed.
@@ -38,7 +38,7 @@ pub(crate) struct ServerConnection {
 impl ServerConnection {
     /// To the node that has this key, over a connection of the pool.
     pub(crate) fn lent(
-        router: &Arc<Router>,
+        router: &Arc<Topology>,
         key: &str,
         deadline: Moment,
     ) -> Result<ServerConnection, Failure> {
@@ -57,7 +57,7 @@ impl ServerConnection {
 
     /// To the node that has this key, over a connection of its own.
     pub(crate) fn own(
-        router: &Arc<Router>,
+        router: &Arc<Topology>,
         key: &str,
         deadline: Moment,
     ) -> Result<ServerConnection, Failure> {
@@ -68,18 +68,18 @@ impl ServerConnection {
     /// To this node, over a connection of its own. The route stays with the node, and follows no
     /// redirect.
     pub(crate) fn pinned(
-        router: &Arc<Router>,
+        router: &Arc<Topology>,
         node: &Arc<Node>,
         deadline: Moment,
     ) -> Result<ServerConnection, Failure> {
-        let link = router.noting(node.own(deadline))?;
+        let link = router.noting(node, node.own(deadline))?;
         Ok(ServerConnection {
             redirects: 0,
             ..ServerConnection::new(link, Arc::clone(node), router)
         })
     }
 
-    fn new(link: Lent, node: Arc<Node>, router: &Arc<Router>) -> ServerConnection {
+    fn new(link: Lent, node: Arc<Node>, router: &Arc<Topology>) -> ServerConnection {
         let link = Some(link);
         let router = Arc::clone(router);
         ServerConnection {
@@ -90,11 +90,6 @@ impl ServerConnection {
             redirects: MOST_REDIRECTS,
             redirected: false,
         }
-    }
-
-    /// The node at the other end.
-    pub(crate) fn node(&self) -> &Arc<Node> {
-        &self.node
     }
 
     /// Notes that Redis may have ended the connection before its next use.
@@ -164,7 +159,7 @@ impl ServerConnection {
         } else {
             node.lend(deadline)
         };
-        self.link = Some(self.router.noting(link)?);
+        self.link = Some(self.router.noting(&node, link)?);
         self.node = node;
         self.asking = asking;
         self.redirected = true;
@@ -186,13 +181,8 @@ impl ServerConnection {
             batch.blocks_for,
         );
         let answer = link.exchange(batch, limit);
-        if answer
-            .as_ref()
-            .is_ok_and(|replies| replies.iter().any(Reply::comes_from_wrong_server))
-        {
-            self.node.refused_by_replica(link);
-        }
-        self.router.heard(&answer, Moment::now().since(began));
+        self.router
+            .heard(&self.node, &answer, Moment::now().since(began));
         answer
     }
 
@@ -237,6 +227,7 @@ mod tests {
 
     use super::*;
     use crate::base::options::Settings;
+    use crate::client::commands::claim::Claims as _;
     use crate::client::commands::reply::{ClaimReply, Tracking};
     use crate::client::commands::wanted::Wanted;
     use crate::client::url::address::Address;
@@ -259,7 +250,7 @@ mod tests {
             })
         });
         let address = Address::parse(&format!("redis://{}", server.address())).unwrap();
-        let router = Router::new(address.with_tls(None).unwrap(), &Settings::default()).unwrap();
+        let router = Topology::new(address.with_tls(None).unwrap(), &Settings::default()).unwrap();
         let connection = ServerConnection::lent(&Arc::new(router), "key", deadline);
         let mut connection = connection.unwrap();
         let wanted = Wanted {
@@ -294,10 +285,10 @@ mod tests {
             pool_size: 1,
             ..Settings::default()
         };
-        let router = Router::new(address.with_tls(None).unwrap(), &settings).unwrap();
+        let router = Topology::new(address.with_tls(None).unwrap(), &settings).unwrap();
         let connection = ServerConnection::lent(&Arc::new(router), "key", within(10_000));
         let mut connection = connection.unwrap();
-        let node = Arc::clone(connection.node());
+        let node = Arc::clone(&connection.node);
         let moved = said(&format!("MOVED 0 {}", silent.local_addr().unwrap()));
         thread::scope(|scope| {
             let follows = scope.spawn(|| connection.follow(&moved, within(2000)));

@@ -11,7 +11,7 @@ use crate::client::commands::reply::{
 use crate::client::commands::script::{FORCE, LOOK, LOOK_FENCED, RELEASE, Script};
 use crate::client::commands::wanted::set;
 use crate::client::servers::node::Node;
-use crate::client::servers::router::Router;
+use crate::client::servers::topology::Topology;
 use crate::client::servers::tracking::TrackingConnection;
 use crate::client::wire::failure::{Failure, accept, accept_change};
 use crate::client::wire::link::Role;
@@ -21,14 +21,14 @@ use crate::client::wire::resp::{Batch, Reply};
 /// Opens a connection for invalidations of this node's keys. `probe` is a key that nobody else
 /// uses, or the beginning of one: it is changed, to make sure that its invalidation comes.
 pub(crate) fn listen(
-    router: &Arc<Router>,
+    router: &Arc<Topology>,
     node: &Arc<Node>,
     probe: &str,
 ) -> Result<TrackingConnection, Failure> {
     let probe = router
         .key_at(node, probe)
         .ok_or_else(|| Failure::not_sent("the node has no slots"))?;
-    let mut tracking = router.noting(node.open_tracking())?;
+    let mut tracking = router.noting(node, node.open_tracking())?;
     let mut connection =
         ServerConnection::pinned(router, node, Moment::NEVER).map_err(Failure::of_an_attempt)?;
     let until = Moment::now().after(node.common.response_timeout);
@@ -49,10 +49,26 @@ pub(crate) fn listen(
     Ok(tracking)
 }
 
-impl ServerConnection {
+/// What everybody may do.
+pub(crate) trait Looks {
     /// Who has a lock, and with a `counter` the fencing token of the hold. Takes one more round
     /// trip if Redis has forgotten the script.
-    pub(crate) fn look(
+    fn look(&mut self, key: &str, counter: Option<&str>, deadline: Moment)
+    -> Result<Seen, Failure>;
+
+    /// An error if the server is a replica: of what it has not, it does not know that it is
+    /// nowhere.
+    fn expect_master(&self) -> Result<(), Failure>;
+
+    /// Deletes a key whatever its value, and returns the value.
+    fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure>;
+
+    /// Deletes a key if its value is this one, byte by byte.
+    fn force_if(&mut self, key: &str, value: &[u8], deadline: Moment) -> Result<Compared, Failure>;
+}
+
+impl Looks for ServerConnection {
+    fn look(
         &mut self,
         key: &str,
         counter: Option<&str>,
@@ -76,9 +92,7 @@ impl ServerConnection {
         self.conclude(script, read_seen(reply))
     }
 
-    /// An error if the server is a replica: of what it has not, it does not know that it is
-    /// nowhere.
-    pub(crate) fn expect_master(&self) -> Result<(), Failure> {
+    fn expect_master(&self) -> Result<(), Failure> {
         match &self.link {
             Some(link) if link.role == Role::Replica => {
                 let message = "the server is a replica, and does not know whether a lock is free: \
@@ -89,24 +103,19 @@ impl ServerConnection {
         }
     }
 
-    /// Deletes a key whatever its value, and returns the value.
-    pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
+    fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
         let reply = self.run_once(&FORCE, key, None, deadline)?;
         let deleted = accept_change(reply).and_then(read_deleted);
         self.conclude(&FORCE, deleted)
     }
 
-    /// Deletes a key if its value is this one, byte by byte.
-    pub(crate) fn force_if(
-        &mut self,
-        key: &str,
-        value: &[u8],
-        deadline: Moment,
-    ) -> Result<Compared, Failure> {
+    fn force_if(&mut self, key: &str, value: &[u8], deadline: Moment) -> Result<Compared, Failure> {
         let reply = self.run_once(&RELEASE, key, Some(value), deadline)?;
         self.conclude(&RELEASE, read_compared(accept_change(reply)))
     }
+}
 
+impl ServerConnection {
     /// Sends a script whole, and once to the node that has the key: before a second try, another
     /// holder could take the lock.
     fn run_once(

@@ -40,7 +40,7 @@ impl ReplicaWait {
         // If the sentinels know of no replica, a lock without any copy is not what was asked for.
         let wanted = replicas
             .count
-            .unwrap_or_else(|| node.known_replicas().unwrap_or(0).max(1));
+            .unwrap_or_else(|| node.common.known_replicas().unwrap_or(0).max(1));
         let millis = millis(timeout, deadline.since(Moment::now()));
         let is_fair = Duration::from_millis(millis + 1) > timeout.min(FAIR_TRY);
         Some(ReplicaWait {

@@ -117,13 +117,13 @@ impl Map {
 mod tests {
     use super::*;
     use crate::base::options::Settings;
-    use crate::client::servers::router::Router;
+    use crate::client::servers::topology::Topology;
     use crate::client::url::target::Target;
 
     fn nodes<const N: usize>() -> [Arc<Node>; N] {
         let node = || {
-            let router = Router::new(Target::nowhere(), &Settings::default());
-            router.unwrap().known_node_of("").unwrap()
+            let topology = Topology::new(Target::nowhere(), &Settings::default());
+            topology.unwrap().known_node_of("").unwrap()
         };
         std::array::from_fn(|_| node())
     }

@@ -1,18 +1,18 @@
 //! One server and all connections to it: the pool's, the keeper's, the listener's.
-//! (`Router` chooses the server.)
+//! (The topology chooses the server.)
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::mem;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::{Replicas, Settings, invalid_option};
-use crate::base::sync::PerProcess;
-use crate::client::servers::sentinel::master::Master;
+use crate::base::sync::{Mutex, PerProcess};
 use crate::client::servers::tracking::TrackingConnection;
-use crate::client::wire::endpoint::{Endpoint, Place};
+use crate::client::wire::endpoint::Endpoint;
 use crate::client::wire::failure::{Failure, expect_pong};
 use crate::client::wire::link::Link;
 use crate::client::wire::login::{Access, Expected, NO_NODE};
@@ -31,17 +31,23 @@ pub(crate) type OnMove = OnceLock<Box<dyn Fn(&dyn Fn(&[u8]) -> bool) + Send + Sy
 pub(crate) struct Node {
     /// No other node of this process has the same number.
     pub(crate) number: u64,
-    location: Location,
+    pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) common: Arc<Common>,
     pub(crate) pool: Arc<Pool>,
-    /// See [`Self::is_retired`].
+    /// The connections that are open or being opened. Some may have been closed.
+    connections: Mutex<Vec<Ender>>,
+    /// See [`Self::is_retired`]. Set while `connections` is locked.
     retired: AtomicBool,
 }
 
 /// What all nodes of a store have in common.
-#[derive(Clone)]
 pub(crate) struct Common {
     access: Access,
+    /// How to begin a connection since the one server has turned out to be a node of a cluster.
+    as_node: OnceLock<Access>,
+    /// How many replicas the master has, also those that are down. [`UNKNOWN`] if nobody has said
+    /// so.
+    copies: AtomicU32,
     worker: Arc<Worker>,
     pool_size: u32,
     pub(crate) on_close: Arc<OnClose>,
@@ -51,12 +57,8 @@ pub(crate) struct Common {
     pub(crate) response_timeout: Duration,
 }
 
-/// Where the server is.
-pub(crate) enum Location {
-    At(Endpoint),
-    /// Where the sentinels say.
-    Master(Arc<Master>),
-}
+/// The value of `copies` while the number is not known.
+const UNKNOWN: u32 = u32::MAX;
 
 impl Common {
     /// # Errors
@@ -82,6 +84,8 @@ impl Common {
         let on_close = Arc::default();
         Ok(Common {
             access,
+            as_node: OnceLock::new(),
+            copies: AtomicU32::new(UNKNOWN),
             worker,
             pool_size,
             on_close,
@@ -91,83 +95,54 @@ impl Common {
         })
     }
 
-    /// The same for the nodes of a cluster.
-    pub(crate) fn of_cluster(&self) -> Common {
-        Common {
-            access: self.access.clone().expecting(Expected::ClusterNode),
-            ..self.clone()
-        }
+    /// How to begin a connection to a node.
+    pub(crate) fn access(&self) -> &Access {
+        self.as_node.get().unwrap_or(&self.access)
     }
 
-    /// Asks a server, over a connection that is opened for it. The questions go out with the login:
-    /// one round trip less counts where the server is far away. `connected` gets the connection's
-    /// ender before that.
-    pub(crate) fn ask_once<const N: usize>(
-        &self,
-        endpoint: &Endpoint,
-        commands: [&[&str]; N],
-        limit: Duration,
-        connected: impl Fn(Ender) -> Result<(), Failure>,
-    ) -> Result<[Reply; N], Failure> {
-        let ways = endpoint.ways()?;
-        let deadline = Moment::now().after(limit);
-        let (_, replies) = self
-            .access
-            .open(endpoint, &ways, &commands, deadline, connected)?;
-        // They were sent, but they change nothing: the caller may ask again.
-        replies
-            .try_into()
-            .map_err(|_| Failure::not_sent("replies are missing"))
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.access().expects(Expected::ClusterNode)
+    }
+
+    /// The one server is a node of a cluster. False if that is known.
+    pub(crate) fn join_cluster(&self) -> bool {
+        let as_node = self.access.clone().expecting(Expected::ClusterNode);
+        self.as_node.set(as_node).is_ok()
+    }
+
+    /// How many replicas the master has, as far as somebody has said so.
+    pub(crate) fn known_replicas(&self) -> Option<u32> {
+        Some(self.copies.load(Ordering::Relaxed)).filter(|copies| *copies != UNKNOWN)
+    }
+
+    pub(crate) fn has_replicas(&self, copies: u32) {
+        self.copies.store(copies, Ordering::Relaxed);
     }
 }
 
 impl Node {
-    pub(crate) fn new(location: Location, common: Arc<Common>) -> Node {
-        let is_swept = common.access.expects(Expected::ClusterNode);
+    pub(crate) fn new(endpoint: Endpoint, common: Arc<Common>) -> Node {
+        // One server has no thread that sweeps its pool.
+        let is_swept = !common.access().expects(Expected::Server);
         let pool = Arc::new(Pool::new(
             common.pool_size,
             is_swept,
             &common.worker,
             Arc::clone(&common.on_close),
         ));
-        let number = COUNT.with(|it| it.fetch_add(1, Ordering::Relaxed));
         Node {
-            number,
-            location,
+            number: COUNT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
+            endpoint: Arc::new(endpoint),
             common,
             pool,
+            connections: Mutex::default(),
             retired: AtomicBool::new(false),
         }
     }
 
-    /// Where the server is. `None` if sentinels say that, each time.
-    pub(crate) fn place(&self) -> Option<&Place> {
-        self.endpoint().map(Endpoint::place)
-    }
-
-    /// TLS and place, for a server that turns out to be a node of a cluster.
-    pub(crate) fn endpoint(&self) -> Option<&Endpoint> {
-        match &self.location {
-            Location::At(endpoint) => Some(endpoint),
-            Location::Master(_) => None,
-        }
-    }
-
-    /// How many replicas the sentinels know, also those that are down. `None` if there are no
-    /// sentinels, or if they have not said so.
-    pub(crate) fn known_replicas(&self) -> Option<u32> {
-        match &self.location {
-            Location::At(_) => None,
-            Location::Master(master) => master.sentinels.replicas(),
-        }
-    }
-
     /// The server, as errors name it.
-    pub(crate) fn name(&self) -> String {
-        match &self.location {
-            Location::At(endpoint) => endpoint.name().to_owned(),
-            Location::Master(master) => master.describe(),
-        }
+    pub(crate) fn name(&self) -> &str {
+        self.endpoint.name()
     }
 
     /// True if Redis has answered since `moment`, over a connection that has gone back to the pool.
@@ -180,52 +155,43 @@ impl Node {
         self.pool.sweep();
     }
 
-    /// The node has no slot of the cluster any more: its threads have nothing left to do, and its
-    /// pool keeps no connection.
+    /// The node has no slot any more: its threads have nothing left to do, and all its connections
+    /// end, also those in use. A thread that is blocked in one gets an error, and asks the node that
+    /// has the slot now.
     pub(crate) fn retire(&self) {
+        let mut connections = self.connections.lock();
         self.retired.store(true, Ordering::Relaxed);
+        let ended = mem::take(&mut *connections);
+        drop(connections);
         self.pool.condemn(Moment::NEVER);
+        ended.iter().for_each(Ender::end);
         self.pool.sweep();
     }
 
-    /// Speaks to the server once.
-    pub(crate) fn ping(&self, deadline: Moment) -> Result<(), Failure> {
+    /// Notes a connection before the login.
+    fn opened(&self, ender: Ender) -> Result<(), Failure> {
+        let mut connections = self.connections.lock();
+        if self.is_retired() {
+            let why = "the server was replaced while the connection was opened";
+            return Err(Failure::not_sent(why));
+        }
+        if connections.len() == connections.capacity() {
+            connections.retain(|it| !it.is_closed());
+        }
+        connections.push(ender);
+        Ok(())
+    }
+
+    /// Speaks to the server once, over this link.
+    pub(crate) fn ping(&self, link: &mut Lent, deadline: Moment) -> Result<(), Failure> {
         let limit = deadline.min(Moment::now().after(self.common.response_timeout));
-        let replies = self
-            .lend(deadline)?
-            .exchange(&Batch::of(&["PING"]), limit)?;
+        let replies = link.exchange(&Batch::of(&["PING"]), limit)?;
         expect_pong(replies.into_iter().next().unwrap_or(Reply::Nil))
     }
 
-    /// True if the cluster has no such master any more.
+    /// True if no key is here any more.
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
-    }
-
-    /// Registers `call`, which is called after the sentinels have named another master. All
-    /// connections to the old one have been ended by then.
-    pub(crate) fn on_switch(&self, call: impl Fn() + Send + Sync + 'static) {
-        if let Location::Master(master) = &self.location {
-            let pool = Arc::clone(&self.pool);
-            master.on_switch(move || {
-                pool.condemn(Moment::now());
-                call();
-            });
-        }
-    }
-
-    /// Handles a refusal, over this connection, that only a server sends which accepts no writes.
-    pub(crate) fn refused_by_replica(&self, link: &Link) {
-        if let Location::Master(master) = &self.location {
-            master.refused_by_replica(&link.stream.ender());
-        }
-    }
-
-    /// Ends the threads of this node.
-    pub(crate) fn stop(&self) {
-        if let Location::Master(master) = &self.location {
-            master.stop(self.common.response_timeout);
-        }
     }
 
     /// Borrows a connection of the pool. Waits for one and connects if necessary, until the
@@ -240,38 +206,20 @@ impl Node {
     }
 
     pub(crate) fn open(&self, deadline: Moment) -> Result<Link, Failure> {
-        let Common {
-            access,
-            connect_timeout,
-            ..
-        } = &*self.common;
-        let in_time = || deadline.min(Moment::now().after(*connect_timeout));
-        match &self.location {
-            Location::At(endpoint) => {
-                let ways = endpoint.ways()?;
-                let opened = access.open(endpoint, &ways, &[], in_time(), |_| Ok(()));
-                opened
-                    .map(|(link, _)| link)
-                    .map_err(|failure| match failure {
-                        // A node has left, and a server that is no node has its address. This is no
-                        // final answer: the caller tries again, and the next map has the right
-                        // node.
-                        Failure::Refused(refusal) if refusal.code == NO_NODE => {
-                            Failure::NotSent(refusal.into())
-                        }
-                        other => other,
-                    })
-            }
-            Location::Master(master) => {
-                master.watch(*connect_timeout);
-                let deadline = in_time();
-                master.connect(deadline, |endpoint, connected| {
-                    let ways = endpoint.ways()?;
-                    let opened = access.open(endpoint, &ways, &[], deadline, connected);
-                    opened.map(|(link, _)| link)
-                })
-            }
-        }
+        let ways = self.endpoint.ways()?;
+        let deadline = deadline.min(Moment::now().after(self.common.connect_timeout));
+        let access = self.common.access();
+        let opened = access.open(&self.endpoint, &ways, &[], deadline, |it| self.opened(it));
+        opened
+            .map(|(link, _)| link)
+            .map_err(|failure| match failure {
+                // A node has left, and a server that is no node has its address. This is no final
+                // answer: the caller tries again, and the next map has the right node.
+                Failure::Refused(refusal) if refusal.code == NO_NODE => {
+                    Failure::NotSent(refusal.into())
+                }
+                other => other,
+            })
     }
 
     /// Opens the connection on which invalidations come.
@@ -308,9 +256,61 @@ impl fmt::Debug for Node {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::thread;
+
     use relatch_rig::{FakeServer, Reply as Say};
 
     use super::*;
+    use crate::client::wire::endpoint::Place;
+
+    fn node(address: &str, settings: &Settings) -> Node {
+        let common = Common::new(Access::new(None, 0, Expected::Server), settings).unwrap();
+        let (host, port) = address.split_once(':').unwrap();
+        let place = Place::Tcp {
+            host: host.to_owned(),
+            port: port.parse().unwrap(),
+        };
+        Node::new(Endpoint::new(place, None), Arc::new(common))
+    }
+
+    /// One is in use, one is lent, one is logging in.
+    #[test]
+    fn all_connections_to_a_node_that_is_retired_end() {
+        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let asked = Arc::new(AtomicBool::new(false));
+        let tells = Arc::clone(&asked);
+        let server = FakeServer::start(move |command| {
+            let word = command.first().map(String::as_str);
+            tells.fetch_or(word == Some("PING"), Ordering::Relaxed);
+            Say::Bytes(match word {
+                None | Some("PING") => Vec::new(),
+                Some("HELLO") => b"-ERR unknown command\r\n".to_vec(),
+                Some(_) => b"+OK\r\n".to_vec(),
+            })
+        });
+        let settings = Settings {
+            connect_timeout: Duration::from_secs(60),
+            ..Settings::default()
+        };
+        let deadline = Moment::now().after(Duration::from_secs(60));
+        let node = node(&server.address(), &settings);
+        let mut lent = node.lend(deadline).unwrap();
+        let mut used = node.own(deadline).unwrap();
+        let other = self::node(&silent.local_addr().unwrap().to_string(), &settings);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| used.exchange(&Batch::of(&["PING"]), deadline));
+            let opens = scope.spawn(|| other.open(deadline).err());
+            while !asked.load(Ordering::Relaxed) || other.connections.lock().is_empty() {
+                thread::yield_now();
+            }
+            node.retire();
+            other.retire();
+            assert!(waits.join().unwrap().is_err() && opens.join().unwrap().is_some());
+        });
+        assert!(lent.probe() && node.lend(deadline).is_err());
+        assert!(Moment::now() < deadline);
+    }
 
     /// A proxy may accept `CLIENT TRACKING`, and not pass it on.
     #[test]
@@ -330,14 +330,7 @@ mod tests {
             response_timeout: Duration::from_millis(500),
             ..Settings::default()
         };
-        let common = Common::new(Access::new(None, 0, Expected::Server), &settings).unwrap();
-        let address = proxy.address();
-        let (host, port) = address.split_once(':').unwrap();
-        let place = Place::Tcp {
-            host: host.to_owned(),
-            port: port.parse().unwrap(),
-        };
-        let node = Node::new(Location::At(Endpoint::new(place, None)), Arc::new(common));
+        let node = node(&proxy.address(), &settings);
         let mut tracking = node.open_tracking().unwrap();
         let heard = node.hears(&mut tracking, "a");
         assert!(matches!(heard, Err(Failure::Refused(_))), "{heard:?}");

@@ -73,7 +73,7 @@ impl TrackingConnection {
     /// Passes each invalidation to `hear`, until `hear` breaks or the connection fails: see
     /// [`Subscription::listen`].
     pub(crate) fn listen(
-        self,
+        mut self,
         limits: (Duration, Duration),
         mut hear: impl FnMut(Heard) -> ControlFlow<()>,
     ) -> Result<(), Failure> {

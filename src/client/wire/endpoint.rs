@@ -76,7 +76,7 @@ impl Endpoint {
 
     /// The ways to reach the server, one for each address of its host name. The way that worked
     /// last comes first. The system looks the name up, and nothing bounds the time that it takes:
-    /// so a connect timeout begins after this, except with sentinels.
+    /// so a connect timeout begins after this.
     pub(crate) fn ways(&self) -> Result<Vec<Way>, Failure> {
         match &self.place {
             Place::Tcp { host, port } => {

@@ -129,6 +129,24 @@ impl Access {
         }))
     }
 
+    /// Asks a server, over a connection that is opened for it. The questions go out with the login:
+    /// one round trip less counts where the server is far away.
+    pub(crate) fn ask<const N: usize>(
+        &self,
+        endpoint: &Endpoint,
+        commands: [&[&str]; N],
+        time: Duration,
+        connected: impl Fn(Ender) -> Result<(), Failure>,
+    ) -> Result<[Reply; N], Failure> {
+        let ways = endpoint.ways()?;
+        let deadline = Moment::now().after(time);
+        let (_, replies) = self.open(endpoint, &ways, &commands, deadline, connected)?;
+        // They were sent, but they change nothing: the caller may ask again.
+        replies
+            .try_into()
+            .map_err(|_| Failure::not_sent("replies are missing"))
+    }
+
     /// Logs in at `server`, and sends `first` in the same batch. Returns the replies to `first`.
     fn begin(
         &self,

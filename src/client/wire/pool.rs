@@ -139,35 +139,27 @@ impl Pool {
         open: impl FnOnce() -> Result<Link, Failure>,
     ) -> Result<Lent, Failure> {
         let began = Moment::now();
-        self.borrow(deadline, open)
-            .map_err(|failure| match failure {
-                // If Redis answered nobody in the whole time, the links are not busy but stuck.
-                Failure::OutOfTime(cause)
-                    if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) =>
-                {
-                    Failure::NotSent(cause)
-                }
-                other => other,
-            })
-    }
-
-    fn borrow(
-        self: &Arc<Pool>,
-        deadline: Moment,
-        open: impl FnOnce() -> Result<Link, Failure>,
-    ) -> Result<Lent, Failure> {
+        // If Redis answered nobody in the whole time, the links are not busy but stuck.
+        let judged = |failure| match failure {
+            Failure::OutOfTime(cause)
+                if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) =>
+            {
+                Failure::NotSent(cause)
+            }
+            other => other,
+        };
         let mut slot = match self.free_slot() {
             Some(slot) => slot,
-            None => self.wait_for_slot(deadline)?,
+            None => self.wait_for_slot(deadline).map_err(judged)?,
         };
         if slot.is_none() {
             let left = deadline.since(Moment::now());
             let mut link = open().map_err(|failure| match failure {
                 // With more time, the link might have opened.
                 Failure::NotSent(cause) if left < FAIR_TRY && deadline <= Moment::now() => {
-                    Failure::OutOfTime(cause)
+                    judged(Failure::OutOfTime(cause))
                 }
-                other => other,
+                other => judged(other),
             })?;
             link.condemned = Some(Arc::clone(&self.condemned));
             *slot = Some(Box::new(link));

@@ -18,6 +18,8 @@ const QUIET: Duration = Duration::from_secs(3);
 
 pub(crate) struct Subscription {
     stream: Stream,
+    /// When a `PING` was sent that has no reply yet.
+    asked_at: Option<Moment>,
 }
 
 impl Subscription {
@@ -41,6 +43,7 @@ impl Subscription {
         };
         Ok(Subscription {
             stream: link.stream,
+            asked_at: None,
         })
     }
 
@@ -66,13 +69,14 @@ impl Subscription {
         Ok(None)
     }
 
-    /// Passes each payload to `hear`, until `hear` breaks or the connection fails.
+    /// Passes each payload to `hear`, until `hear` breaks or the connection fails. If `hear` has
+    /// broken, the caller can call this again.
     ///
     /// `hear` is also called with `None` when nothing has come for `silence`, so that it can break.
     /// After [`QUIET`] without a message, this function sends a `PING`. If nothing comes within
     /// `patience` after the `PING`, the connection counts as failed.
     pub(crate) fn listen(
-        mut self,
+        &mut self,
         (silence, patience): (Duration, Duration),
         mut hear: impl FnMut(Option<Reply>) -> ControlFlow<()>,
     ) -> Result<(), Failure> {
@@ -82,18 +86,19 @@ impl Subscription {
             return Ok(());
         }
         let mut quiet_since = Moment::now();
-        let mut asked_at = None::<Moment>;
         loop {
             let now = Moment::now();
-            if asked_at.is_none() && quiet_since.after(QUIET) <= now {
+            if self.asked_at.is_none() && quiet_since.after(QUIET) <= now {
                 let ping = Batch::of(&["PING"]);
                 self.stream
                     .send(&ping.bytes, now.after(patience))
                     .map_err(Failure::not_sent)?;
-                asked_at = Some(now);
+                self.asked_at = Some(now);
             }
-            let dead_at = asked_at.map_or(Moment::NEVER, |at| at.max(quiet_since).after(patience));
-            let ask_at = if asked_at.is_none() {
+            let dead_at = self
+                .asked_at
+                .map_or(Moment::NEVER, |at| at.max(quiet_since).after(patience));
+            let ask_at = if self.asked_at.is_none() {
                 quiet_since.after(QUIET)
             } else {
                 Moment::NEVER
@@ -103,7 +108,7 @@ impl Subscription {
                     quiet_since = Moment::now();
                     Some(payload)
                 }
-                Ok(None) if asked_at.take().is_some() => {
+                Ok(None) if self.asked_at.take().is_some() => {
                     quiet_since = Moment::now();
                     continue;
                 }
@@ -194,7 +199,10 @@ mod tests {
     #[test]
     fn a_message_may_come_after_a_time_out() {
         for (stream, mut redis) in streams() {
-            let mut subscription = Subscription { stream };
+            let mut subscription = Subscription {
+                stream,
+                asked_at: None,
+            };
             assert!(
                 subscription
                     .message(within(SHORT))
@@ -213,7 +221,10 @@ mod tests {
     #[test]
     fn a_subscriber_takes_the_reply_to_a_ping_as_a_sign_of_life() {
         let (stream, mut redis) = streams().remove(0);
-        let mut subscription = Subscription { stream };
+        let mut subscription = Subscription {
+            stream,
+            asked_at: None,
+        };
         redis
             .write_all(b"*2\r\n$4\r\npong\r\n$0\r\n\r\n-LOADING Redis is loading\r\n+PONG\r\n")
             .unwrap();

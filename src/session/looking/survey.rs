@@ -10,7 +10,7 @@ use crate::base::error::Error;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::{Holder, KEPT};
 use crate::session::Session;
-use crate::store::{Failure, Node, Seen, ServerConnection};
+use crate::store::{Failure, Looks as _, Node, Seen, ServerConnection};
 
 /// Past how many keys Redis walks in one command at most: less than a millisecond.
 const KEYS_A_STEP: u32 = 500;

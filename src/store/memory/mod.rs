@@ -6,13 +6,16 @@
 mod keys;
 
 use std::fmt;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::owner::holder::{Holder, KEPT};
 use crate::base::sync::Mutex;
-use crate::client::{AdoptReply, ClaimReply, Compared, Extension, Failure, Seen, Wanted};
+use crate::client::{
+    AdoptReply, ClaimReply, Claims, Commands, Compared, Extension, Failure, Holds, Looks, Node,
+    Seen, Tracking, Wanted,
+};
 use crate::store::memory::keys::{Keys, StoredKey};
 
 /// Called with a key that has changed: a waiter may have asked about it.
@@ -55,71 +58,6 @@ impl MemoryStore {
         self.run(|_| ())
     }
 
-    pub(super) fn claim(&self, wanted: Wanted<'_>) -> Result<ClaimReply, Failure> {
-        self.run(|keys| match keys.live(wanted.key) {
-            Some(entry) => ClaimReply::Busy(Some(entry.holder())),
-            None => ClaimReply::Taken {
-                fence: keys.take(wanted),
-            },
-        })
-    }
-
-    pub(crate) fn remove(&self, key: &str, token: &str) -> Result<Compared, Failure> {
-        let compared = self.compare(key, token, |entry| entry.expires = Moment::PAST)?;
-        self.changed(key);
-        Ok(compared)
-    }
-
-    /// Removes a key and takes it for another thread, in one step.
-    pub(super) fn remove_and_claim(
-        &self,
-        token: &str,
-        wanted: Wanted<'_>,
-    ) -> Result<(Compared, ClaimReply), Failure> {
-        self.run(
-            |keys| match keys.of_token(wanted.key, token).map(|_| Compared::Done) {
-                Err(Compared::NotOurs) => (Compared::NotOurs, ClaimReply::Busy(None)),
-                Ok(compared) | Err(compared) => (
-                    compared,
-                    ClaimReply::Taken {
-                        fence: keys.take(wanted),
-                    },
-                ),
-            },
-        )
-    }
-
-    /// The key expires after `rest`, in milliseconds, and nobody owns it from now on.
-    pub(super) fn keep(&self, key: &str, token: &str, rest: u64) -> Result<Compared, Failure> {
-        let kept = format!("{KEPT}{token}");
-        if self.run(|keys| keys.of_token(key, &kept).is_ok())? {
-            return Ok(Compared::Done); // It was executed before.
-        }
-        self.compare(key, token, |entry| {
-            entry.value = kept;
-            entry.expires = Moment::now().after(Duration::from_millis(rest));
-        })
-    }
-
-    /// Swaps the token of a lock that was handed over.
-    pub(super) fn adopt(&self, old: &str, wanted: Wanted<'_>) -> Result<AdoptReply, Failure> {
-        self.run(|keys| match keys.of_token(wanted.key, old).map(|_| ()) {
-            Ok(()) => AdoptReply::Adopted {
-                fence: keys.take(wanted),
-            },
-            Err(Compared::Absent) => AdoptReply::Absent,
-            Err(_) => AdoptReply::NotOurs,
-        })
-    }
-
-    /// Extends a lease, from now on. Never shortens the time that a key has.
-    pub(crate) fn extend(&self, extension: &Extension<'_>) -> Result<Compared, Failure> {
-        self.compare(extension.key, extension.token, |entry| {
-            let end = Moment::now().after(Duration::from_millis(extension.lease));
-            entry.expires = entry.expires.max(end);
-        })
-    }
-
     fn compare(
         &self,
         key: &str,
@@ -135,17 +73,6 @@ impl MemoryStore {
         })
     }
 
-    /// Who has a key, with the fencing token if that is asked for.
-    pub(super) fn look(&self, key: &str, with_fence: bool) -> Result<Seen, Failure> {
-        self.run(|keys| match keys.live(key) {
-            Some(entry) => {
-                let fence = entry.fence.filter(|_| with_fence);
-                Seen::Somebody(entry.holder().with_fence(fence))
-            }
-            None => Seen::Nothing,
-        })
-    }
-
     /// What the keys with this prefix hold, in the order of the keys.
     pub(super) fn all(&self, prefix: &str) -> Result<Vec<(String, Holder)>, Failure> {
         self.run(|keys| {
@@ -158,11 +85,133 @@ impl MemoryStore {
             all
         })
     }
+}
 
-    /// Deletes a key whatever its value, and returns who had it.
-    pub(super) fn force(&self, key: &str) -> Result<Option<Holder>, Failure> {
+impl Claims for &MemoryStore {
+    fn claim(&mut self, wanted: Wanted<'_>, _: Moment) -> Result<ClaimReply, Failure> {
+        self.run(|keys| match keys.live(wanted.key) {
+            Some(entry) => ClaimReply::Busy(Some(entry.holder())),
+            None => ClaimReply::Taken {
+                fence: keys.take(wanted),
+            },
+        })
+    }
+
+    fn claim_or_look(
+        &mut self,
+        wanted: Wanted<'_>,
+        _: Option<u64>,
+        deadline: Moment,
+    ) -> Result<(ClaimReply, Tracking), Failure> {
+        Ok((self.claim(wanted, deadline)?, Tracking::Direct))
+    }
+
+    fn adopt(
+        &mut self,
+        old: &str,
+        _: u64,
+        wanted: Wanted<'_>,
+        _: Moment,
+    ) -> Result<AdoptReply, Failure> {
+        self.run(|keys| match keys.of_token(wanted.key, old).map(|_| ()) {
+            Ok(()) => AdoptReply::Adopted {
+                fence: keys.take(wanted),
+            },
+            Err(Compared::Absent) => AdoptReply::Absent,
+            Err(_) => AdoptReply::NotOurs,
+        })
+    }
+}
+
+impl Holds for &MemoryStore {
+    fn remove(&mut self, key: &str, token: &str, _: Moment) -> Result<Compared, Failure> {
+        let compared = self.compare(key, token, |entry| entry.expires = Moment::PAST)?;
+        self.changed(key);
+        Ok(compared)
+    }
+
+    fn keep(&mut self, key: &str, token: &str, rest: u64, _: Moment) -> Result<Compared, Failure> {
+        let kept = format!("{KEPT}{token}");
+        if self.run(|keys| keys.of_token(key, &kept).is_ok())? {
+            return Ok(Compared::Done); // It was executed before.
+        }
+        self.compare(key, token, |entry| {
+            entry.value = kept;
+            entry.expires = Moment::now().after(Duration::from_millis(rest));
+        })
+    }
+
+    fn remove_all(
+        &mut self,
+        removals: &[(&str, &str)],
+        deadline: Moment,
+    ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
+        let all = removals.iter();
+        Ok(all
+            .map(|(key, token)| self.remove(key, token, deadline))
+            .collect())
+    }
+
+    fn remove_and_claim(
+        &mut self,
+        token: &str,
+        wanted: Wanted<'_>,
+        _: Moment,
+    ) -> Result<(Result<Compared, Failure>, ClaimReply), Failure> {
+        self.run(|keys| {
+            let compared = keys.of_token(wanted.key, token).map(|_| Compared::Done);
+            let compared = compared.unwrap_or_else(|compared| compared);
+            let claim = match compared {
+                Compared::NotOurs => ClaimReply::Busy(None),
+                Compared::Done | Compared::Absent => ClaimReply::Taken {
+                    fence: keys.take(wanted),
+                },
+            };
+            (Ok(compared), claim)
+        })
+    }
+
+    fn extend(&mut self, extension: &Extension<'_>, _: Moment) -> Result<Compared, Failure> {
+        self.compare(extension.key, extension.token, |entry| {
+            // It never shortens the time that a key has.
+            let end = Moment::now().after(Duration::from_millis(extension.lease));
+            entry.expires = entry.expires.max(end);
+        })
+    }
+
+    fn abandon(mut self: Box<Self>, key: &str, token: &str) {
+        let _ = self.remove(key, token, Moment::NEVER);
+    }
+}
+
+impl Looks for &MemoryStore {
+    fn look(&mut self, key: &str, counter: Option<&str>, _: Moment) -> Result<Seen, Failure> {
+        self.run(|keys| match keys.live(key) {
+            Some(entry) => {
+                let fence = entry.fence.filter(|_| counter.is_some());
+                Seen::Somebody(entry.holder().with_fence(fence))
+            }
+            None => Seen::Nothing,
+        })
+    }
+
+    fn expect_master(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn force(&mut self, key: &str, _: Moment) -> Result<Option<Holder>, Failure> {
         self.run(|_| ())?;
         Ok(self.delete(key))
+    }
+
+    fn force_if(&mut self, key: &str, value: &[u8], deadline: Moment) -> Result<Compared, Failure> {
+        self.remove(key, &String::from_utf8_lossy(value), deadline)
+    }
+}
+
+impl Commands for &MemoryStore {
+    fn node(&self) -> Option<&Arc<Node>> {
+        None
     }
 }
 
@@ -220,7 +269,7 @@ mod tests {
         token: &str,
         lease: u64,
     ) -> Result<Compared, Failure> {
-        store.extend(&Extension { key, token, lease })
+        (&*store).extend(&Extension { key, token, lease }, Moment::NEVER)
     }
 
     fn expire(store: &MemoryStore, key: &str) {
@@ -230,7 +279,7 @@ mod tests {
 
     fn is_taken(store: &MemoryStore, key: &str, token: &str) -> bool {
         matches!(
-            store.claim(wanted(key, token)),
+            (&*store).claim(wanted(key, token), Moment::NEVER),
             Ok(ClaimReply::Taken { .. })
         )
     }
@@ -243,26 +292,41 @@ mod tests {
             ("a", "two", Compared::NotOurs),
             ("b", "one", Compared::Absent),
         ] {
-            assert_eq!(store.remove(key, token).unwrap(), compared);
+            assert_eq!(
+                (&store).remove(key, token, Moment::NEVER).unwrap(),
+                compared
+            );
             assert_eq!(extend(&store, key, token, 1000).unwrap(), compared);
-            assert_eq!(store.keep(key, token, 1000).unwrap(), compared);
+            assert_eq!(
+                (&store).keep(key, token, 1000, Moment::NEVER).unwrap(),
+                compared
+            );
             assert_eq!(end_of(&store, key, token), Moment::PAST);
         }
-        let (removed, claim) = store.remove_and_claim("two", wanted("a", "three")).unwrap();
+        let (removed, claim) = (&store)
+            .remove_and_claim("two", wanted("a", "three"), Moment::NEVER)
+            .unwrap();
         assert!(
-            removed == Compared::NotOurs && matches!(claim, ClaimReply::Busy(None)),
+            matches!(removed, Ok(Compared::NotOurs)) && matches!(claim, ClaimReply::Busy(None)),
             "{claim:?}"
         );
-        let (removed, claim) = store.remove_and_claim("one", wanted("a", "three")).unwrap();
+        let (removed, claim) = (&store)
+            .remove_and_claim("one", wanted("a", "three"), Moment::NEVER)
+            .unwrap();
         assert!(
-            removed == Compared::Done && matches!(claim, ClaimReply::Taken { .. }),
+            matches!(removed, Ok(Compared::Done)) && matches!(claim, ClaimReply::Taken { .. }),
             "{claim:?}"
         );
-        assert_eq!(store.remove("a", "three").unwrap(), Compared::Done);
+        assert_eq!(
+            (&store).remove("a", "three", Moment::NEVER).unwrap(),
+            Compared::Done
+        );
         assert!(is_taken(&store, "a", "four"));
-        let (removed, claim) = store.remove_and_claim("gone", wanted("b", "five")).unwrap();
+        let (removed, claim) = (&store)
+            .remove_and_claim("gone", wanted("b", "five"), Moment::NEVER)
+            .unwrap();
         assert!(
-            removed == Compared::Absent && matches!(claim, ClaimReply::Taken { .. }),
+            matches!(removed, Ok(Compared::Absent)) && matches!(claim, ClaimReply::Taken { .. }),
             "{claim:?}"
         );
     }
@@ -276,7 +340,10 @@ mod tests {
             assert!(is_taken(&store, &key, "one"));
             assert_eq!(all(&store), 1);
             expire(&store, &key);
-            assert_eq!(store.remove(&key, "one").unwrap(), Compared::Absent);
+            assert_eq!(
+                (&store).remove(&key, "one", Moment::NEVER).unwrap(),
+                Compared::Absent
+            );
             assert_eq!(all(&store), 0, "a survey does not list it");
         }
         assert!(
@@ -293,7 +360,10 @@ mod tests {
         store.on_change(move |key| changed.lock().push(key.to_owned()));
         assert!(is_taken(&store, "a", "one"));
         extend(&store, "a", "one", 600_000).unwrap();
-        assert_eq!(store.remove("a", "one").unwrap(), Compared::Done);
+        assert_eq!(
+            (&store).remove("a", "one", Moment::NEVER).unwrap(),
+            Compared::Done
+        );
         assert!(is_taken(&store, "a", "two"));
         assert!(end_of(&store, "a", "two") < Moment::now().after(Duration::from_secs(61)));
         assert!(store.delete("a").is_some() && store.delete("a").is_none());
@@ -327,12 +397,17 @@ mod tests {
     fn an_adoption_takes_the_lock_from_nobody_but_its_sender() {
         let store = MemoryStore::default();
         let adopts = |key| {
-            let reply = store.adopt("one", wanted(key, "two")).unwrap();
+            let reply = (&store)
+                .adopt("one", 0, wanted(key, "two"), Moment::NEVER)
+                .unwrap();
             matches!(reply, AdoptReply::Adopted { .. })
         };
         assert!(is_taken(&store, "a", "one") && adopts("a"));
         assert!(!adopts("a"), "the parcel was used");
-        assert_eq!(store.remove("a", "two").unwrap(), Compared::Done);
+        assert_eq!(
+            (&store).remove("a", "two", Moment::NEVER).unwrap(),
+            Compared::Done
+        );
         assert!(!adopts("a"), "nobody has the lock");
     }
 
@@ -343,7 +418,7 @@ mod tests {
             counter: Some("counter"),
             ..wanted(key, "one")
         };
-        let fence = |key| match store.claim(numbered(key)) {
+        let fence = |key| match (&store).claim(numbered(key), Moment::NEVER) {
             Ok(ClaimReply::Taken { fence }) => fence,
             other => panic!("{other:?}"),
         };

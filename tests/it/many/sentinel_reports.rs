@@ -361,28 +361,20 @@ fn an_answer_that_a_report_has_overtaken_does_not_count() {
     knows.names(new.port());
     let held = locks.lock("held").expect("locks");
     held.set_lease(MINUTE).expect("extends");
-    let other = locks.lock("other").expect("locks");
     asked.proxy.hold_replies(true);
     let before = asked.questions();
-    // Ends the connection of the pool. That of the keeper shows when the manager has moved.
-    for id in old.clients_with("cmd=set") {
-        old.query::<()>(&["CLIENT", "KILL", "ID", &id.to_string()]);
-    }
-    assert!(clients_of(&old) > 0);
-    thread::scope(|scope| {
-        let taking = scope.spawn(|| {
-            let guard = locks.lock("a").expect("locks");
-            assert_eq!(new.get("lock:a").as_deref(), Some(guard.token()));
-        });
-        eventually(LONG, "a connection begins", || asked.questions() > before);
-        reporter.switches(old.port(), new.port());
-        eventually(LONG, "the report is read", || old.connections() == 0);
-        old.reset_stats();
-        asked.proxy.hold_replies(false);
-        taking.join().expect("no panic");
-    });
-    drop((held, other));
-    assert_eq!((old.connections(), old.calls("hello")), (0, 0));
+    // The one that reports is asked first, and does not answer this time.
+    reporter.proxy.on(QUESTION, Fault::CutBeforeForward);
+    let (from, to) = (old.port(), new.port());
+    reporter.report(
+        "+slave",
+        &format!("slave 127.0.0.1:1 127.0.0.1 1 @ {MASTER} 127.0.0.1 {from}"),
+    );
+    eventually(LONG, "the next one is asked", || asked.questions() > before);
+    reporter.switches(from, to);
+    asked.proxy.hold_replies(false);
+    assert_moved(&locks, &old, &new);
+    assert_eq!(held.watch().wait_lost(SOON), Some(LostCause::Deleted));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is known of a cluster: its last map, and the nodes to which this process may be connected.
+//! The last map, and the nodes to which this process may be connected.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,18 +8,18 @@ use crate::base::clock::Moment;
 use crate::base::random;
 use crate::base::sync::HashMap;
 use crate::client::servers::map::Map;
-use crate::client::servers::node::{Common, Location, Node};
-use crate::client::servers::slots::slot;
-use crate::client::servers::view::View;
+use crate::client::servers::node::{Common, Node};
+use crate::client::servers::slots::{Range, slot};
+use crate::client::servers::source::View;
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::tls;
 
-pub(super) struct Atlas {
+pub(super) struct Nodes {
     map: Option<Arc<Map>>,
-    /// The node that has sent the map.
+    /// The server that has sent the map.
     sender: Option<Place>,
     /// The masters of the map and the nodes to which redirects led, by address.
-    nodes: HashMap<String, KnownNode>,
+    known: HashMap<String, KnownNode>,
     /// The replicas that the map names. If all masters are gone, they know the new ones.
     replicas: BTreeSet<Place>,
     tls: Option<tls::Client>,
@@ -33,13 +33,13 @@ struct KnownNode {
     led_to: Moment,
 }
 
-impl Atlas {
+impl Nodes {
     /// Without a map. `tls` and `common` are for the nodes.
-    pub(super) fn new(tls: Option<tls::Client>, common: Arc<Common>) -> Atlas {
-        Atlas {
+    pub(super) fn new(tls: Option<tls::Client>, common: Arc<Common>) -> Nodes {
+        Nodes {
             map: None,
             sender: None,
-            nodes: HashMap::default(),
+            known: HashMap::default(),
             replicas: BTreeSet::new(),
             tls,
             common,
@@ -55,28 +55,26 @@ impl Atlas {
         self.map.as_ref()?.owner(slot(redis_key)).cloned()
     }
 
-    /// The nodes to ask for a map: the masters, from a random one on, then the replicas of the last
-    /// map, then the `seeds`, which the program named.
-    pub(super) fn to_ask(&self, seeds: &[Place]) -> Vec<Place> {
+    /// Who may know the next map: the masters, from a random one on, then the replicas.
+    pub(super) fn endpoints(&self) -> Vec<Arc<Endpoint>> {
         let masters = self.map.iter().flat_map(|map| &map.masters);
-        let mut places: Vec<_> = masters.filter_map(|node| node.place().cloned()).collect();
-        let first = random::bits().unwrap_or_default() % places.len().max(1) as u128;
-        places.rotate_left(usize::try_from(first).unwrap_or_default());
-        places.extend(self.replicas.iter().chain(seeds).cloned());
-        let mut known = BTreeSet::new();
-        places.retain(|place| known.insert(place.clone()));
-        places
+        let mut all: Vec<_> = masters.map(|node| Arc::clone(&node.endpoint)).collect();
+        let first = random::bits().unwrap_or_default() % all.len().max(1) as u128;
+        all.rotate_left(usize::try_from(first).unwrap_or_default());
+        let of_replica = |place: &Place| Arc::new(Endpoint::new(place.clone(), self.tls.clone()));
+        all.extend(self.replicas.iter().map(of_replica));
+        all
     }
 
     /// True if one of its masters has sent the map.
     pub(super) fn is_from_a_master(&self) -> bool {
         let mut masters = self.map.iter().flat_map(|map| &map.masters);
-        masters.any(|node| node.place() == self.sender.as_ref())
+        masters.any(|node| Some(node.endpoint.place()) == self.sender.as_ref())
     }
 
     /// All known nodes.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
-        let nodes = self.nodes.values();
+        let nodes = self.known.values();
         nodes.map(|it| Arc::clone(&it.node)).collect()
     }
 
@@ -84,8 +82,8 @@ impl Atlas {
     pub(super) fn node_at(&mut self, place: Place, led_to: Moment) -> Arc<Node> {
         let endpoint = Endpoint::new(place, self.tls.clone());
         let name = endpoint.name().to_owned();
-        let known = self.nodes.entry(name).or_insert_with(|| {
-            let node = Node::new(Location::At(endpoint), Arc::clone(&self.common));
+        let known = self.known.entry(name).or_insert_with(|| {
+            let node = Node::new(endpoint, Arc::clone(&self.common));
             KnownNode {
                 node: Arc::new(node),
                 led_to,
@@ -95,17 +93,18 @@ impl Atlas {
         Arc::clone(&known.node)
     }
 
-    /// Takes in what a node says, and returns the new map.
-    pub(super) fn take_in(&mut self, view: View) -> Arc<Map> {
+    /// Takes in what a server says, and returns the new map.
+    pub(super) fn take_in(&mut self, view: &View) -> Arc<Map> {
         let before = self.map.take();
-        let owned = |(slots, master)| (slots, self.node_at(master, Moment::PAST));
-        let ranges = view.ranges.into_iter().map(owned);
+        let owned =
+            |(slots, master): &Range| (slots.clone(), self.node_at(master.clone(), Moment::PAST));
+        let ranges = view.ranges.iter().map(owned);
         // A node that is well names the owners of all slots that have one.
         let map = Map::new(ranges, before.as_deref().filter(|_| !view.is_well));
         let map = Arc::new(map);
         self.map = Some(Arc::clone(&map));
-        self.sender = Some(view.sender);
-        self.replicas = view.replicas;
+        self.sender = Some(view.sender.clone());
+        self.replicas.clone_from(&view.replicas);
         map
     }
 
@@ -117,7 +116,7 @@ impl Atlas {
             let is_named = map.as_ref().is_some_and(|map| map.has(&it.node));
             !is_named && it.led_to.after(span) < Moment::now()
         };
-        let gone = self.nodes.extract_if(|_, it| is_gone(it));
+        let gone = self.known.extract_if(|_, it| is_gone(it));
         gone.map(|(_, it)| it.node).collect()
     }
 }

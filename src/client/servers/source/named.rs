@@ -1,19 +1,12 @@
 //! What a sentinel answers: who is the master, who the other sentinels are, how new that is.
 
-use std::sync::Arc;
-
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::{Failure, accept};
 use crate::client::wire::resp::Reply;
 
-/// The server that a sentinel has named as the master.
-pub(crate) struct NamedMaster {
-    pub(crate) place: Place,
-    pub(crate) sentinel: Arc<Endpoint>,
-    /// The epoch of the sentinel's configuration. `None` if the right to ask is missing.
-    pub(crate) epoch: Option<u64>,
-    /// How many replicas there are, if that was asked.
-    pub(crate) replicas: Option<u32>,
+/// Where a server is, as a sentinel says.
+pub(super) fn place(host: &str, port: &str) -> Option<Place> {
+    Place::announced(host, port.parse().ok()?)
 }
 
 /// Reads the reply to `SENTINEL get-master-addr-by-name`. `None` if the sentinel does not know the
@@ -24,11 +17,7 @@ pub(super) fn read_master(reply: Reply) -> Result<Option<Place>, Failure> {
         Reply::Array(parts) => parts,
         _ => Vec::new(),
     };
-    let read = || {
-        let host = parts.first()?.text()?;
-        let port = parts.get(1)?.text()?;
-        Place::announced(host, port.parse().ok()?)
-    };
+    let read = || place(parts.first()?.text()?, parts.get(1)?.text()?);
     read()
         .map(Some)
         .ok_or_else(|| Failure::not_sent("the sentinel's reply made no sense"))
@@ -36,11 +25,9 @@ pub(super) fn read_master(reply: Reply) -> Result<Option<Place>, Failure> {
 
 /// Reads the reply to `SENTINEL sentinels`: where the other sentinels are.
 pub(super) fn read_others(others: &[Reply]) -> impl Iterator<Item = Place> {
-    others.iter().filter_map(|other| {
-        let host = other.field("ip")?;
-        let port = other.field("port")?;
-        Place::announced(host, port.parse().ok()?)
-    })
+    others
+        .iter()
+        .filter_map(|other| place(other.field("ip")?, other.field("port")?))
 }
 
 /// Reads the epoch in the reply to `SENTINEL master`.
