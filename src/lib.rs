@@ -35,14 +35,10 @@
 //!
 //! # Sentinel and Cluster
 //!
-//! A URL such as `redis+sentinel://user:password@s1:26379,s2:26379/mymaster/0` leads to the master
-//! that the sentinels know by that name; login and database are those of the master, and the
-//! sentinels have a [login](Builder::sentinel_login) of their own. With
-//! `redis+cluster://user:password@n1:6379,n2:6379`, each lock is on the master that has the slot of
-//! its key. (`rediss+sentinel` and `rediss+cluster` use TLS.) After a switch, or when a slot moves,
-//! commands follow, waiters ask the new master at once, and renewed holds are checked there. A node
-//! that is silent delays no renewal of other nodes' locks. A failover can lose a lock, unless
-//! [`Builder::replicas`] is set. [Engines](guide::engines) helps to choose.
+//! The URL decides: `redis+sentinel://user:password@s1:26379,s2:26379/mymaster/0` leads to the
+//! master that the sentinels know by that name, and `redis+cluster://user:password@n1:6379,n2:6379`
+//! to the master of each lock's slot. (With `rediss`, both use TLS.) [Engines](guide::engines)
+//! helps to choose, and says what a failover does to a lock.
 //!
 //! # Features
 //!
@@ -64,66 +60,9 @@
 //! [Threads](guide::threads) is about thread pools, rayon, async code, forks, exits and
 //! thread-locals.
 //!
-//! Each manager has threads of its own:
-//!
-//! | thread | what it does | from when on |
-//! |---|---|---|
-//! | `relatch-probe` | ends at once: it shows that the system can start threads | the start |
-//! | `relatch-pool-0` | looks after idle connections | the start |
-//! | `relatch-keeper` | knows when leases are to be renewed, and reports losses | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`], the first hold; or the first orphan (a key that a lost answer may have left behind); with [`Builder::warn_after`], the start |
-//! | `relatch-renewer`, for each server | renews leases, finishes late releases | the first renewal, or the first orphan |
-//! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | a loss, until no call is due |
-//! | `relatch-log`, one in the process | logs and counts for the other threads, which must not stand still with the program's logger | a line, until none is left |
-//! | `relatch-login` | asks [`Builder::credentials`] | each connection, until it returns |
-//! | `relatch-listen`, for each server | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
-//! | `relatch-sentinel` | receives the sentinels' reports of another master | with sentinels: the first connection |
-//! | `relatch-cluster` | reads the map of the cluster | in a cluster: the first command |
-//!
-//! Only a cluster has more than one server in this table: each master with locks of this manager.
-//! These threads end when the program drops the last handle or guard. The drop [waits](LockManager)
-//! for all but the first two and `relatch-login`.
-//!
-//! # Waiting
-//!
-//! A waiter sleeps until Redis reports that the lock's key has changed: by a release (also by
-//! another library), an expiry, a `DEL` by hand, or a flush. This needs Redis 6 or later and the
-//! rights `+client|id +client|tracking +subscribe &__redis__:invalidate`. If these are missing, or
-//! the listener's connection is down, waiters poll with pauses of 0.5 to 64 ms ([or another
-//! limit](Builder::poll_every)), and the manager logs one warning. Waiters also poll behind a proxy
-//! that does not forward invalidations. To detect such a proxy, the manager first changes a key of
-//! its own and waits for the invalidation. A waiter never depends on invalidations alone: it also
-//! asks when the holder's lease ends, and every 10 to 15 seconds.
-//!
-//! Threads of one process get a lock in the order in which they asked for it. They hand it off
-//! among themselves in one round trip, [for a few milliseconds](Builder::local_handoff). Then other
-//! processes have a chance.
-//!
-//! Between processes there is no order. From the holders that it saw, each waiter estimates how
-//! many processes want the lock. Before it asks, it sleeps: for each of these processes, as long as
-//! a few round trips take, but at most 250 ms in all. Without this sleep, each release would cost
-//! as many commands as there are waiting processes. A woken waiter that saw one other process asks
-//! at once three times out of four. A woken waiter that saw none always asks at once.
-//!
-//! # Log targets and levels
-//!
-//! relatch logs through the [`log`](https://docs.rs/log) crate. It never logs a password or a whole
-//! command.
-//!
-//! | target | `error` | `warn` | `info` | `debug` |
-//! |---|---|---|---|---|
-//! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
-//! | `relatch::listener` | | waiters have to poll (logged once, until invalidations come again); the thread panicked, or still connects when the last handle is dropped | invalidations come again | |
-//! | `relatch::sentinel` | | no sentinel reports another master (logged once, until one does); the thread panicked, or still connects when the last handle is dropped | another master; reports come again | |
-//! | `relatch::cluster` | | no node sends a map (logged once, until one does); the thread panicked, or still asks when the last handle is dropped | a node sends a map again | a node without a map, or with an old one; how many slots have another node |
-//! | `relatch::connection` | | | | each new connection: version, mode and role of the server |
-//! | `relatch::keeper` | | each try that left leases without renewal, unless Redis refuses it for good; the thread panicked | | |
-//! | `relatch::refused` | Redis refuses for good to renew a lease, or to delete the key of a release: once for each | | | |
-//! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
-//! | `relatch::log` | | how many lines were dropped because the logger was slow | | |
-//! | `relatch::slow` | | a wait or a hold that lasts longer than [`Builder::warn_after`] says | | |
-//! | `relatch::wait` | | | a wait lasts for 5 s, 10 s, 20 s and so on: who has the lock, and what is left of the lease | a thread is about to sleep until it has a lock; how that wait ended |
-//! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |
-//! | `relatch::force_unlock` | | a lock that was force-unlocked, and its holder | | |
+//! [Each manager has threads of its own](guide::running): they renew leases, listen for
+//! invalidations and report losses. The same page has how a waiter waits, and what is logged under
+//! which target.
 
 pub mod guide {
     //! The pages of the guide. They are also in the folder `docs` of the
@@ -142,6 +81,7 @@ pub mod guide {
     //! | to operate | |
     //! |---|---|
     //! | [operations] | the Redis user, settings, monitoring |
+    //! | [running] | a manager's threads, how a waiter waits, log targets and levels |
     //! | [trouble] | on call: a stuck lock; and by symptom: why, and what to do |
     //! | [engines] | one server, Sentinel, replicas, Cluster: what each survives, and how to set it up |
     //! | [managed] | Redis and Valkey as a cloud service, by name |
@@ -163,6 +103,75 @@ pub mod guide {
     #[doc = include_str!("../docs/guide-links.md")]
     #[doc = include_str!("../docs/hello.md")]
     pub mod hello {}
+
+    pub mod running {
+        //! What goes on in a program while a manager lives.
+        //!
+        //! # Threads
+        //!
+        //! Each manager has threads of its own:
+        //!
+        //! | thread | what it does | from when on |
+        //! |---|---|---|
+        //! | `relatch-probe` | ends at once: it shows that the system can start threads | the start |
+        //! | `relatch-pool-0` | looks after idle connections | the start |
+        //! | `relatch-keeper` | knows when leases are to be renewed, and reports losses | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`](crate::Builder::on_lost), the first hold; or the first orphan (a key that a lost answer may have left behind); with [`Builder::warn_after`](crate::Builder::warn_after), the start |
+        //! | `relatch-renewer`, for each server | renews leases, finishes late releases | the first renewal, or the first orphan |
+        //! | `relatch-on-lost` | calls [`Builder::on_lost`](crate::Builder::on_lost)'s callback | a loss, until no call is due |
+        //! | `relatch-log`, one in the process | logs and counts for the other threads, which must not stand still with the program's logger | a line, until none is left |
+        //! | `relatch-login` | asks [`Builder::credentials`](crate::Builder::credentials) | each connection, until it returns |
+        //! | `relatch-listen`, for each server | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
+        //! | `relatch-sentinel` | receives the sentinels' reports of another master | with sentinels: the first connection |
+        //! | `relatch-cluster` | reads the map of the cluster | in a cluster: the first command |
+        //!
+        //! Only a cluster has more than one server in this table: each master with locks of this
+        //! manager. These threads end when the program drops the last handle or guard. The drop
+        //! [waits](crate::LockManager) for all but the first two and `relatch-login`.
+        //!
+        //! # Waiting
+        //!
+        //! A waiter sleeps until Redis reports that the lock's key has changed: by a release (also
+        //! by another library), an expiry, a `DEL` by hand, or a flush. This needs Redis 6 or later
+        //! and the rights `+client|id +client|tracking +subscribe &__redis__:invalidate`. If these
+        //! are missing, or the listener's connection is down, waiters poll with pauses of 0.5 to 64
+        //! ms ([or another limit](crate::Builder::poll_every)), and the manager logs one warning.
+        //! Waiters also poll behind a proxy that does not forward invalidations. To detect such a
+        //! proxy, the manager first changes a key of its own and waits for the invalidation. A
+        //! waiter never depends on invalidations alone: it also asks when the holder's lease ends,
+        //! and every 10 to 15 seconds.
+        //!
+        //! Threads of one process get a lock in the order in which they asked for it. They hand it
+        //! off among themselves in one round trip, [for a few
+        //! milliseconds](crate::Builder::local_handoff). Then other processes have a chance.
+        //!
+        //! Between processes there is no order. From the holders that it saw, each waiter estimates
+        //! how many processes want the lock. Before it asks, it sleeps: for each of these
+        //! processes, as long as a few round trips take, but at most 250 ms in all. Without this
+        //! sleep, each release would cost as many commands as there are waiting processes. A woken
+        //! waiter that saw one other process asks at once three times out of four. A woken waiter
+        //! that saw none always asks at once.
+        //!
+        //! # Log targets and levels
+        //!
+        //! relatch logs through the [`log`](https://docs.rs/log) crate. It never logs a password or
+        //! a whole command.
+        //!
+        //! | target | `error` | `warn` | `info` | `debug` |
+        //! |---|---|---|---|---|
+        //! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
+        //! | `relatch::listener` | | waiters have to poll (logged once, until invalidations come again); the thread panicked, or still connects when the last handle is dropped | invalidations come again | |
+        //! | `relatch::sentinel` | | no sentinel reports another master (logged once, until one does); the thread panicked, or still connects when the last handle is dropped | another master; reports come again | |
+        //! | `relatch::cluster` | | no node sends a map (logged once, until one does); the thread panicked, or still asks when the last handle is dropped | a node sends a map again | a node without a map, or with an old one; how many slots have another node |
+        //! | `relatch::connection` | | | | each new connection: version, mode and role of the server |
+        //! | `relatch::keeper` | | each try that left leases without renewal, unless Redis refuses it for good; the thread panicked | | |
+        //! | `relatch::refused` | Redis refuses for good to renew a lease, or to delete the key of a release: once for each | | | |
+        //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
+        //! | `relatch::log` | | how many lines were dropped because the logger was slow | | |
+        //! | `relatch::slow` | | a wait or a hold that lasts longer than [`Builder::warn_after`](crate::Builder::warn_after) says | | |
+        //! | `relatch::wait` | | | a wait lasts for 5 s, 10 s, 20 s and so on: who has the lock, and what is left of the lease | a thread is about to sleep until it has a lock; how that wait ended |
+        //! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |
+        //! | `relatch::force_unlock` | | a lock that was force-unlocked, and its holder | | |
+    }
 
     #[doc = include_str!("../docs/guide-links.md")]
     #[doc = include_str!("../docs/choosing.md")]

@@ -90,8 +90,8 @@ impl Lock {
     ///
     /// A thread that has lately seen other processes hold the lock begins with the script, and
     /// sleeps a little before each try. A thread that receives no invalidations (see
-    /// [Waiting](crate#waiting)) polls with growing pauses of up to 64 ms, or [another
-    /// limit](crate::Builder::poll_every).
+    /// [Waiting](crate::guide::running#waiting)) polls with growing pauses of up to 64 ms, or
+    /// [another limit](crate::Builder::poll_every).
     ///
     /// If two threads of a process each hold a lock and wait for the lock of the other, one of them
     /// gets [`Error::WouldDeadlock`] at once: the one whose limit would come first or, without

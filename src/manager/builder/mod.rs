@@ -252,8 +252,9 @@ impl Builder {
         self
     }
 
-    /// Whether Redis sends invalidations to this manager (see [Waiting](crate#waiting)). They wake
-    /// waiters, and report the loss of a renewed lock at once. Defaults to yes.
+    /// Whether Redis sends invalidations to this manager (see
+    /// [Waiting](crate::guide::running#waiting)). They wake waiters, and report the loss of a
+    /// renewed lock at once. Defaults to yes.
     ///
     /// If this is off, the manager opens no connection for invalidations, waiters
     /// [poll](Builder::poll_every), and the next renewal finds a loss. Switch it off where

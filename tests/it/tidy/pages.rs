@@ -73,6 +73,23 @@ fn the_readme_is_short() {
     assert!(words <= 900, "{words} words");
 }
 
+/// The crate's own comment, and the pages that it includes.
+#[test]
+fn the_first_page_of_rustdoc_is_short() {
+    let file = text("src/lib.rs");
+    let (page, _) = file.split_once("\npub mod guide {").expect("the guide");
+    let own = page.lines().filter_map(|line| line.strip_prefix("//!"));
+    let included = page.split("include_str!(\"../").skip(1);
+    let included = included.map(|it| text(it.split('"').next().expect("a path")));
+    let included = included.collect::<Vec<_>>().join("\n");
+    let seen = own.chain(included.lines());
+    let seen = seen.filter(|line| links_below(line).is_empty());
+    let words = seen.flat_map(str::split_whitespace);
+    let words = words.filter(|word| word.contains(char::is_alphanumeric));
+    let count = words.count();
+    assert!(count <= 1_500, "{count} words");
+}
+
 /// One reading of ten minutes.
 #[test]
 fn the_guarantees_can_be_read_at_once() {
@@ -419,9 +436,11 @@ fn the_code_map_is_that_of_the_code() {
 
 /// The words in backticks that begin a line of a table, and with one of these.
 fn rows<'a>(page: &'a str, begin: &str) -> BTreeSet<&'a str> {
-    let lines = page
-        .lines()
-        .filter_map(|line| line.trim_start_matches("//! ").strip_prefix("| `"));
+    let lines = page.lines().filter_map(|line| {
+        line.trim_start()
+            .trim_start_matches("//! ")
+            .strip_prefix("| `")
+    });
     let words = lines.filter_map(|line| line.split('`').next());
     words.filter(|word| word.starts_with(begin)).collect()
 }
