@@ -15,7 +15,7 @@ use crate::client::wire::tls;
 /// The bytes of a connection, as replies.
 pub(crate) struct Stream {
     socket: Socket,
-    tls: Option<Box<tls::Channel>>,
+    tls: Option<Box<dyn tls::Layer>>,
     reader: Reader,
     /// Whether no whole reply has come yet.
     is_new: bool,
@@ -32,7 +32,7 @@ impl Stream {
         let mut socket = Socket::open(way, limit)?;
         let tls = match tls {
             Some((client, host)) => {
-                let mut channel = Box::new(client.channel(host)?);
+                let mut channel = client.channel(host)?;
                 // After so long a silence, no login would be answered within the limit: it takes
                 // half as long again.
                 match channel.shake_hands(socket.until(began.after(limit * 3 / 4))) {
@@ -102,7 +102,7 @@ impl Stream {
     pub(crate) fn probe(&mut self) -> bool {
         let socket = &self.socket;
         let probe = match &mut self.tls {
-            Some(tls) => tls.probe(|buffer| socket.read_now(buffer)),
+            Some(tls) => tls.probe(&mut |buffer| socket.read_now(buffer)),
             // The byte is dropped: a connection that receives unasked bytes is not used again.
             None => {
                 !matches!(socket.read_now(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)

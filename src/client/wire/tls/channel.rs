@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Error, IoState};
 
-use super::cause;
+use super::{Duplex, Layer, cause};
 use crate::base::error::TlsCause;
 use crate::client::wire::io_error;
 use crate::client::wire::resp::LONGEST_REPLY;
@@ -41,7 +41,7 @@ pub(crate) struct Channel {
 
 impl Client {
     /// Begins a connection to `host`. Sends nothing.
-    pub(in crate::client) fn channel(&self, host: &str) -> io::Result<Channel> {
+    pub(in crate::client) fn channel(&self, host: &str) -> io::Result<Box<dyn Layer>> {
         let name = match &self.name {
             Some(name) => name.clone(),
             None => ServerName::try_from(host.to_owned()).map_err(|_| {
@@ -53,12 +53,12 @@ impl Client {
         };
         let connection = contain(|| ClientConnection::new(Arc::clone(&self.config), name))
             .map_err(|error| cause::in_handshake(error, &[], false))?;
-        Ok(Channel {
+        Ok(Box::new(Channel {
             connection,
             head: Vec::new(),
             has_answered: false,
             without_data: 0,
-        })
+        }))
     }
 }
 
@@ -71,29 +71,7 @@ impl fmt::Debug for Client {
 }
 
 impl Channel {
-    /// Does the handshake. After a time-out, the caller can call this again.
-    pub(in crate::client) fn shake_hands(
-        &mut self,
-        socket: &mut (impl Read + Write),
-    ) -> io::Result<()> {
-        let shaken = self.try_to_shake_hands(socket);
-        let words = |error: &io::Error| match error.kind() {
-            ErrorKind::TimedOut if self.is_silent() => Some(
-                "the server sent nothing in the time for the TLS handshake, and may not speak TLS",
-            ),
-            ErrorKind::TimedOut => Some("the TLS handshake was not done in time"),
-            ErrorKind::UnexpectedEof => {
-                Some("the server closed the connection in the TLS handshake")
-            }
-            _ => None,
-        };
-        shaken.map_err(|error| match words(&error) {
-            Some(words) => io::Error::new(error.kind(), words),
-            None => error,
-        })
-    }
-
-    fn try_to_shake_hands(&mut self, socket: &mut (impl Read + Write)) -> io::Result<()> {
+    fn try_to_shake_hands(&mut self, socket: &mut dyn Duplex) -> io::Result<()> {
         while self.connection.is_handshaking() {
             self.flush(socket)
                 .map_err(|error| self.reason(error, socket))?;
@@ -102,71 +80,6 @@ impl Channel {
         }
         self.flush(socket)
             .map_err(|error| self.reason(error, socket))
-    }
-
-    /// True if the server has sent nothing.
-    pub(in crate::client) fn is_silent(&self) -> bool {
-        self.head.is_empty()
-    }
-
-    /// Writes all bytes. After an error, at least the last of them cannot be read by the server.
-    pub(in crate::client) fn write(
-        &mut self,
-        bytes: &[u8],
-        socket: &mut (impl Read + Write),
-    ) -> io::Result<()> {
-        for part in bytes.chunks(RECORD) {
-            self.connection.writer().write_all(part)?;
-            self.flush(socket)
-                .map_err(|error| self.reason(error, socket))?;
-        }
-        Ok(())
-    }
-
-    /// Reads some bytes. Zero means that the server has ended the connection. After a time-out,
-    /// what has come of a record stays here.
-    pub(in crate::client) fn read(
-        &mut self,
-        buffer: &mut [u8],
-        socket: &mut (impl Read + Write),
-    ) -> io::Result<usize> {
-        loop {
-            match self.connection.reader().read(buffer) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Ok(count) => {
-                    self.has_answered |= count > 0;
-                    self.without_data = 0;
-                    return Ok(count);
-                }
-                Err(error) => return Err(error),
-            }
-            self.pull(|buffer| socket.read(buffer))
-                .inspect_err(|_| self.tell_why(socket))?;
-            // The server may have asked for new keys.
-            self.flush(socket)?;
-        }
-    }
-
-    /// True if the connection has ended. `read` does not wait. A server may send messages without
-    /// data at any time: they do not end the connection. What comes with data is kept, and found by
-    /// [`unread`](Self::unread).
-    pub(in crate::client) fn probe(
-        &mut self,
-        mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
-    ) -> bool {
-        loop {
-            if let Err(error) = self.pull(&mut read) {
-                return error.kind() != ErrorKind::WouldBlock;
-            }
-        }
-    }
-
-    /// True if data has come that was not read.
-    pub(in crate::client) fn unread(&mut self) -> bool {
-        self.connection
-            .reader()
-            .fill_buf()
-            .is_ok_and(|data| !data.is_empty())
     }
 
     /// Reads from the socket once, and decrypts all records that are whole.
@@ -197,9 +110,9 @@ impl Channel {
     }
 
     /// Sends what has been encrypted.
-    fn flush(&mut self, socket: &mut (impl Read + Write)) -> io::Result<()> {
+    fn flush(&mut self, socket: &mut dyn Duplex) -> io::Result<()> {
         while self.connection.wants_write() {
-            if self.connection.write_tls(socket)? == 0 {
+            if self.connection.write_tls(&mut *socket)? == 0 {
                 return Err(ErrorKind::WriteZero.into());
             }
         }
@@ -207,14 +120,14 @@ impl Channel {
     }
 
     /// Tells the server why this side ends the connection, if rustls has something to tell.
-    fn tell_why(&mut self, socket: &mut (impl Read + Write)) {
+    fn tell_why(&mut self, socket: &mut dyn Duplex) {
         let _ = self.flush(socket); // The error that led here says more.
     }
 
     /// Why the server has closed the connection, if it has told; or else `error`, which the write
     /// met. A server that refuses the client's certificate may have closed the connection before
     /// all is written.
-    fn reason(&mut self, error: io::Error, socket: &mut (impl Read + Write)) -> io::Error {
+    fn reason(&mut self, error: io::Error, socket: &mut dyn Duplex) -> io::Error {
         if self.has_answered || !io_error::ends_link(&error) {
             return error;
         }
@@ -225,6 +138,72 @@ impl Channel {
                 _ => return error,
             }
         }
+    }
+}
+
+impl Layer for Channel {
+    fn shake_hands(&mut self, socket: &mut dyn Duplex) -> io::Result<()> {
+        let shaken = self.try_to_shake_hands(socket);
+        let words = |error: &io::Error| match error.kind() {
+            ErrorKind::TimedOut if self.is_silent() => Some(
+                "the server sent nothing in the time for the TLS handshake, and may not speak TLS",
+            ),
+            ErrorKind::TimedOut => Some("the TLS handshake was not done in time"),
+            ErrorKind::UnexpectedEof => {
+                Some("the server closed the connection in the TLS handshake")
+            }
+            _ => None,
+        };
+        shaken.map_err(|error| match words(&error) {
+            Some(words) => io::Error::new(error.kind(), words),
+            None => error,
+        })
+    }
+
+    fn is_silent(&self) -> bool {
+        self.head.is_empty()
+    }
+
+    fn write(&mut self, bytes: &[u8], socket: &mut dyn Duplex) -> io::Result<()> {
+        for part in bytes.chunks(RECORD) {
+            self.connection.writer().write_all(part)?;
+            self.flush(socket)
+                .map_err(|error| self.reason(error, socket))?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: &mut [u8], socket: &mut dyn Duplex) -> io::Result<usize> {
+        loop {
+            match self.connection.reader().read(buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Ok(count) => {
+                    self.has_answered |= count > 0;
+                    self.without_data = 0;
+                    return Ok(count);
+                }
+                Err(error) => return Err(error),
+            }
+            self.pull(|buffer| socket.read(buffer))
+                .inspect_err(|_| self.tell_why(socket))?;
+            // The server may have asked for new keys.
+            self.flush(socket)?;
+        }
+    }
+
+    fn probe(&mut self, read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>) -> bool {
+        loop {
+            if let Err(error) = self.pull(&mut *read) {
+                return error.kind() != ErrorKind::WouldBlock;
+            }
+        }
+    }
+
+    fn unread(&mut self) -> bool {
+        self.connection
+            .reader()
+            .fill_buf()
+            .is_ok_and(|data| !data.is_empty())
     }
 }
 

@@ -14,11 +14,42 @@ mod channel;
 mod cause;
 
 #[cfg(not(feature = "tls-no-provider"))]
-pub(crate) use self::absent::{Channel, Client, Tls};
+pub(crate) use self::absent::{Client, Tls};
 #[cfg(feature = "tls-no-provider")]
-pub(crate) use self::channel::{Channel, Client};
+pub(crate) use self::channel::Client;
 #[cfg(feature = "tls-no-provider")]
 pub use self::options::Tls;
+
+use std::io::{self, Read, Write};
+
+/// A socket that reads and writes until a deadline.
+pub(crate) trait Duplex: Read + Write {}
+
+impl<T: Read + Write> Duplex for T {}
+
+/// The bytes of a connection that is encrypted.
+pub(crate) trait Layer: Send + Sync {
+    /// Does the handshake. After a time-out, the caller can call this again.
+    fn shake_hands(&mut self, socket: &mut dyn Duplex) -> io::Result<()>;
+
+    /// True if the server has sent nothing.
+    fn is_silent(&self) -> bool;
+
+    /// Writes all bytes. After an error, at least the last of them cannot be read by the server.
+    fn write(&mut self, bytes: &[u8], socket: &mut dyn Duplex) -> io::Result<()>;
+
+    /// Reads some bytes. Zero means that the server has ended the connection. After a time-out,
+    /// what has come of a record stays here.
+    fn read(&mut self, buffer: &mut [u8], socket: &mut dyn Duplex) -> io::Result<usize>;
+
+    /// True if the connection has ended. `read` does not wait. A server may send messages without
+    /// data at any time: they do not end the connection. What comes with data is kept, and found by
+    /// [`unread`](Self::unread).
+    fn probe(&mut self, read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>) -> bool;
+
+    /// True if data has come that was not read.
+    fn unread(&mut self) -> bool;
+}
 
 #[cfg(feature = "tls")]
 #[cfg(test)]
