@@ -46,7 +46,8 @@ pub(crate) fn listen(
         });
     }
     drop(connection); // The answer may take a response timeout.
-    node.hears(&mut tracking, &probe)?;
+    let until = Moment::now().after(node.common.response_timeout);
+    tracking.expect(&probe, until)?;
     Ok(tracking)
 }
 

@@ -1,7 +1,9 @@
 //! A socket of the system, over TCP or on a Unix path, whose calls end by a deadline.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+#[cfg(unix)]
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -12,7 +14,6 @@ use redis::io::tcp::socket2::{Domain, SockAddr, Type};
 use crate::base::clock::Moment;
 #[cfg(test)]
 use crate::base::sync::scheduler;
-use crate::client::wire::endpoint::Way;
 
 /// The shortest timeout that is set on a socket. Zero would mean no timeout.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
@@ -21,9 +22,17 @@ pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 /// keep firewalls from dropping an idle connection, and end a connection whose other end is gone.
 const ASKED_AFTER: Duration = Duration::from_secs(30);
 
+/// One way to reach a server.
+#[derive(Clone, Debug)]
+pub(crate) enum Way {
+    Tcp(SocketAddr),
+    #[cfg(unix)]
+    Unix(PathBuf),
+}
+
 /// A socket that reads and writes until a deadline: that of the last call of
 /// [`until`](Self::until).
-pub(super) struct Socket {
+pub(crate) struct Socket {
     handle: Arc<Handle>,
     /// The current timeout of the handle.
     timeout: Duration,

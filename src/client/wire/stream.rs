@@ -6,10 +6,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::client::wire::endpoint::Way;
 use crate::client::wire::io_error;
 use crate::client::wire::resp::{Reader, Reply};
-use crate::client::wire::socket::{Ender, Socket};
+use crate::client::wire::socket::{Ender, Socket, Way};
 use crate::client::wire::tls;
 
 /// The bytes of a connection, as replies.
@@ -102,7 +101,7 @@ impl Stream {
     pub(crate) fn probe(&mut self) -> bool {
         let socket = &self.socket;
         let probe = match &mut self.tls {
-            Some(tls) => tls.probe(&mut |buffer| socket.read_now(buffer)),
+            Some(tls) => tls.probe(socket),
             // The byte is dropped: a connection that receives unasked bytes is not used again.
             None => {
                 !matches!(socket.read_now(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)

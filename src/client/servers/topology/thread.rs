@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
-use crate::client::servers::map::Map;
 use crate::client::servers::slots::slot;
 use crate::client::servers::source::belief::{Epochs, Poll};
 use crate::client::servers::source::{News, Report, Source, View};
@@ -226,7 +225,7 @@ impl<'a> Reader<'a> {
         {
             self.epochs.leave(old.endpoint.place());
         }
-        let moved = moved(&before, &map);
+        let moved = map.differs_from(&before);
         let count = moved.iter().filter(|moved| **moved).count();
         if count > 0 {
             source.tell(News::Moved(count, view));
@@ -373,15 +372,6 @@ impl Reader<'_> {
     }
 }
 
-/// For each slot, whether it has another node than before. Empty if none has.
-fn moved(before: &Map, map: &Map) -> Vec<bool> {
-    if map.is_same_as(before) {
-        Vec::new()
-    } else {
-        map.differs_from(before)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -441,8 +431,7 @@ mod tests {
     fn a_map_is_as_old_as_the_question_for_it() {
         let (shared, asked) = (self::shared(CLUSTER), Moment::now());
         take_in(&mut Reader::new(&shared), &view(7001), asked);
-        let state = shared.state.lock();
-        let is_known = |since: Moment| state.map_since(since).is_some();
+        let is_known = |since| shared.map_since(since, Moment::PAST).is_ok();
         assert!(is_known(Moment::PAST) && is_known(asked));
         assert!(!is_known(asked.after(Duration::from_nanos(1))));
     }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Error, IoState};
 
-use super::{Duplex, Layer, cause};
+use super::{Layer, cause};
 use crate::base::error::TlsCause;
 use crate::client::wire::io_error;
 use crate::client::wire::resp::LONGEST_REPLY;
+use crate::client::wire::socket::Socket;
 
 /// How much is encrypted before it is sent: one record at most. If that record leaves only in part,
 /// the server cannot read it. So a command whose last record has not left whole is not executed.
@@ -71,7 +72,7 @@ impl fmt::Debug for Client {
 }
 
 impl Channel {
-    fn try_to_shake_hands(&mut self, socket: &mut dyn Duplex) -> io::Result<()> {
+    fn try_to_shake_hands(&mut self, socket: &mut Socket) -> io::Result<()> {
         while self.connection.is_handshaking() {
             self.flush(socket)
                 .map_err(|error| self.reason(error, socket))?;
@@ -110,9 +111,9 @@ impl Channel {
     }
 
     /// Sends what has been encrypted.
-    fn flush(&mut self, socket: &mut dyn Duplex) -> io::Result<()> {
+    fn flush(&mut self, socket: &mut Socket) -> io::Result<()> {
         while self.connection.wants_write() {
-            if self.connection.write_tls(&mut *socket)? == 0 {
+            if self.connection.write_tls(socket)? == 0 {
                 return Err(ErrorKind::WriteZero.into());
             }
         }
@@ -120,14 +121,14 @@ impl Channel {
     }
 
     /// Tells the server why this side ends the connection, if rustls has something to tell.
-    fn tell_why(&mut self, socket: &mut dyn Duplex) {
+    fn tell_why(&mut self, socket: &mut Socket) {
         let _ = self.flush(socket); // The error that led here says more.
     }
 
     /// Why the server has closed the connection, if it has told; or else `error`, which the write
     /// met. A server that refuses the client's certificate may have closed the connection before
     /// all is written.
-    fn reason(&mut self, error: io::Error, socket: &mut dyn Duplex) -> io::Error {
+    fn reason(&mut self, error: io::Error, socket: &mut Socket) -> io::Error {
         if self.has_answered || !io_error::ends_link(&error) {
             return error;
         }
@@ -142,7 +143,7 @@ impl Channel {
 }
 
 impl Layer for Channel {
-    fn shake_hands(&mut self, socket: &mut dyn Duplex) -> io::Result<()> {
+    fn shake_hands(&mut self, socket: &mut Socket) -> io::Result<()> {
         let shaken = self.try_to_shake_hands(socket);
         let words = |error: &io::Error| match error.kind() {
             ErrorKind::TimedOut if self.is_silent() => Some(
@@ -164,7 +165,7 @@ impl Layer for Channel {
         self.head.is_empty()
     }
 
-    fn write(&mut self, bytes: &[u8], socket: &mut dyn Duplex) -> io::Result<()> {
+    fn write(&mut self, bytes: &[u8], socket: &mut Socket) -> io::Result<()> {
         for part in bytes.chunks(RECORD) {
             self.connection.writer().write_all(part)?;
             self.flush(socket)
@@ -173,7 +174,7 @@ impl Layer for Channel {
         Ok(())
     }
 
-    fn read(&mut self, buffer: &mut [u8], socket: &mut dyn Duplex) -> io::Result<usize> {
+    fn read(&mut self, buffer: &mut [u8], socket: &mut Socket) -> io::Result<usize> {
         loop {
             match self.connection.reader().read(buffer) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -191,9 +192,9 @@ impl Layer for Channel {
         }
     }
 
-    fn probe(&mut self, read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>) -> bool {
+    fn probe(&mut self, socket: &Socket) -> bool {
         loop {
-            if let Err(error) = self.pull(&mut *read) {
+            if let Err(error) = self.pull(|buffer| socket.read_now(buffer)) {
                 return error.kind() != ErrorKind::WouldBlock;
             }
         }
