@@ -114,16 +114,21 @@ pub(crate) enum AfterFailure {
 }
 
 impl Patience {
-    /// How long a caller waits that asks now. Without a limit, while the lock is busy. With a limit
-    /// of zero, for one answer. But never longer than until `latest`.
+    /// How long a caller waits that asks now: until `latest`, or to the end of its limit. A limit of
+    /// zero leaves the time of one answer, whatever `latest` is. Otherwise many single tries, one
+    /// after the other, would be too slow for a link that is well.
     pub(crate) fn new(settings: &Settings, limit: Option<Duration>, latest: Moment) -> Patience {
         let began = Moment::now();
         let an_attempt = settings.an_attempt();
         let once = limit == Some(Duration::ZERO);
-        let limit = if once { Some(an_attempt) } else { limit };
+        let ends = |limit| began.after(limit).min(latest);
         Patience {
             began,
-            deadline: limit.map_or(latest, |limit| began.after(limit).min(latest)),
+            deadline: if once {
+                began.after(an_attempt)
+            } else {
+                limit.map_or(latest, ends)
+            },
             once,
             tolerate_outage: settings.tolerate_outage,
             an_attempt,
