@@ -110,7 +110,7 @@ impl Session {
             Ok(taken) => taken,
             Err(error) => return Err(wait.fails(error)),
         };
-        wait.ends();
+        turn.ends(wait);
 
         // 4. The thread has the lock. The keeper renews its lease, the queue knows that it is held,
         //    and the thread's map leads to it.

@@ -115,7 +115,8 @@ impl<'a> Release<'a> {
     ) -> Result<(), Error> {
         // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
         let next = self.next.take();
-        let result = self.run(next.as_ref().map(|next| &next.claim), command);
+        let claim = next.as_ref().and_then(|next| next.claim.as_ref());
+        let result = self.run(claim, command);
 
         // 4. to 6. What follows from the answer.
         self.conclude(&result);
@@ -123,15 +124,15 @@ impl<'a> Release<'a> {
         // 7. End the turn. If this came before step 3, the next thread would compete with this
         //    release. If it came before step 4, the next thread could hold the lock while this hold
         //    does not count as over yet.
-        let Some(next) = next else {
+        let (Some(next), Some(claim)) = (&next, claim) else {
             drop(self.turn);
             return result;
         };
-        if self.turn.settle(&next, self.handed) {
+        if self.turn.settle(next, self.handed) {
             self.keeper.delete_later(OrphanKey {
                 redis_key: self.hold.key.in_redis().to_owned(),
-                token: next.claim.token.clone(),
-                gone_by: next.claim.lease.gone_by(Moment::now()),
+                token: claim.token.clone(),
+                gone_by: claim.lease.gone_by(Moment::now()),
                 // If there was no answer, Redis may still execute the `SET`.
                 may_reappear: matches!(self.handed, HandoffOutcome::Unanswered { .. }),
             });

@@ -82,7 +82,7 @@ impl Session {
     ) -> Wait<'a> {
         let manager = OfManager {
             id: self.id,
-            waits: &self.core.queues.waits,
+            counters: &self.core.counters,
             store: &self.core.store,
             end: &self.going,
             wake: &self.wake,
