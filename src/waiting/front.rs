@@ -39,7 +39,6 @@ pub(super) struct InFront<'a> {
     pub(super) waiting: &'a VecDeque<Arc<Waiter>>,
     pub(super) past: &'a mut Past,
     pub(super) silence: &'a mut Option<Silence>,
-    pub(super) answered: &'a mut bool,
     pub(super) seen: &'a mut Option<(Holder, Moment)>,
     pub(super) without_expiry: &'a mut WithoutExpiry,
 }
@@ -101,15 +100,12 @@ impl InFront<'_> {
 
     /// The front is about to ask Redis. This is noted first, because there may never be an answer.
     pub(super) fn asks(&mut self, now: Moment) {
-        let answered = *self.answered;
-        self.silence
-            .get_or_insert_with(|| Silence::new(now, answered));
+        self.silence.get_or_insert_with(|| Silence::new(now));
     }
 
     /// Redis has answered the front.
     pub(super) fn answered(&mut self) {
         *self.silence = None;
-        *self.answered = true;
     }
 
     /// An attempt of the front has failed. `silence` is `None` if the failure says nothing about

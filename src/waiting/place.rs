@@ -75,11 +75,9 @@ impl<'a> QueuePlace<'a> {
         cores_are_free: bool,
         now: Moment,
     ) -> QueueStep {
-        // If Redis has answered other threads since the silence began, there is no outage.
-        let silence = queue
-            .silence
-            .as_ref()
-            .filter(|it| !it.is_refuted(|moment| self.wait.answered_since(moment)));
+        let silence = queue.silence.clone();
+        let silence = silence.and_then(|it| it.unless(self.wait.answered_at()));
+        let silence = silence.as_ref();
         let overslept = now.since(self.look_again) > SLOW_ANSWER;
         if let Some(no_turn) = self.give_up(queue, silence, overslept, now) {
             return QueueStep::GiveUp(no_turn);

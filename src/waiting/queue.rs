@@ -26,8 +26,6 @@ pub(crate) struct WaitQueue {
     /// The silence of Redis while the front has no answer. The next turn inherits it, so that an
     /// outage does not begin anew with each thread.
     pub(super) silence: Option<Silence>,
-    /// Redis has answered a thread of this queue.
-    answered: bool,
     /// The holder that Redis named last, in another process or through another manager, and when.
     /// `None` once a thread of this queue has had the lock.
     seen: Option<(Holder, Moment)>,
@@ -81,7 +79,7 @@ impl WaitQueue {
                 handed,
                 nap: Duration::ZERO,
                 crowded: false,
-                attempts: Attempts::after(self.silence.clone(), true),
+                attempts: Attempts::after(self.silence.clone()),
                 without_expiry: WithoutExpiry::default(),
             });
         }
@@ -103,7 +101,7 @@ impl WaitQueue {
             .filter(|_| !is_over)
             .map_or(HandoffBudget::new(now), |last| last.at(now));
         self.front = Some(self.new_front(number, waiter, budget, now));
-        let attempts = Attempts::after(self.silence.clone(), self.answered);
+        let attempts = Attempts::after(self.silence.clone());
         let nap = self.past.first_nap(last.filter(|_| is_over), now);
         let crowded = self.past.contention.contention() > 0.0;
         Some(Start {
@@ -124,7 +122,6 @@ impl WaitQueue {
             waiting: &self.waiting,
             past: &mut self.past,
             silence: &mut self.silence,
-            answered: &mut self.answered,
             seen: &mut self.seen,
             without_expiry: &mut self.without_expiry,
         })
@@ -262,7 +259,6 @@ impl WaitQueue {
     pub(super) fn end(&mut self) {
         self.last_was_short = false;
         self.silence = None;
-        self.answered = false;
         self.seen = None;
         self.without_expiry = WithoutExpiry::default();
     }
@@ -630,7 +626,7 @@ mod tests {
         queue.in_front(1).unwrap().asks(at(0));
         queue.in_front(1).unwrap().failed(Some(&Silence {
             cause: Some("no answer".into()),
-            ..Silence::new(at(0), false)
+            ..Silence::new(at(0))
         }));
         assert!(queue.end_turn(1, at(1)) && queue.is_idle());
         queue.end();
@@ -682,7 +678,7 @@ mod tests {
         );
         queue.in_front(1).unwrap().failed(Some(&Silence {
             cause: Some("no answer".into()),
-            ..Silence::new(at(0), false)
+            ..Silence::new(at(0))
         }));
         assert!(queue.end_turn(1, at(50)));
         let start = queue.start_turn(2, Some(&second), false, at(50)).unwrap();

@@ -612,7 +612,7 @@ pub(crate) mod tests {
         );
         front.failed(Some(&Silence {
             cause: Some("no answer".into()),
-            ..Silence::new(Moment::PAST, false)
+            ..Silence::new(Moment::from_nanos(1))
         }));
         assert!(matches!(told(false), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(
@@ -622,7 +622,7 @@ pub(crate) mod tests {
         let refused = Silence {
             cause: Some("refused".into()),
             outage_after: Duration::ZERO,
-            ..Silence::new(Moment::PAST, true)
+            ..Silence::new(Moment::from_nanos(1))
         };
         front.failed(Some(&refused));
         assert!(matches!(told(true), NoTurn::Outage(Some(cause)) if &*cause == "refused"));
@@ -650,7 +650,7 @@ pub(crate) mod tests {
         front.failed(Some(&Silence {
             cause: Some("no answer".into()),
             failed: 2,
-            ..Silence::new(began, true)
+            ..Silence::new(began)
         }));
         assert!(matches!(told(), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(Moment::now().since(began) >= tolerate_outage);

@@ -78,10 +78,9 @@ impl<'a> Wait<'a> {
         self.may_go_on().is_err()
     }
 
-    /// True if Redis has answered any thread since `moment`.
-    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
-        let store = self.manager.store;
-        store.answered_since(self.key.in_redis(), moment)
+    /// When the node that has the key last answered any thread.
+    pub(super) fn answered_at(&self) -> Moment {
+        self.manager.store.answered_at(self.key.in_redis())
     }
 
     /// Returns an error if the thread must not go on waiting: the program has stopped the wait, the

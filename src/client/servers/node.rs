@@ -145,9 +145,9 @@ impl Node {
         self.endpoint.name()
     }
 
-    /// True if Redis has answered since `moment`, over a connection that has gone back to the pool.
-    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
-        self.pool.answered_since(moment)
+    /// When Redis last answered, over a connection that has gone back to the pool.
+    pub(crate) fn answered_at(&self) -> Moment {
+        self.pool.answered_at()
     }
 
     /// Closes the idle connections that have ended or may be dead. Does not wait.
