@@ -140,9 +140,29 @@ impl<'a> PendingClaim<'a> {
 impl AskRedis for PendingClaim<'_> {
     fn attempt(&mut self, ask: Ask, began: Moment) -> Result<Answer, Failure> {
         self.silence_counts_from = None;
-        if ask == Ask::Look {
-            return self.look();
+        match ask {
+            Ask::Look => self.look(),
+            Ask::Claim => self.claim(false, began),
+            Ask::ClaimOrLook => self.claim(true, began),
         }
+    }
+
+    fn silence_counts_from(&self) -> Option<Moment> {
+        self.silence_counts_from
+    }
+
+    fn has_given_up(&self) -> bool {
+        self.given_up.is_some()
+    }
+
+    fn handed_off(&mut self) -> Option<Taken> {
+        self.handed_off.take()
+    }
+}
+
+impl PendingClaim<'_> {
+    /// Asks for the lock and, if it `looks`, for who has it.
+    fn claim(&mut self, looks: bool, began: Moment) -> Result<Answer, Failure> {
         let AcquireContext {
             core, keeper, wait, ..
         } = self.context;
@@ -162,7 +182,7 @@ impl AskRedis for PendingClaim<'_> {
             self.silence_counts_from = Some(sent);
         }
         let wanted = self.wanted();
-        let mut answer = if ask == Ask::ClaimOrLook {
+        let mut answer = if looks {
             connection.claim_or_look(wanted, number, deadline)
         } else {
             let claimed = connection.claim(wanted, deadline);
@@ -171,8 +191,11 @@ impl AskRedis for PendingClaim<'_> {
         if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
             && *holder.raw == **given_up
         {
-            let removed = connection.remove(key, given_up, deadline);
-            answer = removed.and_then(|_| connection.claim_or_look(wanted, number, deadline));
+            if let Err(failure) = connection.remove(key, given_up, deadline) {
+                keeper.gone(&token);
+                return Err(failure);
+            }
+            answer = connection.claim_or_look(wanted, number, deadline);
         }
         let answer = match answer {
             Ok((ClaimReply::Taken { fence }, _)) => self.taken(connection, fence, sent),
@@ -192,26 +215,13 @@ impl AskRedis for PendingClaim<'_> {
                 Err(failure)
             }
         };
+        // Where Redis may have stored the token, it was taken out by now.
         if let Some(not_stored) = &self.token {
             keeper.gone(not_stored);
         }
         answer
     }
 
-    fn silence_counts_from(&self) -> Option<Moment> {
-        self.silence_counts_from
-    }
-
-    fn has_given_up(&self) -> bool {
-        self.given_up.is_some()
-    }
-
-    fn handed_off(&mut self) -> Option<Taken> {
-        self.handed_off.take()
-    }
-}
-
-impl PendingClaim<'_> {
     /// Draws a token for the next attempt, unless there is one that is not used up.
     fn draw_token(&mut self) -> Result<Arc<str>, Failure> {
         let AcquireContext { core, wait, .. } = self.context;
@@ -331,7 +341,7 @@ impl PendingClaim<'_> {
             ..
         } = self.context;
         if let Some(token) = self.token.take() {
-            let orphan = Orphan::of_claim(wait.key, lease);
+            let orphan = Orphan::of_claim(wait.key, lease, true);
             keeper.give_up(&token, orphan, Moment::now());
             self.given_up = Some(token);
         }

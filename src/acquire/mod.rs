@@ -19,8 +19,10 @@ use crate::base::clock::Moment;
 use crate::base::emit::{debug, info};
 use crate::base::error::Error;
 use crate::base::key::NOT_A_STRING;
+use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
 use crate::store::{Compared, Failure};
+use crate::waiting::deadlocks::end_cycles;
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Kind;
 use crate::waiting::queues::Joined;
@@ -168,7 +170,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     /// Says in the log what the thread waits for. Returns when to say it again.
     fn announce(&self) -> Moment {
         let turn = &self.joined.turn;
-        self.context.wait.announce(|now| turn.awaited(now))
+        turn.announce(self.context.wait)
     }
 
     fn register(&mut self) {
@@ -272,17 +274,18 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     fn examine(&mut self, holder: &Holder, since: Moment) -> Option<End> {
         let wait = self.context.wait;
         let now = Moment::now();
-        if let Err(error) = wait.may_wait_for(Some(holder)) {
-            return Some(End::MustNotWait(error));
-        }
         let end = self.progress.note_holder(holder, now);
-        let of_this_process = holder
-            .owner()
-            .is_some_and(|owner| owner.pid == wait.thread.pid);
-        let without_expiry = &self.progress.without_expiry;
         let turn = &self.joined.turn;
-        turn.saw(holder, without_expiry, now.since(since), of_this_process);
-        end
+        let without_expiry = &self.progress.without_expiry;
+        let is_new = turn.saw(holder, without_expiry, now.since(since));
+        let of_this_process = |owner: Owner| owner.pid == wait.thread.pid;
+        if is_new && holder.owner().is_some_and(of_this_process) {
+            // The thread that has the lock, through another manager, may itself wait in this queue,
+            // or for a thread that does.
+            end_cycles(|it| it.seen.as_ref() == Some(&holder.raw));
+        }
+        let may_sleep = turn.may_sleep(wait);
+        may_sleep.err().map(End::MustNotWait).or(end)
     }
 
     /// True if the holder has certainly died, and the options allow this thread to take its lock
@@ -354,7 +357,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         }
         let step = self.progress.after_failure(failure, kind, now);
         if let Step::Sleep { .. } = step
-            && let Err(error) = wait.may_wait_for(None)
+            && let Err(error) = self.joined.turn.may_sleep(wait)
         {
             return Step::GiveUp(End::MustNotWait(error));
         }

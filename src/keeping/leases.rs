@@ -383,8 +383,10 @@ pub(crate) mod tests {
         long.mark_thread_ended();
         tokens.enter(Arc::clone(&long), START).unwrap();
         for n in 0..1000 {
-            let left = Arc::new(sample("a", Duration::from_millis(300), after(n * 1000)));
-            tokens.enter(Arc::clone(&left), after(n * 1000)).unwrap();
+            let now = after(n * 1000);
+            let left = Arc::new(sample("a", Duration::from_millis(300), now));
+            tokens.claim(&left.token, now).unwrap();
+            tokens.enter(Arc::clone(&left), now).unwrap();
             left.mark_thread_ended();
             tokens.take(after(n * 1000 + 500));
         }

@@ -164,6 +164,7 @@ impl Keeper {
         if let Some(notifier) = &self.notifier {
             notifier.notify(hold, cause, Moment::now());
         }
+        self.changed.notify_all();
         self.core.queues.wake_first(hold.key.name());
         wake_holders(hold);
         self.core.counters.of(hold.key.name()).lost.add(1);

@@ -91,7 +91,7 @@ impl Session {
             Ok(taken) => taken,
             Err(error) => return Err(wait.fails(error)),
         };
-        wait.ends();
+        turn.ends(wait);
 
         // 4. The thread has the lock. The keeper renews its lease, the queue knows that it is held,
         //    and the thread's map leads to it.
@@ -218,7 +218,7 @@ mod tests {
     /// If a closed hold were still in the keeper's table, the keeper would take it for one that ran
     /// out, and report a loss.
     #[test]
-    fn a_hold_leaves_the_table_of_leases_in_the_step_that_closes_it() {
+    fn a_hold_is_not_renewed_from_the_step_that_closes_it() {
         let session = without_redis();
         let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
         session.keeper.enter(&hold).unwrap();

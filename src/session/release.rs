@@ -121,7 +121,7 @@ impl<'a> Release<'a> {
     ) -> Result<(), Error> {
         // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
         let next = self.next.take();
-        let claim = next.as_ref().map(|next| &next.claim);
+        let claim = next.as_ref().and_then(|next| next.claim.as_ref());
         let claim = claim.filter(|it| self.keeper.claim(&it.token).is_ok());
         let result = self.run(claim, command);
         if let (Some(claim), HandoffOutcome::NotTaken) = (claim, self.handed) {
@@ -134,14 +134,15 @@ impl<'a> Release<'a> {
         // 7. End the turn. If this came before step 3, the next thread would compete with this
         //    release. If it came before step 4, the next thread could hold the lock while this hold
         //    does not count as over yet.
-        let Some(next) = next else {
+        let (Some(next), Some(claim)) = (&next, claim) else {
             drop(self.turn);
             return result;
         };
-        if self.turn.settle(&next, self.handed) {
-            let Claim { token, lease, .. } = &next.claim;
-            let orphan = Orphan::of_claim(&self.hold.key, *lease);
-            self.keeper.give_up(token, orphan, Moment::now());
+        if self.turn.settle(next, self.handed) {
+            // If there was no answer, Redis may still execute the `SET`.
+            let may_reappear = matches!(self.handed, HandoffOutcome::Unanswered { .. });
+            let orphan = Orphan::of_claim(&self.hold.key, claim.lease, may_reappear);
+            self.keeper.give_up(&claim.token, orphan, Moment::now());
         }
         result
     }

@@ -72,7 +72,7 @@ impl<'a> Taking<'a> {
         let Session { core, .. } = self.session;
         let manager = OfManager {
             id: self.session.id,
-            waits: &core.queues.waits,
+            counters: &core.counters,
             store: &core.store,
             end: &self.session.end,
             wake: &self.session.wake,

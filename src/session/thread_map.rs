@@ -13,8 +13,8 @@ use crate::base::options::Options;
 use crate::base::sync::HashMap;
 use crate::base::sync::{per_thread, process};
 use crate::hold::Hold;
-use crate::waiting::deadlocks::{self, HeldBy};
 use crate::waiting::queues::Turn;
+use crate::waiting::waiter::{self, HeldBy};
 
 /// The most guards of one lock that one thread may have. A million are a leak, not a design, and
 /// with this limit the count never wraps.
@@ -189,7 +189,7 @@ pub(crate) fn held() -> Vec<HeldBy> {
 
 /// The keys of the locks that this thread holds.
 pub(crate) fn names() -> Vec<String> {
-    deadlocks::names(held())
+    waiter::names(held())
 }
 
 /// Returns an error if this thread has lost a lock, and still has guards of it, whose hold came

@@ -34,7 +34,8 @@ pub(crate) struct Patience {
     pub(crate) began: Moment,
     /// The end of every wait: in the queue, for a connection, for an answer, asleep.
     pub(crate) deadline: Moment,
-    /// `try_lock`: one answer is enough.
+    /// `try_lock`: one answer is enough. So such a thread waits only until it is known who has the
+    /// lock.
     pub(crate) once: bool,
     /// How long an outage may last.
     pub(crate) tolerate_outage: Duration,
