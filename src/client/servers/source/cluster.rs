@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::base::emit::{debug, info, warn};
 use crate::client::servers::node::Common;
 use crate::client::servers::slots::ranges;
-use crate::client::servers::source::{Limits, News, Report, Source, Subscribed, View};
+use crate::client::servers::source::{Limits, News, Source, Subscribed, View};
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::{Failure, accept};
 use crate::client::wire::resp::Reply;
@@ -85,8 +85,8 @@ impl Source for Cluster {
 
     fn prefer(&self, _: &Place) {}
 
-    fn read(&self, _: &str) -> Report {
-        Report::Other
+    fn is_change(&self, _: &str) -> bool {
+        false
     }
 
     fn thread(&self) -> &'static str {

@@ -43,8 +43,8 @@ pub(super) trait Source: Send + Sync {
     /// Subscribes to the reports of one of them. `None` if they send none.
     fn subscribe(&self, candidate: &Endpoint, limits: &Limits<'_>) -> Option<Subscribed>;
 
-    /// Reads what one of them reports.
-    fn read(&self, report: &str) -> Report;
+    /// True if this report says that the map may have changed.
+    fn is_change(&self, report: &str) -> bool;
 
     /// Writes to the log what is new.
     fn tell(&self, news: News<'_>);
@@ -60,17 +60,6 @@ pub(super) struct Limits<'a> {
     pub(super) time: Duration,
     /// Gets the connection's ender, and can refuse the connection.
     pub(super) connected: &'a dyn Fn(Ender) -> Result<(), Failure>,
-}
-
-/// What a report says.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Report {
-    /// Nothing of these keys.
-    Other,
-    /// The map may have changed.
-    Look,
-    /// The master was at the first place, and is at the second one now.
-    Moved(Place, Place),
 }
 
 pub(super) enum News<'a> {
