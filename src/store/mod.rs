@@ -83,7 +83,8 @@ impl Store {
     pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match self {
             Store::Servers(servers) => {
-                Ok(Box::new(ServerConnection::lent(servers, key, deadline)?))
+                let reached = servers.reach(key, deadline, Node::lend)?;
+                Ok(Box::new(ServerConnection::new(servers, reached)))
             }
             Store::Memory(memory) => Ok(Box::new(&**memory)),
         }
@@ -93,7 +94,10 @@ impl Store {
     /// may be dead.
     pub(crate) fn connect(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match self {
-            Store::Servers(servers) => Ok(Box::new(ServerConnection::own(servers, key, deadline)?)),
+            Store::Servers(servers) => {
+                let reached = servers.reach(key, deadline, Node::own)?;
+                Ok(Box::new(ServerConnection::new(servers, reached)))
+            }
             Store::Memory(memory) => Ok(Box::new(&**memory)),
         }
     }

@@ -3,7 +3,7 @@
 use crate::base::clock::Moment;
 use crate::base::seeded_bugs;
 use crate::client::commands::compare::Holds as _;
-use crate::client::commands::connection::{ServerConnection, next};
+use crate::client::commands::connection::ServerConnection;
 use crate::client::commands::replicas::{ReplicaWait, left_behind};
 use crate::client::commands::reply::{AdoptReply, ClaimReply, Tracking, read_adoption, read_set};
 use crate::client::commands::runs::Runs;
@@ -43,7 +43,7 @@ impl Claims for ServerConnection {
     fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
         if wanted.counter.is_none() && !self.asking {
             let set = Batch::of(&set(wanted.key, wanted.token, &wanted.times()[0]));
-            let mut reply = next(&mut self.exchange(&set, deadline)?.into_iter());
+            let mut reply = self.ask(&set, deadline)?;
             if seeded_bugs::is_in("takes a redirect for success")
                 && matches!(&reply, Reply::Error(error) if error.is_redirect())
             {
@@ -51,7 +51,7 @@ impl Claims for ServerConnection {
             }
             if !self.follow(&reply, deadline)? {
                 let claim = accept_change(reply).and_then(|reply| read_set(&reply));
-                return self.settled(wanted, claim, deadline);
+                return settled(self, wanted, claim, deadline);
             }
         }
         self.claim_or_look(wanted, None, deadline)
@@ -71,10 +71,10 @@ impl Claims for ServerConnection {
             listener,
             ..Runs::of(script, &calls)
         };
-        let (replies, tracking) = self.run_all(&runs, deadline)?;
-        let claim = wanted.read_script(accept_change(next(&mut replies.into_iter())));
-        let claim = claim.map_err(|failure| script.explain(failure));
-        Ok((self.settled(wanted, claim, deadline)?, tracking))
+        let (mut replies, tracking) = runs.send(self, deadline)?;
+        let claim = wanted.read_script(accept_change(replies.remove(0)));
+        let claim = settled(self, wanted, script.explained(claim), deadline)?;
+        Ok((claim, tracking))
     }
 
     fn adopt(
@@ -87,66 +87,43 @@ impl Claims for ServerConnection {
         let times = wanted.times();
         let least_fence = least_fence.to_string();
         let (script, args) = wanted.adoption(old, &least_fence, &times);
-        let reply = self.run_script(script, wanted.key, &args, deadline);
-        let reply = read_adoption(reply, wanted.token, wanted.counter.is_some());
-        let reply = self.conclude(script, reply)?;
+        let read = |reply| read_adoption(reply, wanted.token, wanted.counter.is_some());
+        let reply = script.invoke(self, wanted.key, &args, deadline, read)?;
         if matches!(reply, AdoptReply::Adopted { .. })
-            && let Some(wait) = ReplicaWait::new(&self.node, deadline)
+            && let Some(wait) = ReplicaWait::new(&self.lent.node, deadline)
         {
-            let replies = self.exchange(&wait.behind(Batch::default()), deadline);
-            let reply = next(
-                &mut replies
-                    .map_err(|failure| left_behind(failure, None))?
-                    .into_iter(),
-            );
-            let judged = self.retire_if_nonsense(wait.judge(reply, "lock"));
-            judged.map_err(|failure| left_behind(failure, None))?;
+            let acknowledged = wait.for_lock(self, deadline);
+            acknowledged.map_err(|failure| left_behind(failure, None))?;
         }
         Ok(reply)
     }
 }
 
-impl ServerConnection {
-    /// The result of an attempt, if the replicas agree.
-    fn settled(
-        &mut self,
-        wanted: Wanted<'_>,
-        claim: Result<ClaimReply, Failure>,
-        deadline: Moment,
-    ) -> Result<ClaimReply, Failure> {
-        let claim = self.retire_if_nonsense(claim)?;
-        if matches!(claim, ClaimReply::Taken { .. }) {
-            self.acknowledged(wanted.key, wanted.token, deadline)?;
-        }
-        Ok(claim)
+/// The result of an attempt, if the replicas agree. If they are too few, deletes the key again.
+///
+/// The second round trip is sent only for a lock that was free. If `WAIT` went out behind each
+/// `SET`, a try that finds the lock busy would wait until the replicas have the writes of other
+/// clients.
+fn settled(
+    connection: &mut ServerConnection,
+    wanted: Wanted<'_>,
+    claim: Result<ClaimReply, Failure>,
+    deadline: Moment,
+) -> Result<ClaimReply, Failure> {
+    let claim = connection.judged(claim)?;
+    if !matches!(claim, ClaimReply::Taken { .. }) {
+        return Ok(claim);
     }
-
-    /// Waits until enough replicas have the key that this connection has just set. If they are too
-    /// few, deletes the key again.
-    ///
-    /// The second round trip is sent only for a lock that was free. If `WAIT` went out behind each
-    /// `SET`, a try that finds the lock busy would wait until the replicas have the writes of other
-    /// clients.
-    fn acknowledged(&mut self, key: &str, token: &str, deadline: Moment) -> Result<(), Failure> {
-        let wait = ReplicaWait::new(&self.node, deadline);
-        let Some(wait) = wait.filter(|_| !seeded_bugs::is_in("waits for no replica")) else {
-            return Ok(());
-        };
-        let replies = self.exchange(&wait.behind(Batch::default()), deadline);
-        let reply = next(
-            &mut replies
-                .map_err(|failure| left_behind(failure, None))?
-                .into_iter(),
-        );
-        let Err(failure) = self.retire_if_nonsense(wait.judge(reply, "lock")) else {
-            return Ok(());
-        };
-        if matches!(failure, Failure::Unanswered { .. }) {
-            return Err(failure);
-        }
-        match self.remove(key, token, deadline) {
-            Ok(_) => Err(failure),
-            Err(removal) => Err(left_behind(removal, Some(&failure))),
-        }
+    let wait = ReplicaWait::new(&connection.lent.node, deadline);
+    let wait = wait.filter(|_| !seeded_bugs::is_in("waits for no replica"));
+    match wait.map_or(Ok(()), |wait| wait.for_lock(connection, deadline)) {
+        Ok(()) => Ok(claim),
+        Err(failure @ Failure::Unanswered { .. }) => Err(failure),
+        Err(failure) => Err(
+            match connection.remove(wanted.key, wanted.token, deadline) {
+                Ok(_) => failure,
+                Err(removal) => left_behind(removal, Some(&failure)),
+            },
+        ),
     }
 }

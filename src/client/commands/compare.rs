@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::seeded_bugs;
-use crate::client::commands::connection::ServerConnection;
+use crate::client::commands::connection::{ServerConnection, next};
 use crate::client::commands::replicas::ReplicaWait;
 use crate::client::commands::reply::{
     ClaimReply, Compared, Tracking, read_compared, read_extended,
 };
 use crate::client::commands::runs::Runs;
-use crate::client::commands::script::{DELETE, KEEP, RELEASE, RENEW, Script};
+use crate::client::commands::script::{DELETE, KEEP, RELEASE, RENEW};
 use crate::client::commands::wanted::Wanted;
 use crate::client::wire::failure::{Failure, accept_change, nonsense};
 use crate::client::wire::resp::{Batch, Reply};
@@ -75,7 +75,7 @@ impl Holds for ServerConnection {
         } else {
             &RELEASE
         };
-        self.compare(script, key, &[token], deadline)
+        script.invoke(self, key, &[token], deadline, read_compared)
     }
 
     fn keep(
@@ -85,7 +85,8 @@ impl Holds for ServerConnection {
         rest: u64,
         deadline: Moment,
     ) -> Result<Compared, Failure> {
-        self.compare(&KEEP, key, &[token, &rest.to_string()], deadline)
+        let args = [token, &rest.to_string()];
+        KEEP.invoke(self, key, &args, deadline, read_compared)
     }
 
     fn remove_all(
@@ -96,11 +97,10 @@ impl Holds for ServerConnection {
         let tokens: Vec<_> = removals.iter().map(|(_, token)| [*token]).collect();
         let calls = removals.iter().zip(&tokens);
         let calls: Vec<_> = calls.map(|((key, _), args)| (*key, &args[..])).collect();
-        let (replies, _) = self.run_all(&Runs::of(&RELEASE, &calls), deadline)?;
-        let answers = replies
-            .into_iter()
-            .map(|reply| self.conclude(&RELEASE, read_compared(accept_change(reply))));
-        Ok(answers.collect())
+        let (replies, _) = Runs::of(&RELEASE, &calls).send(self, deadline)?;
+        let compared = |reply| RELEASE.explained(read_compared(accept_change(reply)));
+        let answers = replies.into_iter();
+        Ok(answers.map(|it| self.judged(compared(it))).collect())
     }
 
     fn remove_and_claim(
@@ -114,16 +114,16 @@ impl Holds for ServerConnection {
         if !is_taken(&done.1) && done.0.is_noscript() {
             done = self.remove_then(token, wanted, true, deadline)?;
             if done.0.is_noscript() {
-                return self.retire_if_nonsense(Err(nonsense(&done.0)));
+                return self.judged(Err(nonsense(&done.0)));
             }
         }
         let (removed, claim) = done;
-        let mut removed = self.retire_if_nonsense(read_compared(accept_change(removed)));
+        let mut removed = self.judged(read_compared(accept_change(removed)));
         if is_taken(&claim) && matches!(removed, Err(Failure::Refused(_))) {
             // The script did not run, but the claim found no key, so the key was gone already.
             removed = Ok(Compared::Absent);
         }
-        Ok((removed.map_err(|failure| RELEASE.explain(failure)), claim))
+        Ok((RELEASE.explained(removed), claim))
     }
 
     fn extend(&mut self, extension: &Extension<'_>, deadline: Moment) -> Result<Compared, Failure> {
@@ -134,9 +134,9 @@ impl Holds for ServerConnection {
 
     fn abandon(mut self: Box<Self>, key: &str, token: &str) {
         let batch = self
-            .ask(Batch::default())
-            .and(&RELEASE.whole(key, &[token]));
-        if let Some(link) = &mut self.link {
+            .begin(Batch::default())
+            .and(&RELEASE.command(true, key, &[token]));
+        if let Some(link) = &mut self.lent.link {
             // A moment only: the caller's time may be over, and a healthy socket takes the bytes at
             // once. If this fails, a renewer deletes the key: it searches for each token that is
             // given up.
@@ -147,17 +147,6 @@ impl Holds for ServerConnection {
 }
 
 impl ServerConnection {
-    fn compare(
-        &mut self,
-        script: &Script,
-        key: &str,
-        args: &[&str],
-        deadline: Moment,
-    ) -> Result<Compared, Failure> {
-        let reply = self.run_script(script, key, args, deadline);
-        self.conclude(script, read_compared(reply))
-    }
-
     fn remove_then(
         &mut self,
         token: &str,
@@ -169,7 +158,15 @@ impl ServerConnection {
         let removal = RELEASE.command(teach, wanted.key, &[token]);
         let [removed, claimed] = loop {
             let claim = wanted.claim(self.asking, teach, &times);
-            let replies = self.exchange_both([&removal, &claim], deadline)?;
+            let removes = self.begin(Batch::default()).and(&removal);
+            let both = self.begin(removes).and(&claim);
+            let mut replies = self.exchange(&both, deadline)?.into_iter();
+            let replies = [(); 2].map(|()| {
+                if self.asking {
+                    next(&mut replies);
+                }
+                next(&mut replies)
+            });
             // The reply to the removal, which has one key, says where the slot is. A claim with a
             // fencing token has two: while the slot moves, it is refused (`TRYAGAIN`) without a
             // word on where. If the claim was executed, or may have been, neither is sent again.
@@ -180,7 +177,7 @@ impl ServerConnection {
             }
         };
         let claim = wanted.read_claim(self.asking, claimed);
-        let claim = match self.retire_if_nonsense(claim) {
+        let claim = match self.judged(claim) {
             Err(Failure::Refused(_)) => ClaimReply::Busy(None),
             other => other?,
         };
@@ -199,7 +196,7 @@ impl ServerConnection {
         teach: bool,
         deadline: Moment,
     ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
-        let wait = ReplicaWait::new(&self.node, deadline);
+        let wait = ReplicaWait::new(&self.lent.node, deadline);
         let leases: Vec<_> = extensions.iter().map(|it| it.lease.to_string()).collect();
         let args: Vec<_> = extensions
             .iter()
@@ -214,13 +211,13 @@ impl ServerConnection {
             wait: wait.as_ref(),
             ..Runs::of(&RENEW, &calls)
         };
-        let (mut replies, tracking) = self.run_all(&runs, deadline)?;
+        let (mut replies, tracking) = runs.send(self, deadline)?;
         let acknowledged = wait.as_ref().map_or(Ok(()), |wait| {
             let reply = replies.pop().unwrap_or(Reply::Nil);
-            self.retire_if_nonsense(wait.judge(reply, "renewal"))
+            self.judged(wait.judge(reply, "renewal"))
         });
         let answers = replies.into_iter().zip(extensions).map(|(reply, it)| {
-            self.conclude(&RENEW, read_extended(accept_change(reply), it.token))
+            self.judged(RENEW.explained(read_extended(accept_change(reply), it.token)))
         });
         let mut answers: Vec<_> = answers.collect();
         if let Err(failure) = acknowledged {

@@ -4,11 +4,9 @@
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
-use crate::client::commands::script::Script;
-use crate::client::servers::node::Node;
+use crate::client::servers::node::{Lent, Node};
 use crate::client::servers::topology::Topology;
 use crate::client::wire::failure::Failure;
-use crate::client::wire::pool::Lent;
 use crate::client::wire::resp::{Batch, Reply};
 
 /// The most redirects that a borrower follows. More mean that the nodes do not agree.
@@ -23,10 +21,8 @@ const MOST_REDIRECTS: u8 = 5;
 /// connection to that node, and the command is sent again. A command that was redirected was not
 /// executed, so the last node to which a command was sent is the only one that may execute it.
 pub(crate) struct ServerConnection {
-    /// `None` after a redirect to a node that could not be reached.
-    pub(super) link: Option<Lent>,
-    pub(super) node: Arc<Node>,
-    router: Arc<Topology>,
+    pub(super) lent: Lent,
+    topology: Arc<Topology>,
     /// The node has not got the slot yet: each command for it needs an `ASKING` in front.
     pub(super) asking: bool,
     /// How many more redirects are followed.
@@ -36,101 +32,46 @@ pub(crate) struct ServerConnection {
 }
 
 impl ServerConnection {
-    /// To the node that has this key, over a connection of the pool.
-    pub(crate) fn lent(
-        router: &Arc<Topology>,
-        key: &str,
-        deadline: Moment,
-    ) -> Result<ServerConnection, Failure> {
-        let (link, node) = router.reach(key, deadline, Node::lend)?;
-        Ok(ServerConnection::new(link, node, router))
-    }
-
-    /// Goes back to the node that has this key, if a redirect has led to another one.
-    pub(crate) fn begin_anew(&mut self, key: &str, deadline: Moment) -> Result<(), Failure> {
-        if self.redirected {
-            self.link = None; // First, as in `follow`.
-            *self = ServerConnection::lent(&Arc::clone(&self.router), key, deadline)?;
-        }
-        Ok(())
-    }
-
-    /// To the node that has this key, over a connection of its own.
-    pub(crate) fn own(
-        router: &Arc<Topology>,
-        key: &str,
-        deadline: Moment,
-    ) -> Result<ServerConnection, Failure> {
-        let (link, node) = router.reach(key, deadline, Node::own)?;
-        Ok(ServerConnection::new(link, node, router))
-    }
-
-    /// To this node, over a connection of its own. The route stays with the node, and follows no
-    /// redirect.
-    pub(crate) fn pinned(
-        router: &Arc<Topology>,
-        node: &Arc<Node>,
-        deadline: Moment,
-    ) -> Result<ServerConnection, Failure> {
-        let link = router.noting(node, node.own(deadline))?;
-        Ok(ServerConnection {
-            redirects: 0,
-            ..ServerConnection::new(link, Arc::clone(node), router)
-        })
-    }
-
-    fn new(link: Lent, node: Arc<Node>, router: &Arc<Topology>) -> ServerConnection {
-        let link = Some(link);
-        let router = Arc::clone(router);
+    pub(crate) fn new(topology: &Arc<Topology>, lent: Lent) -> ServerConnection {
         ServerConnection {
-            link,
-            node,
-            router,
+            lent,
+            topology: Arc::clone(topology),
             asking: false,
             redirects: MOST_REDIRECTS,
             redirected: false,
         }
     }
 
+    /// To this node, over a connection of its own. It stays with the node, and follows no redirect.
+    pub(crate) fn pinned(
+        topology: &Arc<Topology>,
+        node: &Arc<Node>,
+        deadline: Moment,
+    ) -> Result<ServerConnection, Failure> {
+        let lent = topology.noting(node, node.own(deadline))?;
+        Ok(ServerConnection {
+            redirects: 0,
+            ..ServerConnection::new(topology, lent)
+        })
+    }
+
     /// Notes that Redis may have ended the connection before its next use.
     pub(crate) fn doubt(&mut self) {
-        if let Some(link) = &mut self.link {
-            link.doubt();
-        }
+        self.lent.link.iter_mut().for_each(|link| link.doubt());
     }
 
     /// True if the connection must not be used again.
     pub(crate) fn is_over(&self) -> bool {
-        self.link.as_ref().is_none_or(|link| link.is_over())
+        self.lent.link.as_ref().is_none_or(|link| link.is_over())
     }
 
     /// True if the idle connection is known to have ended. Does not wait.
     pub(crate) fn probe(&mut self) -> bool {
-        self.link.as_mut().is_none_or(|link| link.probe())
+        self.lent.link.as_mut().is_none_or(|link| link.probe())
     }
 
-    /// Sends two commands for one key, each behind an `ASKING` if the node needs that.
-    pub(crate) fn exchange_both(
-        &mut self,
-        commands: [&[&str]; 2],
-        deadline: Moment,
-    ) -> Result<[Reply; 2], Failure> {
-        let batch = commands
-            .into_iter()
-            .fold(Batch::default(), |batch, command| {
-                self.ask(batch).and(command)
-            });
-        let mut replies = self.exchange(&batch, deadline)?.into_iter();
-        Ok([(); 2].map(|()| {
-            if self.asking {
-                next(&mut replies);
-            }
-            next(&mut replies)
-        }))
-    }
-
-    /// The batch, whose next command is for the key of this route.
-    pub(crate) fn ask(&self, batch: Batch) -> Batch {
+    /// A batch whose first command is for the key of this connection.
+    pub(super) fn begin(&self, batch: Batch) -> Batch {
         if self.asking {
             batch.and(&["ASKING"])
         } else {
@@ -143,24 +84,23 @@ impl ServerConnection {
     /// redirect.
     pub(crate) fn follow(&mut self, reply: &Reply, deadline: Moment) -> Result<bool, Failure> {
         let redirected = match reply {
-            Reply::Error(error) if self.redirects > 0 => self.router.redirected(error, &self.node),
+            Reply::Error(error) if self.redirects > 0 => {
+                self.topology.redirected(error, &self.lent.node)
+            }
             _ => None,
         };
         let Some((node, asking)) = redirected else {
             return Ok(false);
         };
         self.redirects -= 1;
+        let connect = match self.lent.slot {
+            Some(_) => Node::lend,
+            None => Node::own,
+        };
         // The old link goes back first. If threads kept it while they wait for another node's, they
         // could wait for each other, and a dead node would use up the connections of the others.
-        let is_own = matches!(self.link, Some(Lent::Own(_)));
-        self.link = None;
-        let link = if is_own {
-            node.own(deadline)
-        } else {
-            node.lend(deadline)
-        };
-        self.link = Some(self.router.noting(&node, link)?);
-        self.node = node;
+        self.lent.give_back();
+        self.lent = self.topology.noting(&node, connect(&node, deadline))?;
         self.asking = asking;
         self.redirected = true;
         Ok(true)
@@ -171,41 +111,26 @@ impl ServerConnection {
         batch: &Batch,
         deadline: Moment,
     ) -> Result<Vec<Reply>, Failure> {
-        let Some(link) = &mut self.link else {
-            return Err(Failure::not_sent("the redirect failed"));
-        };
+        let timeout = self.lent.node.common.response_timeout;
+        let link = self.lent.link()?;
         let began = Moment::now();
-        let limit = link.limit(
-            deadline,
-            self.node.common.response_timeout,
-            batch.blocks_for,
-        );
-        let answer = link.exchange(batch, limit);
-        self.router
-            .heard(&self.node, &answer, Moment::now().since(began));
+        let answer = link.exchange(batch, link.limit(deadline, timeout, batch.blocks_for));
+        self.topology
+            .heard(&self.lent.node, &answer, Moment::now().since(began));
         answer
     }
 
-    /// The result of a script. If a right was missing, the failure names those that the script
-    /// needs.
-    pub(super) fn conclude<T>(
-        &mut self,
-        script: &Script,
-        read: Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        self.retire_if_nonsense(read.map_err(|failure| script.explain(failure)))
+    /// Sends a batch, and returns the reply to its first command.
+    pub(super) fn ask(&mut self, batch: &Batch, deadline: Moment) -> Result<Reply, Failure> {
+        Ok(next(&mut self.exchange(batch, deadline)?.into_iter()))
     }
 
-    /// Retires the connection after a reply that made no sense.
-    pub(crate) fn retire_if_nonsense<T>(&mut self, read: Result<T, Failure>) -> Result<T, Failure> {
-        if let (
-            Err(Failure::Unanswered {
-                link_stands: false, ..
-            }),
-            Some(link),
-        ) = (&read, &mut self.link)
+    /// What was read, after a reply that made no sense without the connection: it is not used again.
+    pub(super) fn judged<T>(&mut self, read: Result<T, Failure>) -> Result<T, Failure> {
+        if let Err(Failure::Unanswered { link_stands, .. }) = &read
+            && !link_stands
         {
-            link.retire();
+            self.lent.link.iter_mut().for_each(|link| link.retire());
         }
         read
     }
@@ -251,8 +176,9 @@ mod tests {
         });
         let address = Address::parse(&format!("redis://{}", server.address())).unwrap();
         let router = Topology::new(address.with_tls(None).unwrap(), &Settings::default()).unwrap();
-        let connection = ServerConnection::lent(&Arc::new(router), "key", deadline);
-        let mut connection = connection.unwrap();
+        let router = Arc::new(router);
+        let reached = router.reach("key", deadline, Node::lend).unwrap();
+        let mut connection = ServerConnection::new(&router, reached);
         let wanted = Wanted {
             key: "key",
             token: "token",
@@ -286,9 +212,10 @@ mod tests {
             ..Settings::default()
         };
         let router = Topology::new(address.with_tls(None).unwrap(), &settings).unwrap();
-        let connection = ServerConnection::lent(&Arc::new(router), "key", within(10_000));
-        let mut connection = connection.unwrap();
-        let node = Arc::clone(&connection.node);
+        let router = Arc::new(router);
+        let reached = router.reach("key", within(10_000), Node::lend).unwrap();
+        let mut connection = ServerConnection::new(&router, reached);
+        let node = Arc::clone(&connection.lent.node);
         let moved = said(&format!("MOVED 0 {}", silent.local_addr().unwrap()));
         thread::scope(|scope| {
             let follows = scope.spawn(|| connection.follow(&moved, within(2000)));

@@ -1,7 +1,7 @@
 //! What a server says of itself.
 
 use crate::base::clock::Moment;
-use crate::client::commands::connection::{ServerConnection, next};
+use crate::client::commands::connection::ServerConnection;
 use crate::client::wire::failure::{Failure, accept, nonsense};
 use crate::client::wire::refusal::legible;
 use crate::client::wire::resp::{Batch, Reply};
@@ -75,9 +75,9 @@ pub(crate) struct Missing {
 impl ServerConnection {
     /// What the server says of itself.
     pub(crate) fn info(&mut self, deadline: Moment) -> Result<Info, Failure> {
-        match self.ask_server(&["INFO"], deadline)? {
+        match accept(self.ask(&Batch::of(&["INFO"]), deadline)?)? {
             Reply::Bytes(text) => Ok(Info::read(&text)),
-            other => self.retire_if_nonsense(Err(nonsense(&other))),
+            other => self.judged(Err(nonsense(&other))),
         }
     }
 
@@ -96,9 +96,7 @@ impl ServerConnection {
         } else {
             WITHOUT_LISTENER
         }];
-        if let Some(link) = &mut self.link {
-            link.stream.expect_list();
-        }
+        self.lent.link()?.stream.expect_list();
         // A proxy may know less, and end the connection. What does not work then is found later.
         let others = self.missing_of(others, prefix, key, deadline);
         let mut others = others.unwrap_or_default();
@@ -135,15 +133,6 @@ impl ServerConnection {
             }
         }
         Ok(missing)
-    }
-
-    pub(super) fn ask_server(
-        &mut self,
-        command: &[&str],
-        deadline: Moment,
-    ) -> Result<Reply, Failure> {
-        let replies = self.exchange(&Batch::of(command), deadline)?;
-        accept(next(&mut replies.into_iter()))
     }
 }
 

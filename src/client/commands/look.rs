@@ -8,6 +8,7 @@ use crate::client::commands::connection::{ServerConnection, next};
 use crate::client::commands::reply::{
     Compared, Seen, Tracking, read_compared, read_deleted, read_seen, read_tracking,
 };
+use crate::client::commands::runs::tracking;
 use crate::client::commands::script::{FORCE, LOOK, LOOK_FENCED, RELEASE, Script};
 use crate::client::commands::wanted::set;
 use crate::client::servers::node::Node;
@@ -21,21 +22,21 @@ use crate::client::wire::resp::{Batch, Reply};
 /// Opens a connection for invalidations of this node's keys. `probe` is a key that nobody else
 /// uses, or the beginning of one: it is changed, to make sure that its invalidation comes.
 pub(crate) fn listen(
-    router: &Arc<Topology>,
+    topology: &Arc<Topology>,
     node: &Arc<Node>,
     probe: &str,
 ) -> Result<TrackingConnection, Failure> {
-    let probe = router
+    let probe = topology
         .key_at(node, probe)
         .ok_or_else(|| Failure::not_sent("the node has no slots"))?;
-    let mut tracking = router.noting(node, node.open_tracking())?;
+    let mut tracking = topology.noting(node, node.open_tracking())?;
     let mut connection =
-        ServerConnection::pinned(router, node, Moment::NEVER).map_err(Failure::of_an_attempt)?;
+        ServerConnection::pinned(topology, node, Moment::NEVER).map_err(Failure::of_an_attempt)?;
     let until = Moment::now().after(node.common.response_timeout);
-    if let Err(failure) = connection.change(&probe, tracking.id, until) {
+    if let Err(failure) = change(&mut connection, &probe, tracking.id, until) {
         // If the master was replaced in between, the new one does not know the listener. And a slot
         // of a cluster may have moved.
-        let redirects = |refusal| router.redirected(refusal, node).is_some();
+        let redirects = |refusal| topology.redirected(refusal, node).is_some();
         let passes =
             tracking.probe() || matches!(&failure, Failure::Refused(refusal) if redirects(refusal));
         return Err(if passes {
@@ -80,20 +81,21 @@ impl Looks for ServerConnection {
             &LOOK
         };
         let args: Vec<_> = counter.into_iter().collect();
-        let reply = self.run_script(script, key, &args, deadline);
-        if let (Some(_), Err(Failure::Refused(refusal))) = (counter, &reply)
+        let seen = script.invoke(self, key, &args, deadline, read_seen);
+        if let (Some(_), Err(Failure::Refused(refusal))) = (counter, &seen)
             && refusal.code == "TRYAGAIN"
         {
             // The slot is on its way to another node, and only one of the two keys is there. Before
-            // version 7, the old node redirects the script though it has the lock's key.
-            self.begin_anew(key, deadline)?;
+            // version 7, the old node redirects the script though it has the lock's key. Without
+            // `ASKING`, the new node leads back to the old one.
+            self.asking = false;
             return self.look(key, None, deadline);
         }
-        self.conclude(script, read_seen(reply))
+        seen
     }
 
     fn expect_master(&self) -> Result<(), Failure> {
-        match &self.link {
+        match &self.lent.link {
             Some(link) if link.role == Role::Replica => {
                 let message = "the server is a replica, and does not know whether a lock is free: \
                                give the address of the master, or use sentinels";
@@ -104,59 +106,55 @@ impl Looks for ServerConnection {
     }
 
     fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
-        let reply = self.run_once(&FORCE, key, None, deadline)?;
-        let deleted = accept_change(reply).and_then(read_deleted);
-        self.conclude(&FORCE, deleted)
+        let read = |reply: Result<_, _>| reply.and_then(read_deleted);
+        run_once(self, &FORCE, key, None, deadline, read)
     }
 
     fn force_if(&mut self, key: &str, value: &[u8], deadline: Moment) -> Result<Compared, Failure> {
-        let reply = self.run_once(&RELEASE, key, Some(value), deadline)?;
-        self.conclude(&RELEASE, read_compared(accept_change(reply)))
+        run_once(self, &RELEASE, key, Some(value), deadline, read_compared)
     }
 }
 
-impl ServerConnection {
-    /// Sends a script whole, and once to the node that has the key: before a second try, another
-    /// holder could take the lock.
-    fn run_once(
-        &mut self,
-        script: &Script,
-        key: &str,
-        argument: Option<&[u8]>,
-        deadline: Moment,
-    ) -> Result<Reply, Failure> {
-        let whole = script.whole(key, &[]);
-        let parts = whole.into_iter().map(str::as_bytes).chain(argument);
-        let parts: Vec<_> = parts.collect();
-        loop {
-            let batch = self.ask(Batch::default()).and(&parts);
-            let reply = self.exchange(&batch, deadline)?.pop().unwrap_or(Reply::Nil);
-            if !self.follow(&reply, deadline)? {
-                return Ok(reply);
-            }
+/// Sends a script whole, and once to the node that has the key: before a second try, another holder
+/// could take the lock.
+fn run_once<T>(
+    connection: &mut ServerConnection,
+    script: &Script,
+    key: &str,
+    argument: Option<&[u8]>,
+    deadline: Moment,
+    read: impl FnOnce(Result<Reply, Failure>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let whole = script.command(true, key, &[]);
+    let parts = whole.into_iter().map(str::as_bytes).chain(argument);
+    let parts: Vec<_> = parts.collect();
+    loop {
+        let batch = connection.begin(Batch::default()).and(&parts);
+        let reply = connection.exchange(&batch, deadline)?.pop();
+        let reply = reply.unwrap_or(Reply::Nil);
+        if !connection.follow(&reply, deadline)? {
+            return connection.judged(script.explained(read(accept_change(reply))));
         }
     }
+}
 
-    /// Changes a key so that Redis sends an invalidation of it to a listener. Fails with `Refused`
-    /// only if Redis refuses `CLIENT TRACKING` or access to the key. Any other refusal is
-    /// `NotSent`.
-    fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Failure> {
-        let batch = Batch::of(&[
-            "CLIENT",
-            "TRACKING",
-            "ON",
-            "REDIRECT",
-            &listener.to_string(),
-        ])
+/// Changes a key so that Redis sends an invalidation of it to a listener. Fails with `Refused` only
+/// if Redis refuses `CLIENT TRACKING` or access to the key. Any other refusal is `NotSent`.
+fn change(
+    connection: &mut ServerConnection,
+    key: &str,
+    listener: u64,
+    deadline: Moment,
+) -> Result<(), Failure> {
+    let batch = tracking(Some(listener), &[])
         .and(&["GET", key])
         .and(&set(key, "-", "1000"))
         .and(&["DEL", key]);
-        let mut replies = self.exchange(&batch, deadline)?.into_iter();
-        if let Tracking::Refused(refusal) = read_tracking(next(&mut replies), 0) {
-            return Err(Failure::Refused(refusal));
-        }
-        replies
-            .try_for_each(|reply| accept(reply).map(drop))
-            .map_err(Failure::of_a_trial)
+    let mut replies = connection.exchange(&batch, deadline)?.into_iter();
+    if let Tracking::Refused(refusal) = read_tracking(next(&mut replies), 0) {
+        return Err(Failure::Refused(refusal));
     }
+    replies
+        .try_for_each(|reply| accept(reply).map(drop))
+        .map_err(Failure::of_a_trial)
 }

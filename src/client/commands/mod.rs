@@ -2,7 +2,7 @@
 //!
 //! [`seam`] is what any store can do, also one in memory: [`claim`] takes a lock, [`compare`] has what its holder does, [`look`] what everybody may do,
 //! [`survey`] what finds all locks, and [`inspect`] what a server says of itself.
-//! They go over a [`connection`], which follows redirects; `runs` is how a script is run over it.
+//! They go over a [`connection`], which follows redirects; `runs` is how a script goes over it.
 //! [`wanted`] is a lock that is to be taken, [`script`] has the Lua scripts, [`reply`] reads what
 //! comes back, and `replicas` says which replicas have to acknowledge. This room may use `servers`,
 //! `wire` and `base`.
@@ -14,8 +14,8 @@ pub(crate) mod look;
 pub(crate) mod survey;
 pub(crate) mod inspect;
 mod runs;
+mod replicas;
 pub(crate) mod connection;
 pub(crate) mod wanted;
-mod replicas;
 pub(crate) mod script;
 pub(crate) mod reply;

@@ -12,6 +12,7 @@
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::client::commands::connection::ServerConnection;
 use crate::client::servers::node::Node;
 use crate::client::wire::failure::{Failure, nonsense};
 use crate::client::wire::link::FAIR_TRY;
@@ -64,6 +65,18 @@ impl ReplicaWait {
             blocks_for: Duration::from_millis(self.millis) + TICK,
             ..batch
         }
+    }
+
+    /// Waits for the replicas, behind the command that has taken a lock over this connection. Any
+    /// failure leaves the key: see [`Self::judge`].
+    pub(crate) fn for_lock(
+        &self,
+        connection: &mut ServerConnection,
+        deadline: Moment,
+    ) -> Result<(), Failure> {
+        let reply = connection.ask(&self.behind(Batch::default()), deadline);
+        let reply = reply.map_err(|failure| left_behind(failure, None))?;
+        connection.judged(self.judge(reply, "lock"))
     }
 
     /// Reads the reply. `what` is what the replicas were to acknowledge.

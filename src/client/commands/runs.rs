@@ -35,70 +35,76 @@ impl<'a> Runs<'a> {
     }
 }
 
-impl ServerConnection {
-    /// Runs a script for one key.
-    pub(super) fn run_script(
-        &mut self,
-        script: &Script,
+impl Script {
+    /// Runs the script for one key. `read` reads the reply; if a right was missing, the failure
+    /// names those that the script needs.
+    pub(super) fn invoke<T>(
+        &self,
+        connection: &mut ServerConnection,
         key: &str,
         args: &[&str],
         deadline: Moment,
-    ) -> Result<Reply, Failure> {
-        let (replies, _) = self.run_all(&Runs::of(script, &[(key, args)]), deadline)?;
-        accept_change(next(&mut replies.into_iter()))
+        read: impl FnOnce(Result<Reply, Failure>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let runs = Runs::of(self, &[(key, args)]).send(connection, deadline);
+        let reply = runs.and_then(|(mut replies, _)| accept_change(replies.remove(0)));
+        connection.judged(self.explained(read(reply)))
     }
+}
 
-    /// Runs a script for each key, by its hash. What Redis refuses because it does not know the
+impl Runs<'_> {
+    /// Runs the script for each key, by its hash. What Redis refuses because it does not know the
     /// script is sent once more. The first of these commands then has the text, and makes the
     /// script known to the others. (It is one that this node executes, and does not redirect.) If
     /// the script is unknown even then, the answer is the second copy of another one, and the
     /// script may have been executed.
     ///
     /// A batch with more than one key follows no redirect.
-    pub(crate) fn run_all(
-        &mut self,
-        runs: &Runs<'_>,
+    pub(super) fn send(
+        &self,
+        connection: &mut ServerConnection,
         deadline: Moment,
     ) -> Result<(Vec<Reply>, Tracking), Failure> {
-        let keys = runs.calls.len();
-        let listener = runs.listener.filter(|_| !self.redirected);
-        let link = self.link.as_ref().map_or(0, |link| link.id);
-        let mut result = listener.map_or(Tracking::Off, |_| Tracking::On { link });
-        let mut to_ask = listener.filter(|listener| !self.invalidates_to(*listener));
+        let keys = self.calls.len();
+        let listener = self.listener.filter(|_| !connection.redirected);
+        let link = connection.lent.link.as_ref();
+        let id = link.map_or(0, |link| link.id);
+        let mut to_ask = listener.filter(|_| link.is_none_or(|link| link.listener != listener));
+        let mut result = listener.map_or(Tracking::Off, |_| Tracking::On { link: id });
         let mut all = vec![Reply::Nil; keys];
         let mut open = (0..keys).collect::<Vec<_>>();
         let mut teach = false;
         loop {
-            let begun = self.ask(begin(to_ask));
+            let begun = connection.begin(tracking(to_ask, &["NOLOOP"]));
             let batch = open.iter().fold(begun, |batch, n| {
-                let is_whole = teach && *n == open[0] || runs.begins_whole && *n == 0;
-                let (key, args) = runs.calls[*n];
-                batch.and(&runs.script.command(is_whole, key, args))
+                let is_whole = teach && *n == open[0] || self.begins_whole && *n == 0;
+                let (key, args) = self.calls[*n];
+                batch.and(&self.script.command(is_whole, key, args))
             });
-            let batch = match runs.wait {
+            let batch = match self.wait {
                 Some(wait) => wait.behind(batch),
                 None => batch,
             };
-            let mut replies = self.exchange(&batch, deadline)?.into_iter();
-            if let Some(listener) = to_ask.take() {
-                result = read_tracking(next(&mut replies), link);
-                if let (Tracking::On { .. }, Some(link)) = (&result, &mut self.link) {
-                    link.set_listener(listener);
+            let mut replies = connection.exchange(&batch, deadline)?.into_iter();
+            if to_ask.take().is_some() {
+                result = read_tracking(next(&mut replies), id);
+                if let (Tracking::On { .. }, Some(link)) = (&result, &mut connection.lent.link) {
+                    link.listener = listener;
                 }
             }
-            if self.asking {
+            if connection.asking {
                 next(&mut replies);
             }
             for n in &open {
                 all[*n] = next(&mut replies);
             }
-            if keys == 1 && self.follow(&all[0], deadline)? {
+            if keys == 1 && connection.follow(&all[0], deadline)? {
                 result = Tracking::Off;
                 continue;
             }
             let taught = open[0];
             if teach && all[taught].is_noscript() {
-                return self.retire_if_nonsense(Err(nonsense(&all[taught])));
+                return connection.judged(Err(nonsense(&all[taught])));
             }
             open.retain(|n| all[*n].is_noscript());
             if teach || open.is_empty() {
@@ -108,26 +114,21 @@ impl ServerConnection {
             teach = true;
         }
     }
-
-    fn invalidates_to(&self, listener: u64) -> bool {
-        let link = self.link.as_ref();
-        link.is_some_and(|link| link.invalidates_to(listener))
-    }
 }
 
 /// An empty batch or, if `listener` is given, a batch that asks for invalidations. With `NOLOOP`,
 /// changes over this connection cause no invalidations, so that an uncontended release costs no
 /// extra message.
-fn begin(listener: Option<u64>) -> Batch {
+pub(super) fn tracking(listener: Option<u64>, options: &[&str]) -> Batch {
     let Some(listener) = listener else {
         return Batch::default();
     };
-    Batch::of(&[
+    let on = [
         "CLIENT",
         "TRACKING",
         "ON",
         "REDIRECT",
         &listener.to_string(),
-        "NOLOOP",
-    ])
+    ];
+    Batch::of(&[&on, options].concat())
 }

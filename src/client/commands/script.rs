@@ -91,38 +91,29 @@ impl Script {
 
     /// If a right was missing, adds the rights that the script needs to the failure's message:
     /// Redis 7.0 does not say which right was missing.
-    pub(crate) fn explain(&self, failure: Failure) -> Failure {
-        match failure {
-            Failure::Refused(mut refusal) if refusal.says("can't run this command") => {
-                refusal.message.push_str(" (the script needs ");
-                refusal.message.push_str(self.rights);
-                refusal.message.push(')');
-                Failure::Refused(refusal)
-            }
-            other => other,
+    pub(crate) fn explained<T>(&self, mut read: Result<T, Failure>) -> Result<T, Failure> {
+        if let Err(Failure::Refused(refusal)) = &mut read
+            && refusal.says("can't run this command")
+        {
+            let needs = format!(" (the script needs {})", self.rights);
+            refusal.message.push_str(&needs);
         }
+        read
     }
 
+    /// `EVALSHA`: short. Redis answers NOSCRIPT if it does not know the script. `whole`: `EVAL` with
+    /// the text. Redis then knows the script for the next `EVALSHA`.
     pub(crate) fn command<'a>(
         &'a self,
         whole: bool,
         key: &'a str,
         args: &[&'a str],
     ) -> Vec<&'a str> {
-        if whole {
-            self.whole(key, args)
+        let (name, script) = if whole {
+            ("EVAL", self.text)
         } else {
-            self.by_hash(key, args)
-        }
-    }
-
-    /// `EVALSHA`: short. Redis answers NOSCRIPT if it does not know the script.
-    pub(crate) fn by_hash<'a>(&'a self, key: &'a str, args: &[&'a str]) -> Vec<&'a str> {
-        [&["EVALSHA", &self.hash, self.keys, key], args].concat()
-    }
-
-    /// `EVAL` with the whole text. Redis then knows the script for the next `EVALSHA`.
-    pub(crate) fn whole<'a>(&'a self, key: &'a str, args: &[&'a str]) -> Vec<&'a str> {
-        [&["EVAL", self.text, self.keys, key], args].concat()
+            ("EVALSHA", &*self.hash)
+        };
+        [&[name, script, self.keys, key], args].concat()
     }
 }

@@ -16,6 +16,6 @@ pub(crate) trait Commands: Claims + Holds + Looks {
 
 impl Commands for ServerConnection {
     fn node(&self) -> Option<&Arc<Node>> {
-        Some(&self.node)
+        Some(&self.lent.node)
     }
 }

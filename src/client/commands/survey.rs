@@ -33,11 +33,9 @@ impl ServerConnection {
             "COUNT",
             &count.to_string(),
         ];
-        if let Some(link) = &mut self.link {
-            link.stream.expect_list();
-        }
-        let read = self.ask_server(&command, deadline).and_then(read_step);
-        self.retire_if_nonsense(read)
+        self.lent.link()?.stream.expect_list();
+        let reply = self.ask(&Batch::of(&command), deadline)?;
+        self.judged(accept(reply).and_then(read_step))
     }
 
     /// Reads the holder of each of these keys, in their order. Value and time are read one after the
@@ -57,7 +55,7 @@ impl ServerConnection {
             .iter()
             .map(|_| read_look(next(&mut replies), next(&mut replies)))
             .collect();
-        self.retire_if_nonsense(seen)
+        self.judged(seen)
     }
 }
 

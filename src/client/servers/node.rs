@@ -16,7 +16,7 @@ use crate::client::wire::endpoint::Endpoint;
 use crate::client::wire::failure::{Failure, expect_pong};
 use crate::client::wire::link::Link;
 use crate::client::wire::login::{Access, Expected, NO_NODE};
-use crate::client::wire::pool::{Lent, OnClose, Pool, Worker};
+use crate::client::wire::pool::{BorrowedSlot, OnClose, Pool, Worker};
 use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::{Batch, Reply};
 use crate::client::wire::socket::Ender;
@@ -33,7 +33,7 @@ pub(crate) struct Node {
     pub(crate) number: u64,
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) common: Arc<Common>,
-    pub(crate) pool: Arc<Pool>,
+    pool: Pool,
     /// The connections that are open or being opened. Some may have been closed.
     connections: Mutex<Vec<Ender>>,
     /// See [`Self::is_retired`]. Set while `connections` is locked.
@@ -124,12 +124,8 @@ impl Node {
     pub(crate) fn new(endpoint: Endpoint, common: Arc<Common>) -> Node {
         // One server has no thread that sweeps its pool.
         let is_swept = !common.access().expects(Expected::Server);
-        let pool = Arc::new(Pool::new(
-            common.pool_size,
-            is_swept,
-            &common.worker,
-            Arc::clone(&common.on_close),
-        ));
+        let on_close = Arc::clone(&common.on_close);
+        let pool = Pool::new(common.pool_size, is_swept, &common.worker, on_close);
         Node {
             number: COUNT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
             endpoint: Arc::new(endpoint),
@@ -182,11 +178,12 @@ impl Node {
         Ok(())
     }
 
-    /// Speaks to the server once, over this link.
-    pub(crate) fn ping(&self, link: &mut Lent, deadline: Moment) -> Result<(), Failure> {
+    /// Speaks to the server once.
+    pub(crate) fn ping(self: &Arc<Node>, deadline: Moment) -> Result<(), Failure> {
+        let mut lent = self.lend(deadline)?;
         let limit = deadline.min(Moment::now().after(self.common.response_timeout));
-        let replies = link.exchange(&Batch::of(&["PING"]), limit)?;
-        expect_pong(replies.into_iter().next().unwrap_or(Reply::Nil))
+        let mut replies = lent.link()?.exchange(&Batch::of(&["PING"]), limit)?;
+        expect_pong(replies.pop().unwrap_or(Reply::Nil))
     }
 
     /// True if no key is here any more.
@@ -196,13 +193,22 @@ impl Node {
 
     /// Borrows a connection of the pool. Waits for one and connects if necessary, until the
     /// deadline.
-    pub(crate) fn lend(&self, deadline: Moment) -> Result<Lent, Failure> {
-        self.pool.checkout(deadline, || self.open(deadline))
+    pub(crate) fn lend(self: &Arc<Node>, deadline: Moment) -> Result<Lent, Failure> {
+        let (link, slot) = self.pool.checkout(deadline, || self.open(deadline))?;
+        Ok(Lent {
+            link: Some(link),
+            slot: Some(slot),
+            node: Arc::clone(self),
+        })
     }
 
     /// Opens a connection outside the pool.
-    pub(crate) fn own(&self, deadline: Moment) -> Result<Lent, Failure> {
-        Ok(Lent::Own(Box::new(self.open(deadline)?)))
+    pub(crate) fn own(self: &Arc<Node>, deadline: Moment) -> Result<Lent, Failure> {
+        Ok(Lent {
+            link: Some(Box::new(self.open(deadline)?)),
+            slot: None,
+            node: Arc::clone(self),
+        })
     }
 
     pub(crate) fn open(&self, deadline: Moment) -> Result<Link, Failure> {
@@ -246,6 +252,36 @@ impl Node {
     }
 }
 
+/// A link to send commands over.
+pub(crate) struct Lent {
+    /// `None` once it was given back.
+    pub(crate) link: Option<Box<Link>>,
+    /// The place in the pool from which it came. `None`: it belongs to one thread, which is the
+    /// keeper, or a caller whose command must not go over a connection that may be dead.
+    pub(crate) slot: Option<BorrowedSlot>,
+    pub(crate) node: Arc<Node>,
+}
+
+impl Lent {
+    pub(crate) fn link(&mut self) -> Result<&mut Link, Failure> {
+        let gone = || Failure::not_sent("the redirect failed");
+        self.link.as_deref_mut().ok_or_else(gone)
+    }
+
+    /// Gives the link back to the pool, or closes it if it came from none.
+    pub(crate) fn give_back(&mut self) {
+        if let (Some(link), Some(slot)) = (self.link.take(), self.slot.take()) {
+            self.node.pool.give_back(link, slot);
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node")
@@ -264,14 +300,14 @@ mod tests {
     use super::*;
     use crate::client::wire::endpoint::Place;
 
-    fn node(address: &str, settings: &Settings) -> Node {
+    fn node(address: &str, settings: &Settings) -> Arc<Node> {
         let common = Common::new(Access::new(None, 0, Expected::Server), settings).unwrap();
         let (host, port) = address.split_once(':').unwrap();
         let place = Place::Tcp {
             host: host.to_owned(),
             port: port.parse().unwrap(),
         };
-        Node::new(Endpoint::new(place, None), Arc::new(common))
+        Arc::new(Node::new(Endpoint::new(place, None), Arc::new(common)))
     }
 
     /// One is in use, one is lent, one is logging in.
@@ -299,7 +335,7 @@ mod tests {
         let mut used = node.own(deadline).unwrap();
         let other = self::node(&silent.local_addr().unwrap().to_string(), &settings);
         thread::scope(|scope| {
-            let waits = scope.spawn(|| used.exchange(&Batch::of(&["PING"]), deadline));
+            let waits = scope.spawn(|| used.link()?.exchange(&Batch::of(&["PING"]), deadline));
             let opens = scope.spawn(|| other.open(deadline).err());
             while !asked.load(Ordering::Relaxed) || other.connections.lock().is_empty() {
                 thread::yield_now();
@@ -308,7 +344,7 @@ mod tests {
             other.retire();
             assert!(waits.join().unwrap().is_err() && opens.join().unwrap().is_some());
         });
-        assert!(lent.probe() && node.lend(deadline).is_err());
+        assert!(lent.link().unwrap().probe() && node.lend(deadline).is_err());
         assert!(Moment::now() < deadline);
     }
 

@@ -94,7 +94,7 @@ pub(crate) struct Link {
     /// late when the link goes back to the pool, the link is closed.
     behind: bool,
     /// The listener to which Redis sends the invalidations of what is read over this link.
-    listener: Option<u64>,
+    pub(crate) listener: Option<u64>,
     /// What the server has called itself at the login.
     pub(crate) role: Role,
     /// Which links of the pool are not used again. `None` if this one belongs to no pool.
@@ -175,16 +175,6 @@ impl Link {
                 .min(left)
                 .min(response_timeout.saturating_add(blocks_for)),
         )
-    }
-
-    /// True if Redis sends that listener the invalidations of keys that are read over this link.
-    pub(crate) fn invalidates_to(&self, listener: u64) -> bool {
-        self.listener == Some(listener)
-    }
-
-    /// Notes that Redis sends that listener the invalidations.
-    pub(crate) fn set_listener(&mut self, listener: u64) {
-        self.listener = Some(listener);
     }
 
     /// Notes that Redis may have ended the connection before its next use.
@@ -303,16 +293,6 @@ mod tests {
         assert!(limit(&link) >= deadline);
         link.proof = Proof::Nothing;
         assert!(limit(&link) < deadline);
-    }
-
-    #[test]
-    fn a_link_knows_the_listener_that_gets_its_invalidations() {
-        for (stream, _redis) in streams() {
-            let mut link = Link::new(stream, Moment::now());
-            assert!(!link.invalidates_to(1));
-            link.set_listener(1);
-            assert!(link.invalidates_to(1) && !link.invalidates_to(2));
-        }
     }
 
     /// First, only half of a reply comes in time. Then, only one of three replies.

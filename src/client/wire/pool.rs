@@ -9,7 +9,6 @@
 use std::convert::Infallible;
 use std::io;
 use std::mem;
-use std::ops::{Deref, DerefMut};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -134,10 +133,10 @@ impl Pool {
 
     /// Borrows a link. Waits for a slot until the deadline. An empty slot gets a link from `open`.
     pub(crate) fn checkout(
-        self: &Arc<Pool>,
+        &self,
         deadline: Moment,
         open: impl FnOnce() -> Result<Link, Failure>,
-    ) -> Result<Lent, Failure> {
+    ) -> Result<(Box<Link>, BorrowedSlot), Failure> {
         let began = Moment::now();
         // If Redis answered nobody in the whole time, the links are not busy but stuck.
         let judged = |failure| match failure {
@@ -148,11 +147,29 @@ impl Pool {
             }
             other => other,
         };
-        let mut slot = match self.free_slot() {
+        // If possible one with a link: r2d2 lends the slot that came back last.
+        let free = {
+            let mut empty = Vec::new();
+            loop {
+                match self.slots.try_get() {
+                    Some(mut slot) => {
+                        self.drop_stale(&mut slot, began);
+                        if slot.is_some() {
+                            break Some(slot);
+                        }
+                        empty.push(slot);
+                    }
+                    None => break empty.pop(),
+                }
+            }
+        };
+        let mut slot = match free {
             Some(slot) => slot,
             None => self.wait_for_slot(deadline).map_err(judged)?,
         };
-        if slot.is_none() {
+        let link = if let Some(link) = slot.take() {
+            link
+        } else {
             let left = deadline.since(Moment::now());
             let mut link = open().map_err(|failure| match failure {
                 // With more time, the link might have opened.
@@ -162,24 +179,27 @@ impl Pool {
                 other => judged(other),
             })?;
             link.condemned = Some(Arc::clone(&self.condemned));
-            *slot = Some(Box::new(link));
-        }
-        Ok(Lent::OfPool(slot, Arc::clone(self)))
+            Box::new(link)
+        };
+        Ok((link, slot))
     }
 
-    /// A slot that nobody uses, if possible one with a link. (r2d2 lends the slot that came back
-    /// last, and that slot may have no link.)
-    fn free_slot(&self) -> Option<BorrowedSlot> {
-        let mut empty = Vec::new();
-        let now = Moment::now();
-        while let Some(mut slot) = self.slots.try_get() {
-            self.drop_stale(&mut slot, now);
-            if slot.is_some() {
-                return Some(slot);
-            }
-            empty.push(slot);
+    /// Takes a link back, or closes it if it must not be used again.
+    pub(crate) fn give_back(&self, mut link: Box<Link>, mut slot: BorrowedSlot) {
+        if let Some(answered) = link.answered_to_borrower() {
+            self.answered_at
+                .fetch_max(answered.as_nanos(), Ordering::Relaxed);
         }
-        empty.pop()
+        if link.is_over() || self.condemned.includes(&link) {
+            if link.broken {
+                self.condemn(Moment::now());
+            }
+            self.closed(&link);
+            drop(link); // Before another thread opens one in the slot.
+        } else {
+            link.doubt();
+            *slot = Some(link);
+        }
     }
 
     /// Drops the slot's link if it may be dead. If it has not answered just now ([`FRESH`]), also
@@ -276,57 +296,6 @@ fn start<T>(build: impl FnOnce() -> T) -> Result<T, Error> {
     panic::catch_unwind(AssertUnwindSafe(build)).map_err(refused)
 }
 
-/// A link to send commands over.
-pub(crate) enum Lent {
-    /// It belongs to the pool. Dropping this gives the link back, or closes it if it must not be
-    /// used again.
-    OfPool(BorrowedSlot, Arc<Pool>),
-    /// It belongs to one thread: the keeper, or a caller whose command must not go over a
-    /// connection that may be dead.
-    Own(Box<Link>),
-}
-
-impl Deref for Lent {
-    type Target = Link;
-
-    fn deref(&self) -> &Link {
-        match self {
-            Lent::OfPool(slot, _) => slot.as_ref().expect("a lent slot has a link"),
-            Lent::Own(link) => link,
-        }
-    }
-}
-
-impl DerefMut for Lent {
-    fn deref_mut(&mut self) -> &mut Link {
-        match self {
-            Lent::OfPool(slot, _) => slot.as_mut().expect("a lent slot has a link"),
-            Lent::Own(link) => link,
-        }
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        let Lent::OfPool(slot, pool) = self else {
-            return;
-        };
-        if let Some(answered) = slot.as_ref().and_then(|link| link.answered_to_borrower()) {
-            pool.answered_at
-                .fetch_max(answered.as_nanos(), Ordering::Relaxed);
-        }
-        let over = slot.take_if(|link| link.is_over() || pool.condemned.includes(link));
-        if let Some(link) = over {
-            if link.broken {
-                pool.condemn(Moment::now());
-            }
-            pool.closed(&link);
-        } else if let Some(link) = &mut **slot {
-            link.doubt();
-        }
-    }
-}
-
 /// What r2d2 lends. It is never broken for r2d2, even without a link: if r2d2 dropped a slot, it
 /// would not wake a thread that waits for one.
 pub(crate) type Slot = Option<Box<Link>>;
@@ -359,7 +328,7 @@ mod tests {
     #[test]
     fn a_link_that_had_no_time_to_open_says_nothing_of_the_server() {
         let worker = Worker::start().unwrap();
-        let pool = Arc::new(Pool::new(1, true, &worker, Arc::default()));
+        let pool = Pool::new(1, true, &worker, Arc::default());
         let fails = |deadline, until| {
             let open = || {
                 while Moment::now() < until {}

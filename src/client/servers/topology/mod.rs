@@ -38,7 +38,6 @@ use crate::client::wire::endpoint::Endpoint;
 use crate::client::wire::failure::Failure;
 use crate::client::wire::link::LONG_SILENCE;
 use crate::client::wire::login::{self, Access, Credentials, Expected};
-use crate::client::wire::pool::Lent;
 use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::Reply;
 
@@ -107,13 +106,9 @@ impl Topology {
     /// comes with the name of the server that could not be reached.
     pub(crate) fn ping(&self, deadline: Moment) -> Result<(), (Failure, String)> {
         if !self.is_cluster() {
-            let reached = self.reach("", deadline, Node::lend);
-            let answer = match reached {
-                Ok((mut link, node)) => node.ping(&mut link, deadline),
-                Err(failure) => Err(failure),
-            };
+            let answer = self.reach("", deadline, Node::ping);
             if answer.is_err() || !self.is_cluster() {
-                return answer.map_err(|failure| (failure, self.name(None)));
+                return answer.map_err(|it| (it, self.name(None)));
             }
         }
         let mut last = Failure::not_sent("no node of the cluster has a slot");
@@ -131,8 +126,7 @@ impl Topology {
             let left = deadline.since(Moment::now());
             let share = if nodes.len() == 0 { left } else { left / 2 };
             let until = Moment::now().after(share);
-            let lent = node.lend(until);
-            match lent.and_then(|mut link| node.ping(&mut link, until)) {
+            match node.ping(until) {
                 Ok(()) => return Ok(()),
                 Err(failure) => (last, name) = (failure, node.name().to_owned()),
             }
@@ -140,25 +134,25 @@ impl Topology {
         Err((last, name))
     }
 
-    /// Opens a link to the node that has this key. If that fails, and the node turns out to be
-    /// another one, opens one there.
-    pub(crate) fn reach(
+    /// Connects to the node that has this key. If that fails, and the node turns out to be another
+    /// one, connects there.
+    pub(crate) fn reach<T>(
         &self,
         key: &str,
         deadline: Moment,
-        open: impl Fn(&Node, Moment) -> Result<Lent, Failure>,
-    ) -> Result<(Lent, Arc<Node>), Failure> {
-        let mut node = self.node_of(key, deadline)?;
-        let mut opened = open(&node, deadline);
-        for _ in 1..MOST_MAPS {
-            match &opened {
-                Err(failure) if self.knows_better(&node, failure, deadline) => {}
-                _ => break,
+        connect: impl Fn(&Arc<Node>, Moment) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let mut maps = 1..MOST_MAPS;
+        loop {
+            let node = self.node_of(key, deadline)?;
+            let failure = match connect(&node, deadline) {
+                Err(failure) => failure,
+                connected => return connected,
+            };
+            if maps.next().is_none() || !self.knows_better(&node, &failure, deadline) {
+                return Err(failure);
             }
-            node = self.node_of(key, deadline)?;
-            opened = open(&node, deadline);
         }
-        Ok((opened?, node))
     }
 
     /// Handles a failure to connect to a node. True if the map has another node by now, or the node
@@ -211,9 +205,9 @@ impl Topology {
     /// map of a cluster must be fresh: what a node has that it lacks would not be found.
     pub(crate) fn masters(&self, deadline: Moment) -> Result<Vec<Arc<Node>>, Failure> {
         if !self.is_cluster() {
-            let (_, node) = self.reach("", deadline, Node::lend)?;
+            let lent = self.reach("", deadline, Node::lend)?;
             if !self.is_cluster() {
-                return Ok(vec![node]);
+                return Ok(vec![Arc::clone(&lent.node)]);
             }
         }
         Ok(self.fresh_map(deadline)?.masters.clone())
