@@ -305,7 +305,8 @@ impl<'a> Progress<'a> {
     ) -> Kind {
         self.ask = Ask::ClaimOrLook;
         self.failure = None;
-        self.attempts.fail(failure, since, now, answered)
+        self.attempts
+            .fail(failure, since, now, answered, self.patience.began)
     }
 
     /// What to do at `now` after a failure of this kind.

@@ -9,7 +9,7 @@ use crate::base::options::Settings;
 use crate::base::owner::holder::Holder;
 use crate::store::{FAIR_TRY, Failure, Refusal};
 
-/// For how long a node that has answered before counts as slow, and not as away.
+/// For how long a node that has answered during a wait counts as slow, and not as away.
 pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 
 /// The longest time for which the first waiter of a queue sleeps before it looks at the turn in
@@ -71,22 +71,23 @@ impl Silence {
         }
     }
 
-    /// What is left of the silence if the node has last answered any thread at `answered`. `None` if
+    /// What is left of the silence, for a wait that began at `began`, if the node has last answered
+    /// any thread at `answered`. `None` if
     /// that was since the last failure, and Redis did not refuse then: it is there.
-    pub(crate) fn unless(mut self, answered: Moment) -> Option<Silence> {
+    pub(crate) fn unless(mut self, answered: Moment, began: Moment) -> Option<Silence> {
         if !self.outage_after.is_zero() {
             if self.failed_at <= answered {
                 return None;
             }
-            self.outage_after = outage_after(answered);
+            self.outage_after = outage_after(answered, began);
         }
         Some(self)
     }
 }
 
 /// How long a silence of a node has to last to be an outage at the deadline.
-fn outage_after(answered: Moment) -> Duration {
-    if Moment::PAST < answered {
+fn outage_after(answered: Moment, began: Moment) -> Duration {
+    if began <= answered {
         SLOW_ANSWER
     } else {
         FAIR_TRY
@@ -299,14 +300,16 @@ impl Attempts {
         *self = Attempts::after(None);
     }
 
-    /// An attempt that began at `since` has failed at `now`. The node has last answered any thread at
-    /// `answered`: the thread may have waited for a connection until then.
+    /// An attempt that began at `since` has failed at `now`, in a wait that began at `began`. The node
+    /// has last answered any thread at `answered`: the thread may have waited for a connection until
+    /// then.
     pub(crate) fn fail(
         &mut self,
         failure: &Failure,
         since: Moment,
         now: Moment,
         answered: Moment,
+        began: Moment,
     ) -> Kind {
         self.failed += 1;
         if let Failure::Refused(refusal) = failure {
@@ -317,13 +320,16 @@ impl Attempts {
             kind = Kind::Down; // An earlier refusal says more than an attempt that was cut short.
         }
         if kind == Kind::OutOfTime {
-            self.silence = self.silence.take().and_then(|it| it.unless(answered));
+            self.silence = self
+                .silence
+                .take()
+                .and_then(|it| it.unless(answered, began));
             return kind;
         }
         let (since, outage_after) = if kind == Kind::Down {
             (since, Duration::ZERO)
         } else {
-            (since.max(answered), outage_after(answered))
+            (since.max(answered), outage_after(answered, began))
         };
         let silence = self.silence.get_or_insert_with(|| Silence::new(since));
         silence.outage_after = outage_after;
@@ -557,11 +563,17 @@ pub(crate) mod tests {
         let loading = Refusal::found("LOADING", "LOADING");
         let mut attempts = Attempts::after(None);
         assert_eq!(
-            attempts.fail(&unanswered(), at(0), at(0), Moment::PAST),
+            attempts.fail(&unanswered(), at(0), at(0), Moment::PAST, at(1)),
             Kind::Silent
         );
         assert_eq!(
-            attempts.fail(&Failure::Refused(loading), at(1), at(1), Moment::PAST),
+            attempts.fail(
+                &Failure::Refused(loading),
+                at(1),
+                at(1),
+                Moment::PAST,
+                at(1)
+            ),
             Kind::Down
         );
         assert_eq!(
@@ -569,7 +581,7 @@ pub(crate) mod tests {
             Duration::ZERO
         );
         assert_eq!(
-            attempts.fail(&unanswered(), at(2), at(2), Moment::PAST),
+            attempts.fail(&unanswered(), at(2), at(2), Moment::PAST, at(1)),
             Kind::Down
         );
         assert_eq!(
@@ -579,7 +591,7 @@ pub(crate) mod tests {
         );
         attempts.hear();
         assert_eq!(
-            attempts.fail(&unanswered(), at(3), at(3), Moment::PAST),
+            attempts.fail(&unanswered(), at(3), at(3), Moment::PAST, at(1)),
             Kind::Silent
         );
     }
@@ -594,8 +606,9 @@ pub(crate) mod tests {
             at(0),
             at(0),
             Moment::PAST,
+            at(1),
         );
-        attempts.fail(&no_time(), at(1), at(1), Moment::PAST);
+        attempts.fail(&no_time(), at(1), at(1), Moment::PAST, at(1));
         assert_eq!(attempts.cause(no_time()).text(), "no password");
     }
 
@@ -603,14 +616,17 @@ pub(crate) mod tests {
     fn one_refused_connection_does_not_make_an_outage_of_a_short_silence_after_it() {
         let mut attempts = Attempts::after(None);
         assert_eq!(
-            attempts.fail(&Failure::not_sent("refused"), at(1), at(1), at(1)),
+            attempts.fail(&Failure::not_sent("refused"), at(1), at(1), at(1), at(1)),
             Kind::Down
         );
         let cut_short = Failure::Unanswered {
             link_stands: true,
             cause: "late".into(),
         };
-        assert_eq!(attempts.fail(&cut_short, at(2), at(2), at(1)), Kind::Silent);
+        assert_eq!(
+            attempts.fail(&cut_short, at(2), at(2), at(1), at(1)),
+            Kind::Silent
+        );
         assert_eq!(attempts.silence.as_ref().unwrap().outage_after, SLOW_ANSWER);
     }
 
@@ -630,8 +646,8 @@ pub(crate) mod tests {
             (refused(), at(7), Some(Duration::ZERO)),
         ] {
             let mut attempts = Attempts::after(None);
-            attempts.fail(&failure, at(3), at(5), Moment::PAST);
-            let silence = attempts.silence.and_then(|it| it.unless(answered));
+            attempts.fail(&failure, at(3), at(5), Moment::PAST, at(1));
+            let silence = attempts.silence.and_then(|it| it.unless(answered, at(1)));
             let is_left = silence.map(|it| it.outage_after);
             assert_eq!(is_left, left, "{failure:?}, {answered:?}");
         }
@@ -645,8 +661,8 @@ pub(crate) mod tests {
         };
         for (answered, since) in [(at(2), at(3)), (at(7), at(7))] {
             let mut attempts = Attempts::after(None);
-            attempts.fail(&late, at(3), at(9), answered);
-            attempts.fail(&late, at(10), at(12), at(11)); // A login was answered.
+            attempts.fail(&late, at(3), at(9), answered, at(1));
+            attempts.fail(&late, at(10), at(12), at(11), at(1)); // A login was answered.
             assert_eq!(attempts.silence.map(|it| it.since), Some(since));
         }
     }

@@ -76,7 +76,8 @@ impl<'a> QueuePlace<'a> {
         now: Moment,
     ) -> QueueStep {
         let silence = queue.silence.clone();
-        let silence = silence.and_then(|it| it.unless(self.wait.answered_at()));
+        let silence =
+            silence.and_then(|it| it.unless(self.wait.answered_at(), self.wait.patience.began));
         let silence = silence.as_ref();
         let overslept = now.since(self.look_again) > SLOW_ANSWER;
         if let Some(no_turn) = self.give_up(queue, silence, overslept, now) {
