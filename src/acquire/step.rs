@@ -230,8 +230,8 @@ impl<'a> Progress<'a> {
         }
         let was_registered = mem::replace(&mut self.registered, true);
         let lease_left = lease_left.filter(|_| was_registered);
-        // `None`: the thread had not registered, or the answer names no holder and Redis will report
-        // no change.
+        // `None`: the thread had not registered, or the answer names no holder and Redis will
+        // report no change.
         lease_left.map_or(Step::Register, |left| self.plan_sleep(left, tracked, now))
     }
 
@@ -294,8 +294,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// An attempt that began at `since` has failed at `now`. The node has last answered any thread at
-    /// `answered`. Returns what the failure says about Redis.
+    /// An attempt that began at `since` has failed at `now`. The node has last answered any thread
+    /// at `answered`. Returns what the failure says about Redis.
     pub(super) fn note_failure(
         &mut self,
         failure: &Failure,

@@ -12,8 +12,8 @@ use crate::keeping::tokens::{State, Tokens};
 use crate::store::Failure;
 
 impl Tokens {
-    /// The moment of the next thing to do for a thread that serves the keys that are `mine`. What is
-    /// overdue by `now` and another's does not count.
+    /// The moment of the next thing to do for a thread that serves the keys that are `mine`. What
+    /// is overdue by `now` and another's does not count.
     pub(crate) fn next(&self, now: Moment, mine: impl Fn(&str) -> bool) -> Moment {
         let is_meant = |it: &&State| it.due() > now || mine(it.redis_key());
         let meant = self.by_token.values().filter(is_meant);

@@ -16,8 +16,8 @@ pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// The longest pause after a renewal or a deletion without an answer.
 pub(crate) const LAST_RETRY: Duration = Duration::from_millis(500);
 
-/// A key that may hold a token in Redis though nobody holds the lock. While it does, nobody can take
-/// the lock.
+/// A key that may hold a token in Redis though nobody holds the lock. While it does, nobody can
+/// take the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Orphan {
     pub(super) redis_key: String,

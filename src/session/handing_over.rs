@@ -77,7 +77,7 @@ pub(crate) fn hand_over(session: &Session, held: &Rc<Held>) -> Result<LockParcel
     };
 
     // 3. Count it. A recorder of the program may take locks here. If this came before step 2,
-    //    it would find the hold over, and record a loss that nobody is told of. If it came
+    //    it would find the hold over, and record a loss, and tell nobody. If it came
     //    after step 4 and took this very lock, it would wait for its own token to run out.
     core.counters
         .of(hold.key.name())

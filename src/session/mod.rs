@@ -6,10 +6,11 @@
 //! same way: out of the map, out of Redis, and then the turn in the queue goes to the next thread.
 //!
 //! [`taking`] has the steps of `enter`, and [`release`] those of a release. [`several`] takes many
-//! locks. [`upkeep`] is for a lock while it is held, [`looking`] for one that somebody
-//! else may hold, [`report`] for what goes on now, [`handing_over`] for a hold that moves to another
-//! thread or process, [`setup`] and [`shutdown`] for the begin and the end of a manager, and
-//! [`memory`] for managers without a Redis. This room may use `acquire`, `keeping`, `waiting`, `hold`, `store` and `base`.
+//! locks. [`upkeep`] is for a lock while it is held, [`looking`] for one that somebody else may
+//! hold, [`report`] for what goes on now, [`handing_over`] for a hold that moves to another thread
+//! or process, [`setup`] and [`shutdown`] for the begin and the end of a manager, and [`memory`]
+//! for managers without a Redis. This room may use `acquire`, `keeping`, `waiting`, `hold`, `store`
+//! and `base`.
 
 pub(crate) mod several;
 pub(crate) mod handing_over;

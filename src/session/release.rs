@@ -19,8 +19,8 @@ use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
 use crate::waiting::waiter::Waiter;
 
-/// The release of one hold, over as many tries as it takes. From `begin` on, nobody trusts the hold,
-/// and its key is still in Redis.
+/// The release of one hold, over as many tries as it takes. From `begin` on, nobody trusts the
+/// hold, and its key is still in Redis.
 #[derive(Debug)]
 pub(crate) struct Release<'a> {
     keeper: &'a Arc<Keeper>,
@@ -32,8 +32,8 @@ pub(crate) struct Release<'a> {
     /// began.
     valid_until: Option<Moment>,
     pub(super) deadline: Moment,
-    /// Until when the lock stays taken, if that is not over yet: see `Lock::keep_at_least`. No thread
-    /// gets it before, and nothing deletes its key.
+    /// Until when the lock stays taken, if that is not over yet: see `Lock::keep_at_least`. No
+    /// thread gets it before, and nothing deletes its key.
     pub(super) kept_until: Option<Moment>,
     /// What came of a first try that went out with those of other releases.
     pub(super) first: Option<Result<Compared, Failure>>,
@@ -49,7 +49,8 @@ pub(crate) struct Release<'a> {
 
 impl<'a> Release<'a> {
     /// Begins to give a lock back: by the deadline, or else within the time of an answer.
-    /// `local_handoff` says how long threads of this process may hand the lock off among themselves.
+    /// `local_handoff` says how long threads of this process may hand the lock off among
+    /// themselves.
     ///
     /// The caller has taken the hold out of the thread's map already. If it were still there, a
     /// destructor that takes the lock meanwhile would re-enter a hold that is being released.
@@ -113,8 +114,8 @@ impl<'a> Release<'a> {
         )
     }
 
-    /// The rest of the steps. `command` sends one try by a deadline, and the claim of the next thread
-    /// of this process behind it, so Redis executes the end of this hold first.
+    /// The rest of the steps. `command` sends one try by a deadline, and the claim of the next
+    /// thread of this process behind it, so Redis executes the end of this hold first.
     pub(crate) fn finish_by(
         mut self,
         command: impl FnMut(Option<&Claim>, Moment) -> Tried,

@@ -1,4 +1,5 @@
-//! The steps of a thread that takes a lock: whether it may, the token, the wait, the turn, the hold.
+//! The steps of a thread that takes a lock: whether it may, the token, the wait, the turn, the
+//! hold.
 
 use crate::acquire::{AcquireContext, Taken};
 use crate::base::clock::Moment;

@@ -55,8 +55,8 @@ impl InFront<'_> {
         mem::replace(&mut self.front.waiter, waiter.cloned()).is_none()
     }
 
-    /// The front has learned from Redis who has the lock. Asking took the time `took`. True if it is
-    /// another holder than before.
+    /// The front has learned from Redis who has the lock. Asking took the time `took`. True if it
+    /// is another holder than before.
     pub(super) fn saw(
         &mut self,
         holder: &Holder,

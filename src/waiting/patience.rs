@@ -130,9 +130,9 @@ pub(crate) enum AfterFailure {
 }
 
 impl Patience {
-    /// How long a caller waits that asks now: until `latest`, or to the end of its limit. A limit of
-    /// zero leaves the time of one answer, whatever `latest` is. Otherwise many single tries, one
-    /// after the other, would be too slow for a link that is well.
+    /// How long a caller waits that asks now: until `latest`, or to the end of its limit. A limit
+    /// of zero leaves the time of one answer, whatever `latest` is. Otherwise many single tries,
+    /// one after the other, would be too slow for a link that is well.
     pub(crate) fn new(settings: &Settings, limit: Option<Duration>, latest: Moment) -> Patience {
         let began = Moment::now();
         let an_attempt = settings.an_attempt();
@@ -187,7 +187,8 @@ impl Patience {
 
     /// True if a silence has lasted too long: for as long as an outage is tolerated, or for its
     /// `outage_after` when the deadline has come. The silence counts from when this caller asked
-    /// for the lock, at the earliest. (A single try takes the failures of another thread for its own.)
+    /// for the lock, at the earliest. (A single try takes the failures of another thread for its
+    /// own.)
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
         let at_the_deadline = self.deadline <= now && lasted >= silence.outage_after;
@@ -211,8 +212,8 @@ impl Patience {
         look.min(self.deadline)
     }
 
-    /// An answer of this moment or later says who has the lock at the deadline. A single try needs an
-    /// answer that is newer than its own question.
+    /// An answer of this moment or later says who has the lock at the deadline. A single try needs
+    /// an answer that is newer than its own question.
     pub(crate) fn last_look(&self) -> Moment {
         if self.once {
             return self.began;
@@ -300,9 +301,9 @@ impl Attempts {
         *self = Attempts::after(None);
     }
 
-    /// An attempt that began at `since` has failed at `now`, in a wait that began at `began`. The node
-    /// has last answered any thread at `answered`: the thread may have waited for a connection until
-    /// then.
+    /// An attempt that began at `since` has failed at `now`, in a wait that began at `began`. The
+    /// node has last answered any thread at `answered`: the thread may have waited for a connection
+    /// until then.
     pub(crate) fn fail(
         &mut self,
         failure: &Failure,

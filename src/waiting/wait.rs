@@ -110,8 +110,8 @@ impl<'a> Wait<'a> {
         })
     }
 
-    /// When the thread says first that it waits: before its first sleep, unless nobody would hear of
-    /// it. This does not ask the program's logger, so a caller may hold a lock.
+    /// When the thread says first that it waits: before its first sleep, unless nobody would hear
+    /// of it. This does not ask the program's logger, so a caller may hold a lock.
     pub(super) fn first_word(&self) -> Moment {
         if self.patience.once {
             Moment::NEVER
@@ -141,14 +141,14 @@ impl<'a> Wait<'a> {
             .map_or(Moment::NEVER, |blocked| blocked.first_end())
     }
 
-    /// Wakes the thread in front, which asks Redis again. So this thread knows who has the lock when
-    /// its own time is over.
+    /// Wakes the thread in front, which asks Redis again. So this thread knows who has the lock
+    /// when its own time is over.
     pub(crate) fn ask_front_to_look(&self) {
         self.manager.wakeups.wake(self.key.in_redis().as_bytes());
     }
 
-    /// The wait is over, and the thread has the lock. The queue does not list it any more: this calls
-    /// the program's logger.
+    /// The wait is over, and the thread has the lock. The queue does not list it any more: this
+    /// calls the program's logger.
     pub(super) fn ends(self) {
         self.log_end(None);
         self.span.outcome("taken");
@@ -330,8 +330,8 @@ pub(crate) mod tests {
             self.holding(patience, Vec::new)
         }
 
-        /// A wait of a thread that holds the lock with the token [`mine`] of this test. A walk reads
-        /// the queues of all tests, so no two may have one token.
+        /// A wait of a thread that holds the lock with the token [`mine`] of this test. A walk
+        /// reads the queues of all tests, so no two may have one token.
         pub(crate) fn wait_of_holder<'a>(&'a self, patience: &'a Patience, test: u8) -> Wait<'a> {
             let held = match test {
                 1 => || held_by(1),

@@ -1,4 +1,4 @@
-//! A thread that waits for a lock: who it is, what it holds, what the program is told of it, and
+//! A thread that waits for a lock: its owner, its holds, how it is reported to the program, and
 //! how long it stays awake for its turn.
 
 use std::fmt;

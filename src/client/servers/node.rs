@@ -152,8 +152,8 @@ impl Node {
     }
 
     /// The node has no slot any more: its threads have nothing left to do, and all its connections
-    /// end, also those in use. A thread that is blocked in one gets an error, and asks the node that
-    /// has the slot now.
+    /// end, also those in use. A thread that is blocked in one gets an error, and asks the node
+    /// that has the slot now.
     pub(crate) fn retire(&self) {
         let mut connections = self.connections.lock();
         self.retired.store(true, Ordering::Relaxed);

@@ -205,7 +205,8 @@ fn a_shutdown_waits_for_no_hold_that_is_lost() {
 #[test]
 fn a_shutdown_waits_for_no_claim_that_is_over() {
     in_scenes(20, |world| {
-        let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
+        let hands_off = |builder: crate::Builder| builder.local_handoff(60 * SECOND);
+        let (other, mine) = (locks(|builder| builder), locks(hands_off));
         let busy = other.lock("a").expect("locks");
         let guard = mine.lock("b").expect("locks");
         let waits = ["a", "b"].map(|key| {

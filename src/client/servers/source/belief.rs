@@ -1,8 +1,8 @@
 //! Whom to believe of the servers that are asked for the map.
 //!
 //! For a moment after a failover, some still name the old master, and a planned failover leaves it
-//! writable. So does a node that was cut off from the others for a while. A client that knows better
-//! must not go back there: it would find none of its new locks, and take them for lost.
+//! writable. So does a node that was cut off from the others for a while. A client that knows
+//! better must not go back there: it would find none of its new locks, and take them for lost.
 //!
 //! Each failover has an epoch of its own, higher than those before. But the sentinel that leads a
 //! failover names the new master before it shows the new epoch. So the master that was left is

@@ -1,8 +1,8 @@
 //! Where the map comes from: who is asked for it, and what an answer says.
 //!
 //! `belief` says which answers count. A further engine (a proxy with its own discovery) is one more
-//! file here, with a [`Source`], and an arm in `Topology::new`. (One server alone has no source: its
-//! map never changes.)
+//! file here, with a [`Source`], and an arm in `Topology::new`. (One server alone has no source:
+//! its map never changes.)
 
 pub(super) mod sentinel;
 mod named;

@@ -28,8 +28,8 @@ pub(super) struct Nodes {
 
 struct KnownNode {
     node: Arc<Node>,
-    /// When a redirect led to it last, unless a map has left it since. While a slot is on its way to
-    /// a node, the map may not name it.
+    /// When a redirect led to it last, unless a map has left it since. While a slot is on its way
+    /// to a node, the map may not name it.
     led_to: Option<Moment>,
 }
 

@@ -23,8 +23,8 @@ use crate::client::wire::subscription::Subscription;
 
 /// How often the map is asked for although nothing shows that it is out of date. A node that was
 /// demoted may keep its connections open and stay silent: then no waiter would learn of its
-/// successor. A report can be lost, too, and the sentinel that sends the reports may be cut off from
-/// the others, together with the old master.
+/// successor. A report can be lost, too, and the sentinel that sends the reports may be cut off
+/// from the others, together with the old master.
 const LOOKS_EVERY: Duration = Duration::from_secs(10);
 
 /// The pause after a map of a cluster was read. Meanwhile, threads follow redirects.
@@ -101,10 +101,10 @@ impl<'a> Reader<'a> {
                 None
             }
         };
-        // `wanted`: something has shown that the map is out of date. If the same map has come again,
-        // its sender may not have heard of the change yet. So the map is read once more; only once,
-        // since there may be no change. Without this, a waiter that has followed a redirect would
-        // poll until the map shows its node.
+        // `wanted`: something has shown that the map is out of date. If the same map has come
+        // again, its sender may not have heard of the change yet. So the map is read once more;
+        // only once, since there may be no change. Without this, a waiter that has followed a
+        // redirect would poll until the map shows its node.
         self.repeats = wanted && is_new == Some(false) && !self.repeats;
         if self.repeats {
             self.shared.state.lock().wanted = true;
@@ -237,7 +237,8 @@ impl<'a> Reader<'a> {
         count > 0
     }
 
-    /// Subscribes to reports, if there are any, and it is time. True if that has succeeded just now.
+    /// Subscribes to reports, if there are any, and it is time. True if that has succeeded just
+    /// now.
     fn subscribed(&mut self, source: &dyn Source) -> bool {
         if self.reports.is_some() || Moment::now() < self.subscribe_at {
             return false;
