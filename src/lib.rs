@@ -265,7 +265,7 @@ pub use crate::session::looking::health::Health;
 pub use crate::session::looking::survey::{Found, Survey, SurveyedLock};
 #[cfg(feature = "tls-no-provider")]
 pub use crate::store::Tls;
-pub use crate::waiting::waits::WaitingThread;
+pub use crate::waiting::waiter::WaitingThread;
 
 /// The README's code, compiled.
 #[cfg(doctest)]

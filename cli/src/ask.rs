@@ -213,7 +213,8 @@ pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, F
         if !is_meant(&asked.key, &by) {
             return Ok(code::NOTHING);
         }
-        // What was shown is what is meant. A value that cannot be shown whole is deleted as it is.
+        // The person means the value that was shown. A value that cannot be shown whole is deleted
+        // as it is.
         let value = holder.bytes.as_deref().unwrap_or(holder.raw.as_bytes());
         match lock.force_unlock_if(value) {
             Ok(true) => return deleted(&by),

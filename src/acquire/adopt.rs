@@ -156,7 +156,7 @@ impl Adoption<'_> {
     /// Redis may hold the new token now or later, and no thread will use it.
     fn give_up(&self) {
         let Claim { token, lease, .. } = &self.claim;
-        let orphan = Orphan::of_claim(self.key, *lease);
+        let orphan = Orphan::of_claim(self.key, *lease, true);
         self.keeper.give_up(token, orphan, Moment::now());
     }
 }

@@ -53,14 +53,8 @@ pub(crate) struct Taken {
 
 /// What asks Redis for the lock.
 pub(crate) trait AskRedis {
-    /// Asks once. The attempt began at `began`.
-    fn attempt(&mut self, ask: Ask, began: Moment) -> Result<Answer, Failure>;
-
-    /// When the command was sent, if Redis answered another thread while the attempt waited for a
-    /// connection. A silence counts from then on, not from the beginning of the attempt.
-    fn silence_counts_from(&self) -> Option<Moment> {
-        None
-    }
+    /// Asks once.
+    fn attempt(&mut self, ask: Ask) -> Result<Answer, Failure>;
 
     /// An attempt has given up a token, which may keep the lock busy.
     fn has_given_up(&self) -> bool {
@@ -82,6 +76,8 @@ pub(crate) enum Answer {
         holder: Option<Holder>,
         /// Redis will send the listener an invalidation when the key changes.
         tracked: bool,
+        /// When the attempt asked.
+        sent: Moment,
     },
     NotAString,
 }
@@ -98,8 +94,6 @@ pub(crate) struct PendingClaim<'a> {
     counter: Option<Arc<str>>,
     /// The thread in front has taken the lock for this one.
     handed_off: Option<Taken>,
-    /// See [`AskRedis::silence_counts_from`].
-    silence_counts_from: Option<Moment>,
 }
 
 impl<'a> PendingClaim<'a> {
@@ -115,7 +109,6 @@ impl<'a> PendingClaim<'a> {
             given_up: None,
             counter: claim.counter,
             handed_off: None,
-            silence_counts_from: None,
         };
         match handed {
             HandoffOutcome::NotTaken => {}
@@ -138,11 +131,26 @@ impl<'a> PendingClaim<'a> {
 }
 
 impl AskRedis for PendingClaim<'_> {
-    fn attempt(&mut self, ask: Ask, began: Moment) -> Result<Answer, Failure> {
-        self.silence_counts_from = None;
-        if ask == Ask::Look {
-            return self.look();
+    fn attempt(&mut self, ask: Ask) -> Result<Answer, Failure> {
+        match ask {
+            Ask::Look => self.look(),
+            Ask::Claim => self.claim(false),
+            Ask::ClaimOrLook => self.claim(true),
         }
+    }
+
+    fn has_given_up(&self) -> bool {
+        self.given_up.is_some()
+    }
+
+    fn handed_off(&mut self) -> Option<Taken> {
+        self.handed_off.take()
+    }
+}
+
+impl PendingClaim<'_> {
+    /// Asks for the lock and, if it `looks`, for who has it.
+    fn claim(&mut self, looks: bool) -> Result<Answer, Failure> {
         let AcquireContext {
             core, keeper, wait, ..
         } = self.context;
@@ -158,11 +166,8 @@ impl AskRedis for PendingClaim<'_> {
         let listener = self.listener(&connection);
         let number = listener.as_ref().and_then(|listener| listener.client_id());
         let sent = Moment::now();
-        if connection.answered_since(began) {
-            self.silence_counts_from = Some(sent);
-        }
         let wanted = self.wanted();
-        let mut answer = if ask == Ask::ClaimOrLook {
+        let mut answer = if looks {
             connection.claim_or_look(wanted, number, deadline)
         } else {
             let claimed = connection.claim(wanted, deadline);
@@ -171,8 +176,11 @@ impl AskRedis for PendingClaim<'_> {
         if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
             && *holder.raw == **given_up
         {
-            let removed = connection.remove(key, given_up, deadline);
-            answer = removed.and_then(|_| connection.claim_or_look(wanted, number, deadline));
+            if let Err(failure) = connection.remove(key, given_up, deadline) {
+                keeper.gone(&token);
+                return Err(failure);
+            }
+            answer = connection.claim_or_look(wanted, number, deadline);
         }
         let answer = match answer {
             Ok((ClaimReply::Taken { fence }, _)) => self.taken(connection, fence, sent),
@@ -184,7 +192,11 @@ impl AskRedis for PendingClaim<'_> {
                     || listener.zip(number).is_some_and(|(listener, number)| {
                         listener.will_wake(key, number, tracking)
                     });
-                Ok(Answer::Busy { holder, tracked })
+                Ok(Answer::Busy {
+                    holder,
+                    tracked,
+                    sent,
+                })
             }
             Ok((ClaimReply::NotAString, _)) => Ok(Answer::NotAString),
             Err(failure) => {
@@ -192,26 +204,13 @@ impl AskRedis for PendingClaim<'_> {
                 Err(failure)
             }
         };
+        // Where Redis may have stored the token, it was taken out by now.
         if let Some(not_stored) = &self.token {
             keeper.gone(not_stored);
         }
         answer
     }
 
-    fn silence_counts_from(&self) -> Option<Moment> {
-        self.silence_counts_from
-    }
-
-    fn has_given_up(&self) -> bool {
-        self.given_up.is_some()
-    }
-
-    fn handed_off(&mut self) -> Option<Taken> {
-        self.handed_off.take()
-    }
-}
-
-impl PendingClaim<'_> {
     /// Draws a token for the next attempt, unless there is one that is not used up.
     fn draw_token(&mut self) -> Result<Arc<str>, Failure> {
         let AcquireContext { core, wait, .. } = self.context;
@@ -251,10 +250,12 @@ impl PendingClaim<'_> {
         let key = wait.key.in_redis();
         let deadline = wait.patience.deadline;
         let mut connection = core.store.checkout(key, deadline)?;
+        let sent = Moment::now();
         Ok(match connection.look(key, None, deadline)? {
             Seen::Nothing => Answer::Busy {
                 holder: None,
                 tracked: false,
+                sent,
             },
             Seen::Somebody(holder) if self.token.as_deref() == Some(&holder.raw) => {
                 return Err(self.refused_and_stored());
@@ -262,6 +263,7 @@ impl PendingClaim<'_> {
             Seen::Somebody(holder) => Answer::Busy {
                 holder: Some(holder),
                 tracked: false,
+                sent,
             },
             Seen::NotAString => Answer::NotAString,
         })
@@ -331,7 +333,7 @@ impl PendingClaim<'_> {
             ..
         } = self.context;
         if let Some(token) = self.token.take() {
-            let orphan = Orphan::of_claim(wait.key, lease);
+            let orphan = Orphan::of_claim(wait.key, lease, true);
             keeper.give_up(&token, orphan, Moment::now());
             self.given_up = Some(token);
         }

@@ -19,8 +19,10 @@ use crate::base::clock::Moment;
 use crate::base::emit::{debug, info};
 use crate::base::error::Error;
 use crate::base::key::NOT_A_STRING;
+use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
 use crate::store::{Compared, Failure};
+use crate::waiting::deadlocks::end_cycles;
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Kind;
 use crate::waiting::queues::Joined;
@@ -117,23 +119,25 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         // A wait that is stopped from here on leaves a wake-up, so the next sleep ends at once.
         self.context.wait.may_go_on()?;
         let ask = self.progress.next_ask(self.attempts.has_given_up());
-        let answer = self.attempts.attempt(ask, began);
-        let since = self.attempts.silence_counts_from().unwrap_or(began);
-        self.next = match answer {
+        self.next = match self.attempts.attempt(ask) {
             Ok(Answer::Taken(taken)) => {
                 // The lease runs meanwhile.
                 let limit = taken.at.sent.after(self.context.lease.time() / 3);
                 self.report_missed_change(None, limit);
                 return Ok(Some(taken));
             }
-            Ok(Answer::Busy { holder, tracked }) => self.busy(holder, tracked, since),
+            Ok(Answer::Busy {
+                holder,
+                tracked,
+                sent,
+            }) => self.busy(holder, tracked, sent),
             Ok(Answer::NotAString) => {
                 self.joined.turn.answered();
                 Step::GiveUp(End::NotALock {
                     found: NOT_A_STRING.to_owned(),
                 })
             }
-            Err(failure) => self.failed(failure, since),
+            Err(failure) => self.failed(failure, began),
         };
         Ok(None)
     }
@@ -168,7 +172,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     /// Says in the log what the thread waits for. Returns when to say it again.
     fn announce(&self) -> Moment {
         let turn = &self.joined.turn;
-        self.context.wait.announce(|now| turn.awaited(now))
+        turn.announce(self.context.wait)
     }
 
     fn register(&mut self) {
@@ -244,11 +248,11 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     }
 
     /// Handles the answer that the lock is busy.
-    fn busy(&mut self, holder: Option<Holder>, tracked: bool, since: Moment) -> Step {
+    fn busy(&mut self, holder: Option<Holder>, tracked: bool, sent: Moment) -> Step {
         self.progress.answered();
         self.joined.turn.answered();
         if let Some(holder) = &holder {
-            if let Some(end) = self.examine(holder, since) {
+            if let Some(end) = self.examine(holder, sent) {
                 return Step::GiveUp(end);
             }
             if self.is_dead(holder) && self.reclaim(holder) && self.progress.reclaimed() {
@@ -269,20 +273,21 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     }
 
     /// Notes who has the lock. Returns the end if a wait for this holder would last for ever.
-    fn examine(&mut self, holder: &Holder, since: Moment) -> Option<End> {
+    fn examine(&mut self, holder: &Holder, sent: Moment) -> Option<End> {
         let wait = self.context.wait;
         let now = Moment::now();
-        if let Err(error) = wait.may_wait_for(Some(holder)) {
-            return Some(End::MustNotWait(error));
-        }
         let end = self.progress.note_holder(holder, now);
-        let of_this_process = holder
-            .owner()
-            .is_some_and(|owner| owner.pid == wait.thread.pid);
-        let without_expiry = &self.progress.without_expiry;
         let turn = &self.joined.turn;
-        turn.saw(holder, without_expiry, now.since(since), of_this_process);
-        end
+        let without_expiry = &self.progress.without_expiry;
+        let is_new = turn.saw(holder, without_expiry, now.since(sent));
+        let of_this_process = |owner: Owner| owner.pid == wait.thread.pid;
+        if is_new && holder.owner().is_some_and(of_this_process) {
+            // The thread that has the lock, through another manager, may itself wait in this queue,
+            // or for a thread that does.
+            end_cycles(|it| it.seen.as_ref() == Some(&holder.raw));
+        }
+        let may_sleep = turn.may_sleep(wait);
+        may_sleep.err().map(End::MustNotWait).or(end)
     }
 
     /// True if the holder has certainly died, and the options allow this thread to take its lock
@@ -344,17 +349,15 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     fn failed(&mut self, failure: Failure, since: Moment) -> Step {
         let AcquireContext { core, wait, .. } = self.context;
         let key = wait.key;
-        let answered_since = |since| core.store.answered_since(key.in_redis(), since);
+        let answered = core.store.answered_at(key.in_redis());
         let now = Moment::now();
-        let kind = self
-            .progress
-            .note_failure(&failure, since, now, answered_since);
+        let kind = self.progress.note_failure(&failure, since, now, answered);
         if kind != Kind::OutOfTime {
             self.joined.turn.failed(self.progress.silence());
         }
         let step = self.progress.after_failure(failure, kind, now);
         if let Step::Sleep { .. } = step
-            && let Err(error) = wait.may_wait_for(None)
+            && let Err(error) = self.joined.turn.may_sleep(wait)
         {
             return Step::GiveUp(End::MustNotWait(error));
         }
@@ -395,13 +398,10 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::base::options::{Lease, Settings};
-    use crate::base::owner::identity::Identity;
+    use crate::base::options::Lease;
     use crate::hold::AcquiredAt;
     use crate::keeping::keeper::tests::keeper_without_redis;
     use crate::keeping::work::Keeper;
-    use crate::store::Store;
-    use crate::waiting::core::Core;
     use crate::waiting::handoff::HandoffOutcome;
     use crate::waiting::patience::Patience;
     use crate::waiting::patience::tests::until;
@@ -421,18 +421,13 @@ mod tests {
     /// The attempts of a test.
     struct Told<F> {
         has_given_up: bool,
-        silence_counts_from: Option<Moment>,
         tell: F,
     }
 
     impl<F: FnMut(Ask) -> Result<Answer, Failure>> AskRedis for Told<F> {
-        fn attempt(&mut self, ask: Ask, _: Moment) -> Result<Answer, Failure> {
+        fn attempt(&mut self, ask: Ask) -> Result<Answer, Failure> {
             self.has_given_up = false;
             (self.tell)(ask)
-        }
-
-        fn silence_counts_from(&self) -> Option<Moment> {
-            self.silence_counts_from
         }
 
         fn has_given_up(&self) -> bool {
@@ -483,11 +478,7 @@ mod tests {
             has_given_up: bool,
             tell: impl FnMut(Ask) -> Result<Answer, Failure>,
         ) -> Result<Taken, Error> {
-            let told = Told {
-                has_given_up,
-                silence_counts_from: None,
-                tell,
-            };
+            let told = Told { has_given_up, tell };
             run(Acquisition::with(self.context(wait), joined, told))
         }
 
@@ -528,6 +519,7 @@ mod tests {
         Answer::Busy {
             holder: Some(Holder::new(value.as_bytes(), left)),
             tracked,
+            sent: Moment::now(),
         }
     }
 
@@ -535,6 +527,7 @@ mod tests {
         Answer::Busy {
             holder: None,
             tracked: false,
+            sent: Moment::now(),
         }
     }
 
@@ -682,54 +675,6 @@ mod tests {
         );
         assert_eq!(&*taken.unwrap().token, "ours");
         assert_eq!(asked, [Ask::Claim, Ask::ClaimOrLook, Ask::ClaimOrLook]);
-    }
-
-    #[test]
-    fn a_silence_counts_from_the_moment_that_the_attempt_names() {
-        let rig = Rig::new();
-        let minute = Duration::from_secs(60);
-        let patience = Patience {
-            tolerate_outage: minute,
-            ..until(Moment::NEVER)
-        };
-        let takes = |silence_counts_from| {
-            let mut lost = [lost_answer(), lost_answer()].into_iter();
-            let told = Told {
-                has_given_up: false,
-                silence_counts_from,
-                tell: |_| lost.next().map_or_else(|| Ok(taken()), Err),
-            };
-            let wait = rig.wait.wait(&patience);
-            let joined = rig.joined(&wait);
-            run(Acquisition::with(rig.context(&wait), &joined, told)).is_ok()
-        };
-        assert!(takes(None), "two answers are lost at once");
-        assert!(!takes(Some(Moment::now().before(minute))));
-    }
-
-    /// Otherwise a thread that waits long for a connection would call that an outage of Redis.
-    /// (What is in memory has always answered.)
-    #[test]
-    fn an_attempt_names_the_moment_when_it_has_sent_if_others_were_answered_since_it_began() {
-        let store = Arc::new(Store::in_memory());
-        let core = Core::new(Identity::in_memory(), store, Settings::default(), None);
-        let keeper = Keeper::new(core, None);
-        let rig = WaitRig::new();
-        let patience = soon();
-        let context = AcquireContext {
-            core: &keeper.core,
-            keeper: &keeper,
-            wait: &rig.wait(&patience),
-            lease: Lease::new(LEASE),
-            reclaim_dead: false,
-        };
-        let mut attempts = PendingClaim::new(context, claim(), HandoffOutcome::NotTaken);
-        let began = Moment::now();
-        for (ask, is_named) in [(Ask::Claim, true), (Ask::Look, false)] {
-            attempts.attempt(ask, began).expect("it answers");
-            let named = attempts.silence_counts_from();
-            assert_eq!(named.is_some_and(|it| began <= it), is_named, "{ask:?}");
-        }
     }
 
     #[test]

@@ -228,15 +228,11 @@ impl<'a> Progress<'a> {
                 None => Step::GiveUp(self.end_busy()),
             };
         }
-        match lease_left {
-            Some(lease_left) if self.registered => self.plan_sleep(lease_left, tracked, now),
-            // The thread has not registered yet, or the answer names no holder and Redis will
-            // report no change.
-            _ => {
-                self.registered = true;
-                Step::Register
-            }
-        }
+        let was_registered = mem::replace(&mut self.registered, true);
+        let lease_left = lease_left.filter(|_| was_registered);
+        // `None`: the thread had not registered, or the answer names no holder and Redis will
+        // report no change.
+        lease_left.map_or(Step::Register, |left| self.plan_sleep(left, tracked, now))
     }
 
     /// Plans a sleep that a wake-up ends. Without a wake-up, it lasts for 10 to 15 s if Redis
@@ -298,21 +294,19 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// An attempt that began at `since` has failed. Returns what the failure says about Redis.
+    /// An attempt that began at `since` has failed at `now`. The node has last answered any thread
+    /// at `answered`. Returns what the failure says about Redis.
     pub(super) fn note_failure(
         &mut self,
         failure: &Failure,
         since: Moment,
         now: Moment,
-        answered_since: impl Fn(Moment) -> bool,
+        answered: Moment,
     ) -> Kind {
         self.ask = Ask::ClaimOrLook;
         self.failure = None;
-        let kind = self.attempts.fail(failure, since, now);
-        if kind == Kind::OutOfTime {
-            self.attempts.refute(answered_since);
-        }
-        kind
+        self.attempts
+            .fail(failure, since, now, answered, self.patience.began)
     }
 
     /// What to do at `now` after a failure of this kind.
@@ -415,7 +409,7 @@ mod tests {
             handed: HandoffOutcome::NotTaken,
             nap: Duration::ZERO,
             crowded: false,
-            attempts: Attempts::after(None, false),
+            attempts: Attempts::after(None),
             without_expiry: WithoutExpiry::default(),
         };
         Progress::new(patience, LEASE, POLL_EVERY, &start)
@@ -451,7 +445,7 @@ mod tests {
 
     /// Does what the loop does with an attempt that began at `since` and failed at `now`.
     fn fails(progress: &mut Progress<'_>, failure: Failure, since: Moment, now: Moment) -> Step {
-        let kind = progress.note_failure(&failure, since, now, |_| false);
+        let kind = progress.note_failure(&failure, since, now, Moment::PAST);
         progress.after_failure(failure, kind, now)
     }
 
@@ -823,7 +817,8 @@ mod tests {
         let mut progress = progress(&patience);
         progress.answered();
         progress.found_busy(None, false, at(1002));
-        let step = fails(&mut progress, lost_answer(), at(1002), at(1030));
+        let kind = progress.note_failure(&lost_answer(), at(1002), at(1030), at(1001));
+        let step = progress.after_failure(lost_answer(), kind, at(1030));
         assert_busy_without_a_name(&step);
     }
 
@@ -930,10 +925,8 @@ mod tests {
         fails(&mut progress, lost_answer(), at(1000), at(1001));
         assert!(progress.silence().is_some());
         let no_connection = Failure::OutOfTime("no connection was free".into());
-        assert_eq!(
-            progress.note_failure(&no_connection, at(1002), at(1002), |_| true),
-            Kind::OutOfTime
-        );
+        let kind = progress.note_failure(&no_connection, at(1002), at(1002), at(1001));
+        assert_eq!(kind, Kind::OutOfTime);
         assert!(progress.silence().is_none());
     }
 

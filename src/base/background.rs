@@ -1,5 +1,5 @@
-//! The threads of a manager: those that block most of the time, how they begin and how they are made
-//! to end; and those on which code of the program runs.
+//! The threads of a manager: those that block most of the time, how they begin and how they are
+//! made to end; and those on which code of the program runs.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -12,7 +12,7 @@ use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::hold::Unlocked;
 use crate::session::Session;
-use crate::session::leaving;
+use crate::session::several;
 use crate::session::thread_map::Held;
 use crate::session::upkeep::Upkeep;
 
@@ -172,7 +172,7 @@ impl MultiLockGuard {
 
     fn leave_(&mut self) -> Result<(), Error> {
         let held = mem::take(&mut self.held);
-        let results = leaving::leave_all(&self.session, &held, None);
+        let results = several::leave_all(&self.session, &held, None);
         let mut errors = Vec::new();
         for (held, result) in held.iter().zip(results) {
             match result {

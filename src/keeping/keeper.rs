@@ -61,12 +61,14 @@ impl Keeper {
     /// A thread is about to send the `SET` of this token. If it may, it says later what became of
     /// the token: [`enter`](Keeper::enter), [`gone`](Keeper::gone) or [`give_up`](Keeper::give_up).
     pub(crate) fn claim(&self, token: &Arc<str>) -> Result<(), Closed> {
-        self.work.lock().tokens.claim(token)
+        self.work.lock().tokens.claim(token, Moment::now())
     }
 
     /// Keeps a hold from now on. An error means that its thread must not rely on it.
     pub(crate) fn enter(self: &Arc<Keeper>, hold: &Arc<Hold>) -> Result<(), Error> {
-        self.schedule(|work| work.tokens.enter(Arc::clone(hold), hold.acquired.sent))
+        let entered = self.schedule(|work| work.tokens.enter(Arc::clone(hold), hold.acquired.sent));
+        self.changed.notify_all(); // A shutdown waits for its answer no more, and for its end.
+        entered
     }
 
     /// Ends the validity of a hold whose release is about to be sent. Returns when the validity
@@ -98,6 +100,7 @@ impl Keeper {
             holds = work.tokens.take_away(Moment::now());
             Ok(Moment::PAST)
         });
+        self.changed.notify_all();
         if let Err(error) = scheduled {
             warn!(target: "relatch::release", "the locks are not given back, they expire with their leases: {error}");
         }

@@ -12,8 +12,8 @@ use crate::keeping::tokens::{State, Tokens};
 use crate::store::Failure;
 
 impl Tokens {
-    /// The moment of the next thing to do for a thread that serves the keys that are `mine`. What is
-    /// overdue by `now` and another's does not count.
+    /// The moment of the next thing to do for a thread that serves the keys that are `mine`. What
+    /// is overdue by `now` and another's does not count.
     pub(crate) fn next(&self, now: Moment, mine: impl Fn(&str) -> bool) -> Moment {
         let is_meant = |it: &&State| it.due() > now || mine(it.redis_key());
         let meant = self.by_token.values().filter(is_meant);
@@ -383,8 +383,10 @@ pub(crate) mod tests {
         long.mark_thread_ended();
         tokens.enter(Arc::clone(&long), START).unwrap();
         for n in 0..1000 {
-            let left = Arc::new(sample("a", Duration::from_millis(300), after(n * 1000)));
-            tokens.enter(Arc::clone(&left), after(n * 1000)).unwrap();
+            let now = after(n * 1000);
+            let left = Arc::new(sample("a", Duration::from_millis(300), now));
+            tokens.claim(&left.token, now).unwrap();
+            tokens.enter(Arc::clone(&left), now).unwrap();
             left.mark_thread_ended();
             tokens.take(after(n * 1000 + 500));
         }

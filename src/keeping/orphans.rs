@@ -16,8 +16,8 @@ pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// The longest pause after a renewal or a deletion without an answer.
 pub(crate) const LAST_RETRY: Duration = Duration::from_millis(500);
 
-/// A key that may hold a token in Redis though nobody holds the lock. While it does, nobody can take
-/// the lock.
+/// A key that may hold a token in Redis though nobody holds the lock. While it does, nobody can
+/// take the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Orphan {
     pub(super) redis_key: String,
@@ -34,9 +34,9 @@ pub(crate) struct Orphan {
 }
 
 impl Orphan {
-    /// A token whose `SET` may be executed late.
-    pub(crate) fn of_claim(key: &Key, lease: Lease) -> Orphan {
-        Orphan::new(key, lease.gone_by(Moment::now()), true)
+    /// A token that was claimed. Its `SET` may be executed late, unless it was answered.
+    pub(crate) fn of_claim(key: &Key, lease: Lease, may_reappear: bool) -> Orphan {
+        Orphan::new(key, lease.gone_by(Moment::now()), may_reappear)
     }
 
     /// A token that was held. (A renewal that is executed late may add another lease.)
@@ -74,6 +74,7 @@ impl Orphan {
             redis_key: self.redis_key.clone(),
             token: Arc::clone(token),
             may_reappear: self.may_reappear,
+            pause: self.due.since(now),
         }
     }
 
@@ -92,6 +93,8 @@ pub(crate) struct Removal {
     pub(crate) redis_key: String,
     pub(crate) token: Arc<str>,
     pub(crate) may_reappear: bool,
+    /// When it is due again, if there is no answer.
+    pub(super) pause: Duration,
 }
 
 #[cfg(test)]

@@ -242,6 +242,18 @@ fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[R
         .collect();
     let answers = redis.remove_all(&removals, aside_until(keeper));
     let now = Moment::now();
+    if answers.is_err() {
+        let pauses = orphans.iter().map(|orphan| orphan.pause);
+        let store = &keeper.core.store;
+        let mine = |key: &str| {
+            redis
+                .node()
+                .is_none_or(|node| store.may_be_at(node, key.as_bytes()))
+        };
+        let mut work = keeper.work.lock();
+        work.tokens
+            .delay_orphans(pauses.max().unwrap_or_default(), now, mine);
+    }
     for (n, orphan) in orphans.iter().enumerate() {
         match answers.as_ref().and_then(|answers| answers[n].as_ref()) {
             Ok(compared) => {

@@ -6,6 +6,7 @@
 //! the table of all states and of what leads from one to the next.)
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
@@ -58,9 +59,17 @@ impl Tokens {
     }
 
     /// A thread is about to send the `SET` of this token.
-    pub(crate) fn claim(&mut self, token: &Arc<str>) -> Result<(), Closed> {
+    pub(crate) fn claim(&mut self, token: &Arc<str>, now: Moment) -> Result<(), Closed> {
         if self.is_closed {
             return Err(Closed);
+        }
+        if self.by_token.len() == self.by_token.capacity() {
+            // Before the table grows, it drops the holds that have run out and whose threads ended
+            // with a forgotten guard. One that is still due stays: the keeper has not reported it.
+            self.by_token.retain(|_, state| match state {
+                State::Held(entry) => entry.is_watched || !entry.hold.can_be_forgotten(now),
+                State::Claimed { .. } | State::Leaving | State::Orphan(_) => true,
+            });
         }
         let claimed = State::Claimed { refused: None };
         self.by_token.insert(Arc::clone(token), claimed);
@@ -70,29 +79,17 @@ impl Tokens {
     /// Redis has stored the token for this hold. Returns when the hold is due. An error says why
     /// nobody may trust the hold, which its thread gives back.
     pub(crate) fn enter(&mut self, hold: Arc<Hold>, now: Moment) -> Result<Moment, Error> {
-        if let Some(State::Claimed {
-            refused: Some(cause),
-        }) = self.by_token.get(&hold.token)
-        {
-            let error = hold.lose(*cause);
-            let key = hold.key.name().to_string();
-            let stopped = Error::Stopped {
-                key,
-                held: Vec::new(),
-            };
-            return Err(if *cause == LostCause::ShutDown {
-                stopped
-            } else {
-                error
-            });
-        }
-        if self.by_token.len() == self.by_token.capacity() {
-            // Before the table grows, it drops the holds that have run out and whose threads ended
-            // with a forgotten guard. One that is still due stays: the keeper has not reported it.
-            self.by_token.retain(|_, state| match state {
-                State::Held(entry) => entry.is_watched || !entry.hold.can_be_forgotten(now),
-                State::Claimed { .. } | State::Leaving | State::Orphan(_) => true,
-            });
+        match self.by_token.get(&hold.token) {
+            Some(State::Claimed {
+                refused: Some(LostCause::ShutDown),
+            }) => {
+                let (key, held) = (hold.key.name().to_string(), Vec::new());
+                return Err(Error::Stopped { key, held });
+            }
+            Some(State::Claimed {
+                refused: Some(cause),
+            }) => return Err(hold.lose(*cause)),
+            _ => {}
         }
         let period = period(&hold);
         // The hold was perhaps taken at the server that had the key before, and is not entered
@@ -113,8 +110,7 @@ impl Tokens {
             asked: None,
         };
         let next = entry.next();
-        let token = Arc::clone(&entry.hold.token);
-        self.by_token.insert(token, State::Held(entry));
+        self.set(&Arc::clone(&entry.hold.token), State::Held(entry));
         Ok(next)
     }
 
@@ -125,16 +121,25 @@ impl Tokens {
     /// are held, it would report that hold as one that ran out.
     pub(crate) fn close(&mut self, hold: &Hold, now: Moment) -> Option<Moment> {
         if !matches!(self.by_token.get(&hold.token), Some(State::Orphan(_))) {
-            self.by_token
-                .insert(Arc::clone(&hold.token), State::Leaving);
+            self.set(&hold.token, State::Leaving);
         }
         hold.close(now)
     }
 
+    /// (To insert a key that is there can make the table grow.)
+    fn set(&mut self, token: &Arc<str>, state: State) {
+        match self.by_token.get_mut(token) {
+            Some(before) => *before = state,
+            None => _ = self.by_token.insert(Arc::clone(token), state),
+        }
+    }
+
     /// Redis does not store the token, nor will it; or what it stores is not this manager's any
-    /// more.
+    /// more. (An orphan stays: its own deletion ends it.)
     pub(crate) fn gone(&mut self, token: &str) {
-        self.by_token.remove(token);
+        if !self.has_orphan(token) {
+            self.by_token.remove(token);
+        }
     }
 
     /// No thread will use the token, and Redis may store it. It is deleted shortly after `from`.
@@ -145,8 +150,7 @@ impl Tokens {
         }
         orphan.due = from.after(FIRST_RETRY);
         let due = orphan.due;
-        self.by_token
-            .insert(Arc::clone(token), State::Orphan(orphan));
+        self.set(token, State::Orphan(orphan));
         due
     }
 
@@ -171,11 +175,28 @@ impl Tokens {
             .collect()
     }
 
+    /// Redis has not answered a batch, so it would not answer the other orphans that are `mine`
+    /// either: none of them is due within this pause.
+    pub(super) fn delay_orphans(
+        &mut self,
+        pause: Duration,
+        now: Moment,
+        mine: impl Fn(&str) -> bool,
+    ) {
+        for state in self.by_token.values_mut() {
+            if let State::Orphan(orphan) = state
+                && mine(&orphan.redis_key)
+            {
+                orphan.due = orphan.due.max(now.after(pause));
+            }
+        }
+    }
+
     /// Redis has deleted an orphan's key, or it was absent.
     pub(super) fn removed(&mut self, token: &str, now: Moment) {
         match self.by_token.get_mut(token) {
             Some(State::Orphan(orphan)) if orphan.may_reappear => orphan.search_again(now),
-            Some(State::Orphan(_)) => self.gone(token),
+            Some(State::Orphan(_)) => _ = self.by_token.remove(token),
             Some(State::Claimed { .. } | State::Held(_) | State::Leaving) | None => {}
         }
     }
@@ -307,6 +328,8 @@ impl State {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::hold::tests::sample;
+    use crate::keeping::orphans::LAST_RETRY;
 
     impl Tokens {
         /// When the first orphan is due.
@@ -423,5 +446,51 @@ pub(crate) mod tests {
         let mut tokens = with(Orphan::sample(false, after(500)));
         tokens.removed(&tries[0].token, after(0));
         assert_eq!(tokens.first_orphan(), Moment::NEVER);
+    }
+
+    /// Redis is silent, so what is added meanwhile waits as long as the rest.
+    #[test]
+    fn no_orphan_is_due_for_a_while_after_a_batch_without_an_answer() {
+        let mut tokens = with(Orphan::sample(false, after(60_000)));
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            let now = tokens.first_orphan();
+            let pause = take_one(&mut tokens, now).pause;
+            let other = Orphan::sample(false, after(60_000));
+            tokens.give_up(&"other".into(), other, Moment::PAST);
+            tokens.delay_orphans(pause, now, |_| true);
+            tokens.gone("other");
+            assert_eq!(tokens.first_orphan(), now.after(pause));
+            tokens.by_token.remove("other");
+            pauses.push(pause);
+        }
+        assert!(pauses.is_sorted() && pauses[5] == LAST_RETRY, "{pauses:?}");
+    }
+
+    #[test]
+    fn a_claim_that_is_refused_does_not_become_a_hold() {
+        for cause in [LostCause::Deleted, LostCause::ShutDown] {
+            let hold = Arc::new(sample("a", Duration::from_secs(1), after(0)));
+            let mut tokens = Tokens::default();
+            tokens.claim(&hold.token, after(0)).unwrap();
+            match cause {
+                LostCause::ShutDown => tokens.refuse_claimed(),
+                _ => assert!(tokens.deleted(&hold.token, cause).is_none()),
+            }
+            let refused = tokens.enter(Arc::clone(&hold), after(1)).unwrap_err();
+            let is_stopped = matches!(refused, Error::Stopped { .. });
+            assert_eq!(is_stopped, hold.lost().is_none(), "{refused}");
+            assert_eq!(is_stopped, cause == LostCause::ShutDown);
+        }
+    }
+
+    /// The manager took the hold away while its thread was about to hand it over.
+    #[test]
+    fn an_orphan_is_gone_only_when_it_was_deleted() {
+        let mut tokens = with(Orphan::sample(false, after(500)));
+        tokens.gone("t");
+        assert!(tokens.has_orphan("t"));
+        tokens.removed("t", after(20));
+        assert!(!tokens.has_orphan("t"));
     }
 }

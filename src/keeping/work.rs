@@ -155,8 +155,8 @@ impl Keeper {
         }
     }
 
-    /// Reports a loss, once per hold: to `on_lost`, to the first waiter for the key, to a thread that
-    /// has the hold and waits for another lock, and to the log, which may hold up the thread.
+    /// Reports a loss, once per hold: to `on_lost`, to the first waiter for the key, to a thread
+    /// that has the hold and waits for another lock, and to the log, which may hold up the thread.
     pub(crate) fn report_loss(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;
@@ -164,6 +164,7 @@ impl Keeper {
         if let Some(notifier) = &self.notifier {
             notifier.notify(hold, cause, Moment::now());
         }
+        self.changed.notify_all();
         self.core.queues.wake_first(hold.key.name());
         wake_holders(hold);
         self.core.counters.of(hold.key.name()).lost.add(1);

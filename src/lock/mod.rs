@@ -140,9 +140,9 @@ impl Lock {
     /// dropped before the block begins, and no lint says so. Write `if let Some(_guard) =
     /// lock.try_lock()? { .. }` or, better, [`try_with_lock`](Lock::try_with_lock).
     ///
-    /// Sends one `SET` and, if the lock is busy, a script that says which process has it (`GET`
-    /// and `PTTL`). Sends nothing if another thread of this manager has the lock. If another thread
-    /// of this manager waits for it, that one asks. Blocks only for the answers: at most the connect
+    /// Sends one `SET` and, if the lock is busy, a script that says which process has it (`GET` and
+    /// `PTTL`). Sends nothing if another thread of this manager has the lock. If another thread of
+    /// this manager waits for it, that one asks. Blocks only for the answers: at most the connect
     /// timeout and the response timeout together (100 ms more if what was taken is given back
     /// because of an error). If the key never expires, the thread looks at it again after a quarter
     /// of a second, since a renewal of the holder may set an expiry meanwhile. (If the two timeouts

@@ -20,7 +20,7 @@ use crate::lock::several::MultiLock;
 use crate::session::looking::health::Health;
 use crate::session::looking::survey::Survey;
 use crate::session::{MemoryControls, Session};
-use crate::waiting::waits::WaitingThread;
+use crate::waiting::waiter::WaitingThread;
 
 /// Locks on one Redis: a pool of connections, and the holds of this process.
 ///

@@ -16,11 +16,8 @@ use crate::session::Session;
 use crate::session::taking::Taking;
 use crate::session::thread_map::{self, Held};
 use crate::session::upkeep::Upkeep;
-use crate::waiting::core::Core;
-use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
 use crate::waiting::queues::Turn;
-use crate::waiting::wait::Wait;
 
 /// Takes a hold out of this thread's map. The keeper goes on with its renewal, and its turn goes to
 /// the caller.
@@ -53,10 +50,10 @@ pub(crate) fn hand_over(session: &Session, held: &Rc<Held>) -> Result<LockParcel
     let hold = &held.hold;
     let Session { core, keeper, .. } = session;
     may_leave(session, held)?;
-    let held_here = slice::from_ref(held);
+    let held_alone = slice::from_ref(held);
     Upkeep {
         session,
-        held: held_here,
+        held: held_alone,
     }
     .renew()?;
 
@@ -80,7 +77,7 @@ pub(crate) fn hand_over(session: &Session, held: &Rc<Held>) -> Result<LockParcel
     };
 
     // 3. Count it. A recorder of the program may take locks here. If this came before step 2,
-    //    it would find the hold over, and record a loss that nobody is told of. If it came
+    //    it would find the hold over, and record a loss, and tell nobody. If it came
     //    after step 4 and took this very lock, it would wait for its own token to run out.
     core.counters
         .of(hold.key.name())
@@ -140,7 +137,11 @@ pub(crate) fn adopt(
         deadline: began, // Neither the turn is waited for, nor what others learn.
         ..once
     };
-    let turn = turn_or_outside(core, &taking.wait(&at_once), &claim);
+    let joined = core
+        .queues
+        .join(taking.key.name(), &taking.wait(&at_once), || claim.clone());
+    let outside = || Turn::outside(&core.queues, taking.key.name());
+    let turn = joined.map_or_else(|_| outside(), |joined| joined.turn);
     let adoption = Adoption {
         store: &core.store,
         keeper,
@@ -161,7 +162,7 @@ pub(crate) fn adopt(
     let taken = adopted
         .inspect_err(|error| core.counters.of(taking.key.name()).failed(error))
         .map_err(|error| error.while_holding(thread_map::names()))?;
-    taking.make_known(taken, turn, &once)
+    session.make_known(taking.hold(taken, began), turn, &once)
 }
 
 /// Returns an error if this thread holds a lock.
@@ -171,15 +172,5 @@ fn check_not_held(session: &Session, name: &str) -> Result<(), Error> {
             key: name.to_owned(),
         }),
         None => Ok(()),
-    }
-}
-
-/// The turn, if no thread of this process has it; otherwise one outside of the queue.
-fn turn_or_outside(core: &Core, wait: &Wait<'_>, claim: &Claim) -> Turn {
-    let queues = &core.queues;
-    let name = wait.key.name();
-    match queues.join(name, wait, || claim.clone()) {
-        Ok(joined) => joined.turn,
-        Err(_) => Turn::outside(queues, name),
     }
 }

@@ -5,11 +5,12 @@
 //! answer: its own map, the queue of its process, Redis. A thread that gives a lock back goes the
 //! same way: out of the map, out of Redis, and then the turn in the queue goes to the next thread.
 //!
-//! [`taking`] has the steps of `enter`, [`leaving`] and [`release`] those of `leave`. [`several`]
-//! takes many locks. [`upkeep`] is for a lock while it is held, [`looking`] for one that somebody
-//! else may hold, [`report`] for what goes on now, [`handing_over`] for a hold that moves to another
-//! thread or process, [`setup`] and [`shutdown`] for the begin and the end of a manager, and
-//! [`memory`] for managers without a Redis. This room may use `acquire`, `keeping`, `waiting`, `hold`, `store` and `base`.
+//! [`taking`] has the steps of `enter`, and [`release`] those of a release. [`several`] takes many
+//! locks. [`upkeep`] is for a lock while it is held, [`looking`] for one that somebody else may
+//! hold, [`report`] for what goes on now, [`handing_over`] for a hold that moves to another thread
+//! or process, [`setup`] and [`shutdown`] for the begin and the end of a manager, and [`memory`]
+//! for managers without a Redis. This room may use `acquire`, `keeping`, `waiting`, `hold`, `store`
+//! and `base`.
 
 pub(crate) mod several;
 pub(crate) mod handing_over;
@@ -19,24 +20,24 @@ pub(crate) mod looking;
 mod report;
 mod memory;
 mod taking;
-pub(crate) mod leaving;
 mod setup;
 pub(crate) mod release;
 pub(crate) mod thread_map;
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::acquire::Acquisition;
 use crate::base::clock::Moment;
+use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::key::Name;
 use crate::base::options::Options;
 use crate::base::stop::StopHandle;
 use crate::hold::{Hold, Unlocked};
-use crate::session::leaving::Leaving;
 use crate::session::release::Release;
 use crate::session::taking::Taking;
-use crate::session::thread_map::Held;
+use crate::session::thread_map::{Held, still_has_outer};
 use crate::waiting::patience::Patience;
 use crate::waiting::queues::Turn;
 
@@ -91,23 +92,39 @@ impl Session {
             Ok(taken) => taken,
             Err(error) => return Err(wait.fails(error)),
         };
-        wait.ends();
+        turn.ends(wait);
 
         // 4. The thread has the lock. The keeper renews its lease, the queue knows that it is held,
         //    and the thread's map leads to it.
-        taking.make_known(taken, turn, patience)
+        self.make_known(taking.hold(taken, now), turn, patience)
+    }
+
+    /// Makes a new hold known: to the keeper, the queue and the thread's map. With an error, gives
+    /// the lock back. If it was to be kept, it is not: nobody has done what it is kept for.
+    fn make_known(&self, hold: Hold, turn: Turn, patience: &Patience) -> Result<Rc<Held>, Error> {
+        let hold = Arc::new(hold);
+        let undone_by = || Some(patience.undone_by(&self.core.settings));
+        // The keeper comes first. So a hold that the queue knows is in the table of tokens, where a
+        // shutdown and `force_unlock` look for it.
+        if let Err(error) = self.keeper.enter(&hold) {
+            hold.keep_nothing();
+            log_undone(&error, self.release(&hold, turn, undone_by()));
+            return Err(error.while_holding(thread_map::names()));
+        }
+        turn.holds(&hold);
+        let held = thread_map::enter(self.id, hold, turn);
+        // A lock around this one may have been lost during the wait.
+        if let Err(lost) = still_has_outer(&held) {
+            held.hold.keep_nothing();
+            log_undone(&lost, Leaving::begin(self, &held, undone_by()).finish());
+            return Err(lost);
+        }
+        Ok(held)
     }
 
     /// Takes one guard off a hold, and gives the lock back with the last one.
     pub(crate) fn leave(&self, held: &Rc<Held>) -> Result<Unlocked, Error> {
-        // 1. The thread's map. If the hold has other guards, the depth falls by one, and nothing is
-        //    sent. With the last guard, nobody trusts the hold from now on.
-        let leaving = Leaving::begin(self, held, None);
-
-        // 2. Redis, which deletes the key.
-        // 3. The queue of this process: the turn goes to the next thread. If the release has taken
-        //    the lock for it, that thread holds it now.
-        leaving.finish()
+        Leaving::begin(self, held, None).finish()
     }
 
     /// Gives back a lock whose hold is in no thread's map any more.
@@ -122,9 +139,64 @@ impl Session {
     }
 }
 
+/// A guard that is being taken off its hold.
+struct Leaving<'a> {
+    held: &'a Rc<Held>,
+    /// `None` if the hold has other guards.
+    release: Option<Result<Release<'a>, Error>>,
+}
+
+impl<'a> Leaving<'a> {
+    /// Takes the guard off. If it is the last one, begins to give the lock back by the deadline:
+    /// see [`Release::begin`].
+    fn begin(session: &'a Session, held: &'a Rc<Held>, deadline: Option<Moment>) -> Leaving<'a> {
+        // 1. The thread's map. If the hold has other guards, the depth falls by one, and nothing is
+        //    sent. If it stayed in the map during the release, a destructor that takes the lock
+        //    meanwhile would re-enter a hold that is being released.
+        let other_guards = held.leave();
+        let release = (other_guards == 0).then(|| {
+            let turn = held.take_out().unwrap_or_else(|| {
+                // The thread is ending: the map is gone, and the turn with it.
+                Turn::outside(&session.core.queues, held.hold.key.name())
+            });
+            let handoff = session.core.settings.local_handoff();
+            Release::begin(&session.keeper, &held.hold, turn, handoff, deadline)
+        });
+        Leaving { held, release }
+    }
+
+    /// Gives the lock back, if this was the last guard.
+    fn finish(self) -> Result<Unlocked, Error> {
+        let Some(release) = self.release else {
+            let depth = self.held.hold.depth();
+            return Ok(Unlocked::StillHeld { depth });
+        };
+        // 2. Redis deletes the key. 3. The turn in the queue goes to the next thread. If the release
+        //    has taken the lock for that thread, it holds the lock now.
+        let released = release.and_then(Release::finish);
+        self.held.span.outcome(match &released {
+            Ok(Unlocked::Kept { .. }) => "kept",
+            Ok(_) => "released",
+            Err(Error::Lost { .. }) => "lost",
+            Err(_) => "unconfirmed",
+        });
+        if let Ok(_) | Err(Error::Unconfirmed { .. }) = &released {
+            // What causes a missing answer may have cost the outer lock, too.
+            still_has_outer(self.held)?;
+        }
+        released
+    }
+}
+
+/// A lock that this thread had just taken was given back, because of `error`.
+fn log_undone(error: &Error, given_back: Result<Unlocked, Error>) {
+    if let Err(also) = given_back {
+        debug!(target: "relatch::release", "giving back after {error}: {also}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::thread;
     use std::time::Duration;
 
@@ -147,7 +219,7 @@ mod tests {
     /// If a closed hold were still in the keeper's table, the keeper would take it for one that ran
     /// out, and report a loss.
     #[test]
-    fn a_hold_leaves_the_table_of_leases_in_the_step_that_closes_it() {
+    fn a_hold_is_not_renewed_from_the_step_that_closes_it() {
         let session = without_redis();
         let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
         session.keeper.enter(&hold).unwrap();

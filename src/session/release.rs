@@ -19,8 +19,8 @@ use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
 use crate::waiting::waiter::Waiter;
 
-/// The release of one hold, over as many tries as it takes. From `begin` on, nobody trusts the hold,
-/// and its key is still in Redis.
+/// The release of one hold, over as many tries as it takes. From `begin` on, nobody trusts the
+/// hold, and its key is still in Redis.
 #[derive(Debug)]
 pub(crate) struct Release<'a> {
     keeper: &'a Arc<Keeper>,
@@ -32,8 +32,8 @@ pub(crate) struct Release<'a> {
     /// began.
     valid_until: Option<Moment>,
     pub(super) deadline: Moment,
-    /// Until when the lock stays taken, if that is not over yet: see `Lock::keep_at_least`. No thread
-    /// gets it before, and nothing deletes its key.
+    /// Until when the lock stays taken, if that is not over yet: see `Lock::keep_at_least`. No
+    /// thread gets it before, and nothing deletes its key.
     pub(super) kept_until: Option<Moment>,
     /// What came of a first try that went out with those of other releases.
     pub(super) first: Option<Result<Compared, Failure>>,
@@ -49,7 +49,8 @@ pub(crate) struct Release<'a> {
 
 impl<'a> Release<'a> {
     /// Begins to give a lock back: by the deadline, or else within the time of an answer.
-    /// `local_handoff` says how long threads of this process may hand the lock off among themselves.
+    /// `local_handoff` says how long threads of this process may hand the lock off among
+    /// themselves.
     ///
     /// The caller has taken the hold out of the thread's map already. If it were still there, a
     /// destructor that takes the lock meanwhile would re-enter a hold that is being released.
@@ -113,15 +114,15 @@ impl<'a> Release<'a> {
         )
     }
 
-    /// The rest of the steps. `command` sends one try by a deadline, and the claim of the next thread
-    /// of this process behind it, so Redis executes the end of this hold first.
+    /// The rest of the steps. `command` sends one try by a deadline, and the claim of the next
+    /// thread of this process behind it, so Redis executes the end of this hold first.
     pub(crate) fn finish_by(
         mut self,
         command: impl FnMut(Option<&Claim>, Moment) -> Tried,
     ) -> Result<(), Error> {
         // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
         let next = self.next.take();
-        let claim = next.as_ref().map(|next| &next.claim);
+        let claim = next.as_ref().and_then(|next| next.claim.as_ref());
         let claim = claim.filter(|it| self.keeper.claim(&it.token).is_ok());
         let result = self.run(claim, command);
         if let (Some(claim), HandoffOutcome::NotTaken) = (claim, self.handed) {
@@ -134,14 +135,15 @@ impl<'a> Release<'a> {
         // 7. End the turn. If this came before step 3, the next thread would compete with this
         //    release. If it came before step 4, the next thread could hold the lock while this hold
         //    does not count as over yet.
-        let Some(next) = next else {
+        let (Some(next), Some(claim)) = (&next, claim) else {
             drop(self.turn);
             return result;
         };
-        if self.turn.settle(&next, self.handed) {
-            let Claim { token, lease, .. } = &next.claim;
-            let orphan = Orphan::of_claim(&self.hold.key, *lease);
-            self.keeper.give_up(token, orphan, Moment::now());
+        if self.turn.settle(next, self.handed) {
+            // If there was no answer, Redis may still execute the `SET`.
+            let may_reappear = matches!(self.handed, HandoffOutcome::Unanswered { .. });
+            let orphan = Orphan::of_claim(&self.hold.key, claim.lease, may_reappear);
+            self.keeper.give_up(&claim.token, orphan, Moment::now());
         }
         result
     }

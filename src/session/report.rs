@@ -6,7 +6,7 @@ use crate::base::clock::Moment;
 use crate::base::stats::Stats;
 use crate::hold::HeldLock;
 use crate::session::Session;
-use crate::waiting::waits::WaitingThread;
+use crate::waiting::waiter::WaitingThread;
 
 impl Session {
     /// The locks that this process holds through this manager, oldest first.
@@ -45,7 +45,7 @@ impl Session {
             return self.core.counters.read();
         }
         let held = self.keeper.names(now);
-        let waiting = self.core.queues.waits.names();
+        let waiting = self.core.queues.names();
         self.core.counters.stats(&held, &waiting)
     }
 }

@@ -1,4 +1,4 @@
-//! How a manager begins and ends, and whether it may be used.
+//! What all handles of a manager share: how it begins and ends, and whether it may be used.
 
 use std::fmt;
 use std::io;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::stop::StopHandle;
 use crate::base::sync::HashSet;
-use crate::hold::HeldLock;
+use crate::hold::{HeldLock, Hold};
 use crate::session::Session;
 use crate::session::release;
 use crate::session::thread_map;
@@ -43,36 +43,30 @@ impl Session {
     /// know yet. Returns what that was.
     pub(crate) fn shutdown_and_release(&self, limit: Duration) -> Vec<HeldLock> {
         let left = self.shutdown(limit);
-        if self.core.own_process(Moment::now()).is_ok() {
-            self.take_away();
+        if self.core.own_process(Moment::now()).is_err() {
+            return left;
         }
-        left
-    }
-
-    /// Gives back all locks that threads still hold.
-    ///
-    /// Each hold is lost before its key is deleted: the other way round, its thread would trust a
-    /// lock that another process may have.
-    fn take_away(&self) {
-        let mut holds = self.keeper.take_away();
-        let settings = &self.core.settings;
-        let deadline = settings.response_deadline();
-        let latest = Moment::now().after(settings.an_attempt());
+        // Each hold is lost before its key is deleted: the other way round, its thread would trust
+        // a lock that another process may have.
+        let holds = self.keeper.take_away();
+        let deadline = self.core.settings.response_deadline();
+        let latest = Moment::now().after(self.core.settings.an_attempt());
         for hold in &holds {
             self.keeper.report_loss(hold);
         }
-        holds.retain(|hold| {
-            let until = hold.keep_until();
-            let is_kept = until > Moment::now();
-            if is_kept && release::keep(&self.core.store, hold, until, deadline).is_ok() {
+        let is_kept = |hold: &Arc<Hold>| hold.keep_until() > Moment::now();
+        let (kept, ended): (Vec<_>, Vec<_>) = holds.into_iter().partition(is_kept);
+        for hold in kept {
+            let answer = release::keep(&self.core.store, &hold, hold.keep_until(), deadline);
+            if answer.is_ok() {
                 self.keeper.gone(&hold.token);
             }
-            !is_kept
-        });
+        }
         self.keeper.shut_down(|tokens, now| {
             let answers = tokens.awaited(|_| true, now, now, latest);
-            let is_left = holds.iter().any(|it| tokens.has_orphan(&it.token));
+            let is_left = ended.iter().any(|it| tokens.has_orphan(&it.token));
             answers.or(Some(deadline).filter(|deadline| is_left && now < *deadline))
         });
+        left
     }
 }

@@ -1,13 +1,8 @@
-//! The steps of a thread that takes a lock: whether it may, the token, the wait, the turn, and what
-//! makes its new hold known.
-
-use std::rc::Rc;
-use std::slice;
-use std::sync::Arc;
+//! The steps of a thread that takes a lock: whether it may, the token, the wait, the turn, the
+//! hold.
 
 use crate::acquire::{AcquireContext, Taken};
 use crate::base::clock::Moment;
-use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::key::{Key, Name};
 use crate::base::options::{Lease, Options};
@@ -15,14 +10,13 @@ use crate::base::owner::Owner;
 use crate::base::stop::StopHandle;
 use crate::hold::Hold;
 use crate::session::Session;
-use crate::session::leaving;
 use crate::session::setup::no_randomness;
-use crate::session::thread_map::{self, Held};
+use crate::session::thread_map;
 use crate::store::Failure;
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
 use crate::waiting::place::NoTurn;
-use crate::waiting::queues::{Joined, Turn};
+use crate::waiting::queues::Joined;
 use crate::waiting::wait::{OfManager, Wait};
 
 /// What a thread takes that does not hold it.
@@ -65,16 +59,12 @@ impl<'a> Taking<'a> {
     /// A claim with a token that nobody has used yet. It is drawn before the turn comes: the thread
     /// in front may send the claim with its release.
     pub(super) fn fresh_claim(&self) -> Result<Claim, Error> {
-        let counter = if self.options.fenced {
-            Some(self.key.counter()?.into())
-        } else {
-            None
-        };
+        let counter = self.options.fenced.then(|| self.key.counter());
         let token = self.session.core.identity.fresh_token(&self.thread);
         Ok(Claim {
             token: token.map_err(no_randomness)?.into(),
             lease: Lease::new(self.options.lease),
-            counter,
+            counter: counter.transpose()?.map(Into::into),
         })
     }
 
@@ -83,7 +73,7 @@ impl<'a> Taking<'a> {
         let Session { core, .. } = self.session;
         let manager = OfManager {
             id: self.session.id,
-            waits: &core.queues.waits,
+            counters: &core.counters,
             store: &core.store,
             end: &self.session.end,
             wake: &self.session.wake,
@@ -129,40 +119,12 @@ impl<'a> Taking<'a> {
         }
     }
 
-    /// Makes the new hold known: to the keeper, the queue and the thread's map.
-    pub(super) fn make_known(
-        self,
-        taken: Taken,
-        turn: Turn,
-        patience: &Patience,
-    ) -> Result<Rc<Held>, Error> {
-        let Session { core, keeper, .. } = self.session;
-        let waited = taken.at.answered.since(patience.began);
-        core.counters.of(self.key.name()).taken(waited);
+    /// The new hold. Its thread has waited since it `began`.
+    pub(super) fn hold(self, taken: Taken, began: Moment) -> Hold {
+        let counters = &self.session.core.counters;
         let Taken { token, fence, at } = taken;
-        let hold = Hold::new(self.key, self.thread, token, fence, self.options, at);
-        let hold = Arc::new(hold);
-        // The keeper comes first. So a hold that the queue knows is in the table of tokens, where a
-        // shutdown and `force_unlock` look for it.
-        if let Err(error) = keeper.enter(&hold) {
-            // The caller must not rely on the hold. A lock that was to be kept is not: nobody has
-            // done what it is kept for.
-            hold.keep_nothing();
-            let undone_by = patience.undone_by(&core.settings);
-            if let Err(also) = self.session.release(&hold, turn, Some(undone_by)) {
-                debug!(target: "relatch::release", "{also}");
-            }
-            return Err(error.while_holding(thread_map::names()));
-        }
-        turn.holds(&hold);
-        let held = thread_map::enter(self.session.id, hold, turn);
-        // A lock around this one may have been lost during the wait.
-        if let Err(lost) = thread_map::still_has_outer(&held) {
-            let undone_by = patience.undone_by(&core.settings);
-            leaving::undo(self.session, slice::from_ref(&held), &lost, undone_by);
-            return Err(lost);
-        }
-        Ok(held)
+        counters.of(self.key.name()).taken(at.answered.since(began));
+        Hold::new(self.key, self.thread, token, fence, self.options, at)
     }
 }
 

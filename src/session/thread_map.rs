@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::emit::Span;
-use crate::base::error::{Error, LostCause};
+use crate::base::error::Error;
 use crate::base::options::Options;
 use crate::base::sync::HashMap;
 use crate::base::sync::{per_thread, process};
 use crate::hold::Hold;
-use crate::waiting::deadlocks::{self, HeldBy};
 use crate::waiting::queues::Turn;
+use crate::waiting::waiter::{self, HeldBy};
 
 /// The most guards of one lock that one thread may have. A million are a leak, not a design, and
 /// with this limit the count never wraps.
@@ -189,20 +189,27 @@ pub(crate) fn held() -> Vec<HeldBy> {
 
 /// The keys of the locks that this thread holds.
 pub(crate) fn names() -> Vec<String> {
-    deadlocks::names(held())
+    waiter::names(held())
 }
 
-/// A lock that this thread has lost and still has guards of, if its hold came before the one that
-/// was `entered` then: its name, and how it was lost.
-fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCause)> {
-    with(|holds| {
+/// Returns an error if this thread has lost a lock, and still has guards of it, whose hold came
+/// before the one on `key`, which was `entered` then.
+pub(crate) fn check_around(entered: u64, key: &str, now: Moment) -> Result<(), Error> {
+    let lost = with(|holds| {
         holds
             .values()
             .flatten()
             .filter(|entry| entry.held.entered < entered)
             .filter(|entry| entry.held.hold.owner.pid == process::id())
             .find_map(|entry| entry.held.hold.loss(now))
-    })?
+    });
+    lost.flatten().map_or(Ok(()), |(outer, cause)| {
+        Err(Error::OuterLost {
+            key: key.to_owned(),
+            outer,
+            cause,
+        })
+    })
 }
 
 /// `None` if the thread is ending and the map is gone.
@@ -217,22 +224,12 @@ pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
     check_around(held.entered, held.hold.key.name(), Moment::now())
 }
 
-/// Returns an error if this thread has lost a lock around the hold `key`, which was `entered` then.
-pub(crate) fn check_around(entered: u64, key: &str, now: Moment) -> Result<(), Error> {
-    lost_around(entered, now).map_or(Ok(()), |(outer, cause)| {
-        Err(Error::OuterLost {
-            key: key.to_owned(),
-            outer,
-            cause,
-        })
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::base::error::LostCause;
     use crate::hold::tests::sample;
     use crate::waiting::queues::WaitQueues;
 
@@ -240,6 +237,13 @@ mod tests {
         let hold = Arc::new(sample(name, Duration::from_secs(30), Moment::now()));
         let turn = Arc::new(WaitQueues::default()).free_turn(hold.key.name());
         enter(manager, hold, turn)
+    }
+
+    fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCause)> {
+        match check_around(entered, "inner", now) {
+            Err(Error::OuterLost { outer, cause, .. }) => Some((outer, cause)),
+            _ => None,
+        }
     }
 
     fn reentered(manager: u64, name: &str) -> Result<Rc<Held>, Error> {

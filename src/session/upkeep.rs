@@ -27,14 +27,13 @@ impl Session {
 
     /// Returns an error if this thread does not hold a lock, or can no longer trust its hold.
     pub(crate) fn assert_held(&self, name: Name<'_>) -> Result<(), Error> {
-        match thread_map::find(self.id, name.as_str()) {
-            Some(held) => self.trust(&held.hold),
-            None => self.core.own_process(Moment::now()).and_then(|()| {
-                Err(Error::NotHeld {
-                    key: name.as_str().to_owned(),
-                })
-            }),
-        }
+        let now = Moment::now();
+        self.core.own_process(now)?;
+        let held = thread_map::find(self.id, name.as_str());
+        let not_held = || Error::NotHeld {
+            key: name.as_str().to_owned(),
+        };
+        held.ok_or_else(not_held)?.hold.check(now)
     }
 }
 

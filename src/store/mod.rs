@@ -172,14 +172,15 @@ impl Store {
         client::listen(self.router().ok_or_else(no_server)?, node, probe)
     }
 
-    /// True if the node that has this key has answered since `moment`, over a connection that has
-    /// gone back to the pool. Memory has, unless it is away.
-    pub(crate) fn answered_since(&self, key: &str, moment: Moment) -> bool {
+    /// When the node that has this key last answered any thread, over a connection that has gone
+    /// back to the pool. Memory answers at once, unless it is away.
+    pub(crate) fn answered_at(&self, key: &str) -> Moment {
         match self {
             Store::Servers(_) => self
                 .node_of(key)
-                .is_some_and(|node| node.answered_since(moment)),
-            Store::Memory(memory) => !memory.is_away(),
+                .map_or(Moment::PAST, |node| node.answered_at()),
+            Store::Memory(memory) if memory.is_away() => Moment::PAST,
+            Store::Memory(_) => Moment::now(),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::base::options::Settings;
 use crate::base::owner::holder::Holder;
 use crate::store::{FAIR_TRY, Failure, Refusal};
 
-/// For how long a Redis that has answered before counts as slow, and not as away.
+/// For how long a node that has answered during a wait counts as slow, and not as away.
 pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 
 /// The longest time for which the first waiter of a queue sleeps before it looks at the turn in
@@ -34,7 +34,8 @@ pub(crate) struct Patience {
     pub(crate) began: Moment,
     /// The end of every wait: in the queue, for a connection, for an answer, asleep.
     pub(crate) deadline: Moment,
-    /// `try_lock`: one answer is enough.
+    /// `try_lock`: one answer is enough. So such a thread waits only until it is known who has the
+    /// lock.
     pub(crate) once: bool,
     /// How long an outage may last.
     pub(crate) tolerate_outage: Duration,
@@ -42,13 +43,14 @@ pub(crate) struct Patience {
     pub(crate) an_attempt: Duration,
 }
 
-/// A time in which Redis gave no proper answer to the threads that want one lock.
+/// A time in which Redis gave no proper answer to the threads that want one lock. It is theirs, and
+/// not their node's: that may answer each login, and no command that writes.
 #[derive(Clone, Debug)]
 pub(crate) struct Silence {
-    /// When the first attempt without an answer began.
+    /// When the first attempt without a proper answer began.
     pub(crate) since: Moment,
     /// How long the silence has to last to be an outage at the deadline. A shorter one proves
-    /// nothing.
+    /// nothing. Zero if Redis refuses connections or commands for now.
     pub(crate) outage_after: Duration,
     /// What went wrong. `None` while the first attempt still waits for its answer.
     pub(crate) cause: Option<Arc<str>>,
@@ -59,22 +61,36 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// `answered` says that Redis had answered before.
-    pub(crate) fn new(since: Moment, answered: bool) -> Silence {
-        let outage_after = if answered { SLOW_ANSWER } else { FAIR_TRY };
+    pub(crate) fn new(since: Moment) -> Silence {
         Silence {
             since,
-            outage_after,
+            outage_after: FAIR_TRY,
             cause: None,
             failed: 0,
             failed_at: since,
         }
     }
 
-    /// True if Redis has answered other threads since the last failure, and that failure was no
-    /// refusal. Then Redis is there.
-    pub(crate) fn is_refuted(&self, answered_since: impl Fn(Moment) -> bool) -> bool {
-        !self.outage_after.is_zero() && answered_since(self.failed_at)
+    /// What is left of the silence, for a wait that began at `began`, if the node has last answered
+    /// any thread at `answered`. `None` if
+    /// that was since the last failure, and Redis did not refuse then: it is there.
+    pub(crate) fn unless(mut self, answered: Moment, began: Moment) -> Option<Silence> {
+        if !self.outage_after.is_zero() {
+            if self.failed_at <= answered {
+                return None;
+            }
+            self.outage_after = outage_after(answered, began);
+        }
+        Some(self)
+    }
+}
+
+/// How long a silence of a node has to last to be an outage at the deadline.
+fn outage_after(answered: Moment, began: Moment) -> Duration {
+    if began <= answered {
+        SLOW_ANSWER
+    } else {
+        FAIR_TRY
     }
 }
 
@@ -114,16 +130,21 @@ pub(crate) enum AfterFailure {
 }
 
 impl Patience {
-    /// How long a caller waits that asks now. Without a limit, while the lock is busy. With a limit
-    /// of zero, for one answer. But never longer than until `latest`.
+    /// How long a caller waits that asks now: until `latest`, or to the end of its limit. A limit
+    /// of zero leaves the time of one answer, whatever `latest` is. Otherwise many single tries,
+    /// one after the other, would be too slow for a link that is well.
     pub(crate) fn new(settings: &Settings, limit: Option<Duration>, latest: Moment) -> Patience {
         let began = Moment::now();
         let an_attempt = settings.an_attempt();
         let once = limit == Some(Duration::ZERO);
-        let limit = if once { Some(an_attempt) } else { limit };
+        let ends = |limit| began.after(limit).min(latest);
         Patience {
             began,
-            deadline: limit.map_or(latest, |limit| began.after(limit).min(latest)),
+            deadline: if once {
+                began.after(an_attempt)
+            } else {
+                limit.map_or(latest, ends)
+            },
             once,
             tolerate_outage: settings.tolerate_outage,
             an_attempt,
@@ -166,7 +187,8 @@ impl Patience {
 
     /// True if a silence has lasted too long: for as long as an outage is tolerated, or for its
     /// `outage_after` when the deadline has come. The silence counts from when this caller asked
-    /// for the lock, at the earliest. (A single try takes the failures of another thread for its own.)
+    /// for the lock, at the earliest. (A single try takes the failures of another thread for its
+    /// own.)
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
         let at_the_deadline = self.deadline <= now && lasted >= silence.outage_after;
@@ -190,8 +212,8 @@ impl Patience {
         look.min(self.deadline)
     }
 
-    /// An answer of this moment or later says who has the lock at the deadline. A single try needs an
-    /// answer that is newer than its own question.
+    /// An answer of this moment or later says who has the lock at the deadline. A single try needs
+    /// an answer that is newer than its own question.
     pub(crate) fn last_look(&self) -> Moment {
         if self.once {
             return self.began;
@@ -263,62 +285,59 @@ pub(crate) struct Attempts {
     pub(crate) failed: u32,
     /// The last refusal of Redis.
     refusal: Option<Refusal>,
-    /// Redis has answered before.
-    answered: bool,
 }
 
 impl Attempts {
     /// Starts with what the threads before this one in the queue have found out.
-    pub(crate) fn after(silence: Option<Silence>, answered: bool) -> Attempts {
+    pub(crate) fn after(silence: Option<Silence>) -> Attempts {
         Attempts {
             silence,
             failed: 0,
             refusal: None,
-            answered,
         }
     }
 
     pub(crate) fn hear(&mut self) {
-        *self = Attempts::after(None, true);
+        *self = Attempts::after(None);
     }
 
-    /// An attempt that began at `since` has failed.
-    pub(crate) fn fail(&mut self, failure: &Failure, since: Moment, now: Moment) -> Kind {
+    /// An attempt that began at `since` has failed at `now`, in a wait that began at `began`. The
+    /// node has last answered any thread at `answered`: the thread may have waited for a connection
+    /// until then.
+    pub(crate) fn fail(
+        &mut self,
+        failure: &Failure,
+        since: Moment,
+        now: Moment,
+        answered: Moment,
+        began: Moment,
+    ) -> Kind {
         self.failed += 1;
         if let Failure::Refused(refusal) = failure {
             self.refusal = Some(refusal.clone());
         }
-        let kind = match Kind::of(failure) {
-            Kind::Final => Kind::Final,
-            // An earlier refusal says more than an attempt that was cut short after it.
-            _ if self.refusal.is_some() => Kind::Down,
-            other => other,
+        let mut kind = Kind::of(failure);
+        if self.refusal.is_some() && kind != Kind::Final {
+            kind = Kind::Down; // An earlier refusal says more than an attempt that was cut short.
+        }
+        if kind == Kind::OutOfTime {
+            self.silence = self
+                .silence
+                .take()
+                .and_then(|it| it.unless(answered, began));
+            return kind;
+        }
+        let (since, outage_after) = if kind == Kind::Down {
+            (since, Duration::ZERO)
+        } else {
+            (since.max(answered), outage_after(answered, began))
         };
-        if kind != Kind::OutOfTime {
-            let new = Silence::new(since, self.answered);
-            let silence = self.silence.get_or_insert_with(|| new.clone());
-            silence.outage_after = if kind == Kind::Down {
-                Duration::ZERO
-            } else {
-                new.outage_after
-            };
-            silence.cause = Some(failure.text().into());
-            silence.failed_at = now;
-            silence.failed += 1;
-        }
+        let silence = self.silence.get_or_insert_with(|| Silence::new(since));
+        silence.outage_after = outage_after;
+        silence.cause = Some(failure.text().into());
+        silence.failed_at = now;
+        silence.failed += 1;
         kind
-    }
-
-    /// Forgets the silence if it is over: Redis has answered other threads since
-    /// ([`Silence::is_refuted`]).
-    pub(crate) fn refute(&mut self, answered_since: impl Fn(Moment) -> bool) {
-        if self
-            .silence
-            .as_ref()
-            .is_some_and(|silence| silence.is_refuted(answered_since))
-        {
-            self.silence = None;
-        }
     }
 
     /// What to name as the cause if a wait ends with this failure: the last refusal, if there was
@@ -361,11 +380,14 @@ pub(crate) mod tests {
     }
 
     fn silent(since: u64) -> Silence {
-        Silence::new(at(since), false)
+        Silence::new(at(since))
     }
 
     fn slow(since: u64) -> Silence {
-        Silence::new(at(since), true)
+        Silence {
+            outage_after: SLOW_ANSWER,
+            ..silent(since)
+        }
     }
 
     /// The patience of a caller that asks at 1000 ms and waits for this long.
@@ -540,68 +562,109 @@ pub(crate) mod tests {
             cause: "late".into(),
         };
         let loading = Refusal::found("LOADING", "LOADING");
-        let mut attempts = Attempts::after(None, false);
-        assert_eq!(attempts.fail(&unanswered(), at(0), at(0)), Kind::Silent);
+        let mut attempts = Attempts::after(None);
         assert_eq!(
-            attempts.fail(&Failure::Refused(loading), at(1), at(1)),
+            attempts.fail(&unanswered(), at(0), at(0), Moment::PAST, at(1)),
+            Kind::Silent
+        );
+        assert_eq!(
+            attempts.fail(
+                &Failure::Refused(loading),
+                at(1),
+                at(1),
+                Moment::PAST,
+                at(1)
+            ),
             Kind::Down
         );
         assert_eq!(
             attempts.silence.as_ref().unwrap().outage_after,
             Duration::ZERO
         );
-        assert_eq!(attempts.fail(&unanswered(), at(2), at(2)), Kind::Down);
+        assert_eq!(
+            attempts.fail(&unanswered(), at(2), at(2), Moment::PAST, at(1)),
+            Kind::Down
+        );
         assert_eq!(
             attempts.silence.as_ref().unwrap().since,
             at(0),
             "from the first failure on"
         );
         attempts.hear();
-        assert_eq!(attempts.fail(&unanswered(), at(3), at(3)), Kind::Silent);
+        assert_eq!(
+            attempts.fail(&unanswered(), at(3), at(3), Moment::PAST, at(1)),
+            Kind::Silent
+        );
     }
 
     #[test]
     fn an_attempt_that_had_no_time_left_does_not_hide_what_went_wrong_before() {
         let no_time = || Failure::OutOfTime("no time was left".into());
-        let mut attempts = Attempts::after(None, false);
+        let mut attempts = Attempts::after(None);
         assert_eq!(attempts.cause(no_time()).text(), "no time was left");
-        attempts.fail(&Failure::not_sent("no password"), at(0), at(1));
-        attempts.fail(&no_time(), at(1), at(2));
+        attempts.fail(
+            &Failure::not_sent("no password"),
+            at(0),
+            at(0),
+            Moment::PAST,
+            at(1),
+        );
+        attempts.fail(&no_time(), at(1), at(1), Moment::PAST, at(1));
         assert_eq!(attempts.cause(no_time()).text(), "no password");
     }
 
     #[test]
     fn one_refused_connection_does_not_make_an_outage_of_a_short_silence_after_it() {
-        let mut attempts = Attempts::after(None, true);
+        let mut attempts = Attempts::after(None);
         assert_eq!(
-            attempts.fail(&Failure::not_sent("refused"), at(0), at(0)),
+            attempts.fail(&Failure::not_sent("refused"), at(1), at(1), at(1), at(1)),
             Kind::Down
         );
         let cut_short = Failure::Unanswered {
             link_stands: true,
             cause: "late".into(),
         };
-        assert_eq!(attempts.fail(&cut_short, at(1), at(1)), Kind::Silent);
+        assert_eq!(
+            attempts.fail(&cut_short, at(2), at(2), at(1), at(1)),
+            Kind::Silent
+        );
         assert_eq!(attempts.silence.as_ref().unwrap().outage_after, SLOW_ANSWER);
     }
 
     #[test]
-    fn a_silence_is_over_if_redis_answers_others_but_not_if_it_refuses() {
-        let cut_short = Failure::Unanswered {
+    fn a_silence_is_over_if_the_node_answers_others_but_not_if_it_refuses() {
+        let late = || Failure::Unanswered {
             link_stands: true,
             cause: "late".into(),
         };
-        for (failure, over) in [(cut_short, true), (Failure::not_sent("refused"), false)] {
-            let mut attempts = Attempts::after(None, true);
-            attempts.fail(&failure, at(0), at(0));
-            let failed = attempts.silence.as_ref().unwrap().failed_at;
-            attempts.refute(|since| since < failed);
-            assert!(
-                attempts.silence.is_some(),
-                "the answer came before the failure"
-            );
-            attempts.refute(|since| since <= failed);
-            assert_eq!(attempts.silence.is_none(), over, "{failure:?}");
+        let refused = || Failure::not_sent("refused");
+        // The failure, at 5 ms; when the node has last answered; after how long the silence is an
+        // outage, if there is one.
+        for (failure, answered, left) in [
+            (late(), Moment::PAST, Some(FAIR_TRY)),
+            (late(), at(4), Some(SLOW_ANSWER)),
+            (late(), at(5), None),
+            (refused(), at(7), Some(Duration::ZERO)),
+        ] {
+            let mut attempts = Attempts::after(None);
+            attempts.fail(&failure, at(3), at(5), Moment::PAST, at(1));
+            let silence = attempts.silence.and_then(|it| it.unless(answered, at(1)));
+            let is_left = silence.map(|it| it.outage_after);
+            assert_eq!(is_left, left, "{failure:?}, {answered:?}");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_waited_for_a_connection_counts_the_silence_from_the_last_answer() {
+        let late = Failure::Unanswered {
+            link_stands: true,
+            cause: "late".into(),
+        };
+        for (answered, since) in [(at(2), at(3)), (at(7), at(7))] {
+            let mut attempts = Attempts::after(None);
+            attempts.fail(&late, at(3), at(9), answered, at(1));
+            attempts.fail(&late, at(10), at(12), at(11), at(1)); // A login was answered.
+            assert_eq!(attempts.silence.map(|it| it.since), Some(since));
         }
     }
 

@@ -5,19 +5,16 @@ use std::sync::Arc;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::owner::holder::Holder;
-use crate::base::stop::Wake;
 use crate::waiting::patience::{SLOW_ANSWER, Silence};
 use crate::waiting::queue::WaitQueue;
 use crate::waiting::wait::Wait;
 use crate::waiting::waiter::Waiter;
-use crate::waiting::waits::Waits;
 
 /// A thread's place in a queue, and what it remembers from one look at the queue to the next.
 pub(super) struct QueuePlace<'a> {
     me: &'a Arc<Waiter>,
     wait: &'a Wait<'a>,
-    /// When the thread says next that it waits. The first time is before its first sleep, unless
-    /// nobody would hear of it.
+    /// When the thread says next that it waits.
     speaks: Moment,
     /// The last turn for whose end the thread has stayed awake. It does so once per turn.
     stayed_awake_for: Option<u64>,
@@ -34,8 +31,6 @@ pub(super) enum QueueStep {
     StayAwake,
     /// The thread in front is to ask Redis who has the lock.
     Look,
-    /// The wait of another thread ends a deadlock now.
-    WakeOther(Arc<Wake>),
     /// The wait begins, or has lasted for long.
     Announce,
     Sleep {
@@ -63,17 +58,10 @@ pub(crate) enum NoTurn {
 
 impl<'a> QueuePlace<'a> {
     pub(super) fn new(me: &'a Arc<Waiter>, wait: &'a Wait<'a>) -> QueuePlace<'a> {
-        let speaks = if wait.patience.once {
-            Moment::NEVER
-        } else if Waits::are_announced() {
-            Moment::PAST
-        } else {
-            wait.patience.next_report(wait.patience.began)
-        };
         QueuePlace {
             me,
             wait,
-            speaks,
+            speaks: wait.first_word(),
             stayed_awake_for: None,
             look_again: Moment::NEVER,
             has_looked: false,
@@ -87,16 +75,13 @@ impl<'a> QueuePlace<'a> {
         cores_are_free: bool,
         now: Moment,
     ) -> QueueStep {
-        // If Redis has answered other threads since the silence began, there is no outage.
-        let silence = queue
-            .silence
-            .as_ref()
-            .filter(|it| !it.is_refuted(|moment| self.wait.answered_since(moment)));
+        let silence = queue.silence.clone();
+        let silence =
+            silence.and_then(|it| it.unless(self.wait.answered_at(), self.wait.patience.began));
+        let silence = silence.as_ref();
         let overslept = now.since(self.look_again) > SLOW_ANSWER;
-        match self.give_up(queue, silence, overslept, now) {
-            Err(no_turn) => return QueueStep::GiveUp(no_turn),
-            Ok(Some(wake)) => return QueueStep::WakeOther(wake),
-            Ok(None) => {}
+        if let Some(no_turn) = self.give_up(queue, silence, overslept, now) {
+            return QueueStep::GiveUp(no_turn);
         }
         let ending = queue.ending(self.me);
         if ending.is_some() && ending != self.stayed_awake_for && cores_are_free {
@@ -134,15 +119,14 @@ impl<'a> QueuePlace<'a> {
         }
     }
 
-    /// Why the thread leaves the queue at `now`, if it does. Otherwise what wakes another thread,
-    /// if the wait of that one ends a deadlock.
+    /// Why the thread leaves the queue at `now`, if it does.
     fn give_up(
         &self,
         queue: &WaitQueue,
         silence: Option<&Silence>,
         overslept: bool,
         now: Moment,
-    ) -> Result<Option<Arc<Wake>>, NoTurn> {
+    ) -> Option<NoTurn> {
         let patience = self.wait.patience;
         // If the process was suspended for a while, the thread in front may not have read its
         // answer yet. That is no outage.
@@ -163,16 +147,11 @@ impl<'a> QueuePlace<'a> {
                 unknown: silence.is_some() && !is_known,
             })
         };
-        let may = if patience.once || ends.is_some() {
-            self.wait.may_go_on().map(|()| None)
-        } else {
-            self.wait.before_sleep(queue.seen())
-        };
-        let wake_other = match may {
-            Err(Error::Stopped { .. }) if may_get_it => None,
-            may => may.map_err(NoTurn::MustNotWait)?,
-        };
-        ends.map_or(Ok(wake_other), Err)
+        match self.wait.may_go_on() {
+            Err(Error::Stopped { .. }) if may_get_it => ends,
+            Err(error) => Some(NoTurn::MustNotWait(error)),
+            Ok(()) => ends,
+        }
     }
 }
 
@@ -192,23 +171,23 @@ mod tests {
         let mut queue = WaitQueue::default();
         queue.start_turn(1, None, false, at(0)).expect("it is free");
         let hold = Arc::new(sample("key", Duration::from_secs(30), at(0)));
-        queue.holds(1, &hold, at(0));
-        let me = Arc::new(Waiter::new(claim(), at(5000), false));
-        queue.waiting.push_back(Arc::clone(&me));
+        queue.in_front(1).unwrap().holds(&hold, at(0));
         let patience = until(at(5000));
         let rig = WaitRig::silent();
         let wait = rig.wait(&patience);
+        let me = wait.waiter(Some(claim()));
+        queue.waiting.push_back(Arc::clone(me));
         let place = |look_again| QueuePlace {
             look_again,
             speaks: Moment::NEVER,
-            ..QueuePlace::new(&me, &wait)
+            ..QueuePlace::new(me, &wait)
         };
         let step = |place: &mut QueuePlace<'_>, queue: &WaitQueue, cores_are_free, now| {
             place.next_step(queue, cores_are_free, at(now))
         };
         let mut announces = QueuePlace {
             speaks: Moment::PAST,
-            ..QueuePlace::new(&me, &wait)
+            ..QueuePlace::new(me, &wait)
         };
         let first = step(&mut announces, &queue, true, 100);
         assert!(matches!(first, QueueStep::Announce));
@@ -229,7 +208,8 @@ mod tests {
         assert!(
             matches!(step(&mut waits, &queue, true, 1601), QueueStep::Sleep { until } if until == at(2601))
         );
-        let _ = queue.begin_release(1, Duration::ZERO, at(2000), at(2001));
+        let mut front = queue.in_front(1).unwrap();
+        let _ = front.begin_release(Duration::ZERO, at(2000), at(2001));
         assert!(
             matches!(
                 step(&mut waits, &queue, false, 2000),
@@ -252,7 +232,7 @@ mod tests {
         assert!(
             matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy { holder: Some(it), .. }) if *it.raw == *hold.token)
         );
-        queue.asks(1, at(4000));
+        queue.in_front(1).unwrap().asks(at(4000));
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
         assert!(
             matches!(gives_up, QueueStep::GiveUp(NoTurn::Outage(None))),

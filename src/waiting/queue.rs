@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::owner::holder::Holder;
-use crate::base::random::fraction;
-use crate::hold::Hold;
+use crate::waiting::front::{Front, InFront};
 use crate::waiting::handoff::{HandoffBudget, HandoffOutcome};
 use crate::waiting::past::Past;
 use crate::waiting::patience::{Attempts, GLANCE, Silence, WithoutExpiry};
@@ -27,30 +26,11 @@ pub(crate) struct WaitQueue {
     /// The silence of Redis while the front has no answer. The next turn inherits it, so that an
     /// outage does not begin anew with each thread.
     pub(super) silence: Option<Silence>,
-    /// Redis has answered a thread of this queue.
-    answered: bool,
     /// The holder that Redis named last, in another process or through another manager, and when.
     /// `None` once a thread of this queue has had the lock.
     seen: Option<(Holder, Moment)>,
     /// What is known of a key that never expires.
     without_expiry: WithoutExpiry,
-}
-
-/// Who has the turn: a thread that talks to Redis, or one that holds the lock.
-#[derive(Debug)]
-pub(super) struct Front {
-    /// Tells turns apart. A turn that was passed over must not end its successor.
-    pub(super) number: u64,
-    started: Moment,
-    pub(super) hold: Option<Arc<Hold>>,
-    /// The turn is about to end, so the next thread may stay awake for that.
-    pub(super) ending: bool,
-    /// The release is under way, with the claim of the next thread. No thread may take the turn
-    /// meanwhile.
-    handing_off: bool,
-    budget: HandoffBudget,
-    /// The turn was handed off to this waiter, which has not started it yet.
-    handed: Option<(Arc<Waiter>, HandoffOutcome)>,
 }
 
 /// What a thread finds when its turn starts.
@@ -82,31 +62,34 @@ impl WaitQueue {
         now: Moment,
     ) -> Option<Start> {
         let handed_off = self.front.as_mut().and_then(|front| {
-            let (_, handed) = front
-                .handed
-                .take_if(|(to, _)| waiter.is_some_and(|me| Arc::ptr_eq(to, me)))?;
-            Some((front.number, handed))
+            let to = front.waiter.as_ref()?;
+            let is_mine = waiter.is_some_and(|me| Arc::ptr_eq(to, me));
+            Some((front.number, front.handed.take_if(|_| is_mine)?))
         });
         if let Some((number, handed)) = handed_off {
             // The release and the claim behind it had no answer, so the silence began when they
             // were sent.
-            match handed {
-                HandoffOutcome::Unanswered { sent } => self.asks(number, sent),
-                HandoffOutcome::NotTaken | HandoffOutcome::Taken { .. } => {}
+            if let HandoffOutcome::Unanswered { sent } = handed
+                && let Some(mut front) = self.in_front(number)
+            {
+                front.asks(sent);
             }
             return Some(Start {
                 number,
                 handed,
                 nap: Duration::ZERO,
                 crowded: false,
-                attempts: Attempts::after(self.silence.clone(), true),
+                attempts: Attempts::after(self.silence.clone()),
                 without_expiry: WithoutExpiry::default(),
             });
         }
         if !self.is_open(now) || !self.is_next(waiter) {
             return None;
         }
-        self.waiting.pop_front();
+        let waiter = self
+            .waiting
+            .pop_front()
+            .filter(|waiter| !waiter.patience.once);
         // If there is still a front, its hold is over, and the next thread does not wait for it.
         let last = self
             .past
@@ -117,8 +100,8 @@ impl WaitQueue {
         let budget = last
             .filter(|_| !is_over)
             .map_or(HandoffBudget::new(now), |last| last.at(now));
-        self.front = Some(self.new_front(number, budget, now));
-        let attempts = Attempts::after(self.silence.clone(), self.answered);
+        self.front = Some(self.new_front(number, waiter, budget, now));
+        let attempts = Attempts::after(self.silence.clone());
         let nap = self.past.first_nap(last.filter(|_| is_over), now);
         let crowded = self.past.contention.contention() > 0.0;
         Some(Start {
@@ -131,64 +114,30 @@ impl WaitQueue {
         })
     }
 
-    /// For how long the front leaves the lock to other processes before it asks again.
-    pub(super) fn nap(&mut self, number: u64) -> Duration {
-        if self.has_turn(number) {
-            self.past.contention.nap(fraction)
-        } else {
-            Duration::ZERO
-        }
+    /// What the thread with this turn may do. `None` if its turn was passed over.
+    pub(super) fn in_front(&mut self, number: u64) -> Option<InFront<'_>> {
+        let front = self.front.as_mut().filter(|front| front.number == number)?;
+        Some(InFront {
+            front,
+            waiting: &self.waiting,
+            past: &mut self.past,
+            silence: &mut self.silence,
+            seen: &mut self.seen,
+            without_expiry: &mut self.without_expiry,
+        })
     }
 
-    /// The front has learned from Redis who has the lock. Asking took the time `took`.
-    pub(super) fn saw(
-        &mut self,
+    fn new_front(
+        &self,
         number: u64,
-        holder: &Holder,
-        without_expiry: &WithoutExpiry,
-        took: Duration,
+        waiter: Option<Arc<Waiter>>,
+        budget: HandoffBudget,
         now: Moment,
-    ) {
-        if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
-            self.past.contention.took(took);
-            // Seeing the same hold once more says nothing about other processes.
-            let before = self.seen.replace((holder.clone(), now));
-            if before.is_none_or(|(before, _)| before.raw != holder.raw) {
-                front.budget = HandoffBudget::new(now); // Even after a failed hand-off.
-                self.past.contention.saw(holder, now);
-            }
-            self.without_expiry = without_expiry.clone();
-            self.tell_tries();
-        }
-    }
-
-    /// Wakes the threads that try once, since they wait for an answer and not for the lock.
-    fn tell_tries(&self) {
-        let tries = self.waiting.iter().filter(|waiter| waiter.once);
-        tries.for_each(|waiter| _ = waiter.woken.notify_one());
-    }
-
-    /// The front has the lock now.
-    pub(super) fn holds(&mut self, number: u64, hold: &Arc<Hold>, now: Moment) {
-        if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
-            front.hold = Some(Arc::clone(hold));
-            self.seen = None;
-            // A lock that was handed off says nothing about other processes: they had no chance.
-            if front.budget.acquired(now) {
-                self.past
-                    .contention
-                    .took(hold.acquired.answered.since(hold.acquired.sent));
-                self.past.contention.won(now);
-            }
-        }
-        self.answered(number);
-        self.tell_tries();
-    }
-
-    fn new_front(&self, number: u64, budget: HandoffBudget, now: Moment) -> Front {
+    ) -> Front {
         Front {
             number,
             started: now,
+            waiter,
             hold: None,
             ending: self.last_was_short,
             handing_off: false,
@@ -240,36 +189,11 @@ impl WaitQueue {
         self.waiting.retain(|other| !Arc::ptr_eq(other, waiter));
     }
 
-    /// The front is about to ask Redis. This is noted first, because there may never be an answer.
-    pub(super) fn asks(&mut self, number: u64, now: Moment) {
-        if self.has_turn(number) {
-            let answered = self.answered;
-            self.silence
-                .get_or_insert_with(|| Silence::new(now, answered));
-        }
-    }
-
-    /// Redis has answered the front.
-    pub(super) fn answered(&mut self, number: u64) {
-        if self.has_turn(number) {
-            self.silence = None;
-            self.answered = true;
-        }
-    }
-
-    /// An attempt of the front has failed. `silence` is `None` if the failure says nothing about
-    /// Redis.
-    pub(super) fn failed(&mut self, number: u64, silence: Option<&Silence>) {
-        if self.has_turn(number) {
-            self.silence = silence.cloned();
-            self.tell_tries();
-        }
-    }
-
-    fn has_turn(&self, number: u64) -> bool {
-        self.front
-            .as_ref()
-            .is_some_and(|front| front.number == number)
+    /// The threads that wait: in front, and behind it. (A thread that tries once does not wait for
+    /// the lock, unless it sleeps in front.)
+    pub(super) fn waiters(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+        let in_front = self.front.iter().filter_map(|front| front.waiter.as_ref());
+        in_front.chain(self.waiting.iter().filter(|waiter| !waiter.patience.once))
     }
 
     /// The holder that Redis named, in another process or through another manager.
@@ -295,30 +219,6 @@ impl WaitQueue {
         })
     }
 
-    /// The release of a turn begins. Returns the waiter whose claim is to be sent behind the
-    /// release, if any.
-    ///
-    /// No claim is sent if the budget is spent, as it always is with a `limit` of zero, or if the
-    /// waiter tries only once, or may have given up by `answer_by`, when the answer comes at the latest.
-    pub(super) fn begin_release(
-        &mut self,
-        number: u64,
-        limit: Duration,
-        now: Moment,
-        answer_by: Moment,
-    ) -> Option<Arc<Waiter>> {
-        let front = self.front.as_mut().filter(|front| front.number == number)?;
-        front.ending = true;
-        front.budget.release_begins(now);
-        self.past.budget_is_spent = front.budget.is_spent(limit);
-        let next = self.waiting.front()?;
-        if self.past.budget_is_spent || next.deadline <= answer_by || next.once {
-            return None;
-        }
-        front.handing_off = true;
-        Some(Arc::clone(next))
-    }
-
     /// Ends a turn and gives the next one to the waiter to which it was handed off. False if that
     /// waiter has given up.
     pub(super) fn pass_turn(
@@ -335,11 +235,11 @@ impl WaitQueue {
         let Some(last) = self.front.take_if(|front| front.number == number) else {
             return false;
         };
-        self.waiting.pop_front();
+        let to = self.waiting.pop_front();
         self.last_was_short = now.since(last.started) < AWAKE;
-        let front = self.new_front(next, last.budget.handed_off(), now);
+        let front = self.new_front(next, to, last.budget.handed_off(), now);
         self.front = Some(Front {
-            handed: Some((Arc::clone(to), handed)),
+            handed: Some(handed),
             ..front
         });
         true
@@ -359,7 +259,6 @@ impl WaitQueue {
     pub(super) fn end(&mut self) {
         self.last_was_short = false;
         self.silence = None;
-        self.answered = false;
         self.seen = None;
         self.without_expiry = WithoutExpiry::default();
     }
@@ -381,11 +280,13 @@ impl WaitQueue {
 mod tests {
     use super::*;
     use crate::base::error::LostCause;
-    use crate::base::options::Lease;
+    use crate::base::owner::Owner;
     use crate::hold::AcquiredAt;
+    use crate::hold::Hold;
     use crate::hold::tests::{sample, sample_of};
-    use crate::waiting::handoff::Claim;
     use crate::waiting::past::{LONGEST, RARELY, SHORTEST};
+    use crate::waiting::patience::tests::until;
+    use crate::waiting::queues::tests::claim;
 
     const LIMIT: Duration = Duration::from_millis(20);
 
@@ -399,16 +300,8 @@ mod tests {
     }
 
     fn waiter() -> Arc<Waiter> {
-        let lease = Lease::new(Duration::from_secs(30));
-        Arc::new(Waiter::new(
-            Claim {
-                token: "host-1-2-00".into(),
-                lease,
-                counter: None,
-            },
-            SOON,
-            false,
-        ))
+        let thread = Owner::new("host".into(), 1, 2);
+        Arc::new(Waiter::new(&thread, &until(SOON), Some(claim()), None))
     }
 
     fn hold() -> Arc<Hold> {
@@ -428,7 +321,9 @@ mod tests {
     fn a_claim_that_was_sent_for_a_waiter_is_handed_off_to_it() {
         let (mut queue, [second, third]) = queue();
         let next = queue
-            .begin_release(1, LIMIT, at(0), at(1))
+            .in_front(1)
+            .unwrap()
+            .begin_release(LIMIT, at(0), at(1))
             .expect("a thread waits");
         assert!(Arc::ptr_eq(&next, &second));
         assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
@@ -456,8 +351,12 @@ mod tests {
     fn no_thread_takes_the_turn_while_it_is_handed_off() {
         let (mut queue, [second]) = queue();
         let hold = hold();
-        queue.holds(1, &hold, at(0));
-        queue.begin_release(1, LIMIT, at(0), at(1)).unwrap();
+        queue.in_front(1).unwrap().holds(&hold, at(0));
+        queue
+            .in_front(1)
+            .unwrap()
+            .begin_release(LIMIT, at(0), at(1))
+            .unwrap();
         hold.mark_released();
         assert!(
             queue.start_turn(2, Some(&second), false, at(0)).is_none(),
@@ -477,7 +376,7 @@ mod tests {
     fn a_hold_that_is_lost_is_not_named_as_the_holder() {
         let (mut queue, [_]) = queue();
         let hold = hold();
-        queue.holds(1, &hold, at(0));
+        queue.in_front(1).unwrap().holds(&hold, at(0));
         assert_eq!(*queue.holder(at(1)).unwrap().raw, *hold.token);
         hold.lose(LostCause::Deleted);
         assert_eq!(queue.holder(at(1)).map(|holder| holder.raw.clone()), None);
@@ -486,8 +385,18 @@ mod tests {
     #[test]
     fn no_claim_is_sent_for_a_waiter_that_may_give_up_before_the_answer() {
         let (mut queue, [second, third]) = queue();
-        assert!(queue.begin_release(1, LIMIT, at(0), SOON).is_none());
-        queue.begin_release(1, LIMIT, at(0), at(1)).unwrap();
+        assert!(
+            queue
+                .in_front(1)
+                .unwrap()
+                .begin_release(LIMIT, at(0), SOON)
+                .is_none()
+        );
+        queue
+            .in_front(1)
+            .unwrap()
+            .begin_release(LIMIT, at(0), at(1))
+            .unwrap();
         queue.leave(&second);
         assert!(
             !queue.pass_turn(1, &second, 2, GONE, at(0)),
@@ -499,8 +408,7 @@ mod tests {
 
     /// The front finds that another process has the lock.
     fn sees(queue: &mut WaitQueue, number: u64) {
-        queue.saw(
-            number,
+        queue.in_front(number).unwrap().saw(
             &Holder::new(b"theirs", None),
             &WithoutExpiry::default(),
             Duration::from_micros(50),
@@ -512,7 +420,7 @@ mod tests {
     fn when_the_budget_is_spent_the_lock_is_left_to_known_rivals() {
         let (mut queue, waiters) = queue::<6>();
         sees(&mut queue, 1);
-        queue.holds(1, &hold(), at(0));
+        queue.in_front(1).unwrap().holds(&hold(), at(0));
         let taken = HandoffOutcome::Taken {
             sent: at(0),
             answered: at(0),
@@ -520,16 +428,24 @@ mod tests {
         };
         for number in 1..3 {
             let now = at(9 * number);
-            let next = queue.begin_release(number, LIMIT, now, now).unwrap();
+            let next = queue
+                .in_front(number)
+                .unwrap()
+                .begin_release(LIMIT, now, now)
+                .unwrap();
             assert!(queue.pass_turn(number, &next, number + 1, taken, now));
             assert_eq!(
                 queue.start_turn(9, Some(&next), false, now).unwrap().nap,
                 Duration::ZERO
             );
-            queue.holds(number + 1, &hold(), now);
+            queue.in_front(number + 1).unwrap().holds(&hold(), now);
         }
         assert!(
-            queue.begin_release(3, LIMIT, at(20), at(21)).is_none(),
+            queue
+                .in_front(3)
+                .unwrap()
+                .begin_release(LIMIT, at(20), at(21))
+                .is_none(),
             "20 ms with the lock"
         );
         assert!(queue.end_turn(3, at(20)));
@@ -541,7 +457,11 @@ mod tests {
                 >= 3 * SHORTEST
         );
         assert!(
-            queue.begin_release(4, LIMIT, at(20), at(21)).is_some(),
+            queue
+                .in_front(4)
+                .unwrap()
+                .begin_release(LIMIT, at(20), at(21))
+                .is_some(),
             "there is a new budget"
         );
     }
@@ -549,15 +469,17 @@ mod tests {
     #[test]
     fn a_process_without_known_rivals_leaves_the_lock_free_for_a_waiter_that_is_woken() {
         let (mut queue, _) = queue::<0>();
-        queue.holds(
-            1,
+        queue.in_front(1).unwrap().holds(
             &Arc::new(sample_of(AcquiredAt {
                 sent: at(0),
                 answered: at(2),
             })),
             at(2),
         );
-        queue.begin_release(1, AT_ONCE, at(8), at(8));
+        queue
+            .in_front(1)
+            .unwrap()
+            .begin_release(AT_ONCE, at(8), at(8));
         assert!(queue.end_turn(1, at(8)));
         let nap = queue.start_turn(2, None, false, at(8)).unwrap().nap;
         assert!(SHORTEST <= nap && nap <= SHORTEST * 4 / 3, "{nap:?}");
@@ -567,16 +489,23 @@ mod tests {
     fn turns_without_a_hand_off_share_a_budget_unless_others_had_the_lock_in_between() {
         for others in [false, true] {
             let (mut queue, [second, _]) = queue();
-            queue.holds(1, &hold(), at(0));
-            queue.begin_release(1, LIMIT, at(12), SOON);
+            queue.in_front(1).unwrap().holds(&hold(), at(0));
+            queue
+                .in_front(1)
+                .unwrap()
+                .begin_release(LIMIT, at(12), SOON);
             assert!(queue.end_turn(1, at(12)));
             queue.start_turn(2, Some(&second), false, at(12)).unwrap();
             if others {
                 sees(&mut queue, 2);
             }
-            queue.holds(2, &hold(), at(13));
+            queue.in_front(2).unwrap().holds(&hold(), at(13));
             assert_eq!(
-                queue.begin_release(2, LIMIT, at(21), at(22)).is_some(),
+                queue
+                    .in_front(2)
+                    .unwrap()
+                    .begin_release(LIMIT, at(21), at(22))
+                    .is_some(),
                 others,
                 "20 ms with the lock"
             );
@@ -589,8 +518,7 @@ mod tests {
         // More sightings than are forgotten when the lock is found free at once.
         for number in 0..6 {
             let holder = Holder::new(format!("theirs {number}").as_bytes(), None);
-            queue.saw(
-                1,
+            queue.in_front(1).unwrap().saw(
                 &holder,
                 &WithoutExpiry::default(),
                 Duration::from_micros(50),
@@ -599,8 +527,12 @@ mod tests {
         }
         assert!(queue.end_turn(1, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
-        queue.holds(2, &hold(), at(0));
-        queue.begin_release(2, LIMIT, at(0), at(1)).unwrap();
+        queue.in_front(2).unwrap().holds(&hold(), at(0));
+        queue
+            .in_front(2)
+            .unwrap()
+            .begin_release(LIMIT, at(0), at(1))
+            .unwrap();
         assert!(queue.pass_turn(
             2,
             &third,
@@ -614,7 +546,7 @@ mod tests {
         ));
         queue.start_turn(9, Some(&third), false, at(0)).unwrap();
         assert!(queue.past.contention.contention() > 0.0);
-        queue.holds(3, &hold(), at(0));
+        queue.in_front(3).unwrap().holds(&hold(), at(0));
         assert!(
             queue.past.contention.contention() > 0.0,
             "no other process could have had it"
@@ -624,8 +556,7 @@ mod tests {
     #[test]
     fn a_process_that_hands_nothing_off_pauses_after_each_turn() {
         let (mut queue, [second]) = queue();
-        queue.holds(
-            1,
+        queue.in_front(1).unwrap().holds(
             &Arc::new(sample_of(AcquiredAt {
                 sent: at(0),
                 answered: at(2),
@@ -634,7 +565,9 @@ mod tests {
         );
         assert!(
             queue
-                .begin_release(1, Duration::ZERO, at(30), at(31))
+                .in_front(1)
+                .unwrap()
+                .begin_release(Duration::ZERO, at(30), at(31))
                 .is_none()
         );
         assert!(queue.end_turn(1, at(30)));
@@ -649,8 +582,7 @@ mod tests {
             for process in 1..=2 {
                 let holder =
                     Holder::new(format!("host-{process}-1-{process:032x}").as_bytes(), None);
-                queue.saw(
-                    1,
+                queue.in_front(1).unwrap().saw(
                     &holder,
                     &WithoutExpiry::default(),
                     Duration::from_micros(50),
@@ -674,8 +606,11 @@ mod tests {
     fn the_next_queue_of_a_key_goes_on_where_the_last_ended() {
         let (mut queue, _) = queue::<0>();
         sees(&mut queue, 1);
-        queue.holds(1, &hold(), at(0));
-        queue.begin_release(1, AT_ONCE, at(1), at(1));
+        queue.in_front(1).unwrap().holds(&hold(), at(0));
+        queue
+            .in_front(1)
+            .unwrap()
+            .begin_release(AT_ONCE, at(1), at(1));
         assert!(queue.end_turn(1, at(1)));
         queue.end();
         assert!(
@@ -688,14 +623,11 @@ mod tests {
     #[test]
     fn a_queue_that_has_ended_forgets_whether_redis_answered() {
         let (mut queue, _) = queue::<0>();
-        queue.asks(1, at(0));
-        queue.failed(
-            1,
-            Some(&Silence {
-                cause: Some("no answer".into()),
-                ..Silence::new(at(0), false)
-            }),
-        );
+        queue.in_front(1).unwrap().asks(at(0));
+        queue.in_front(1).unwrap().failed(Some(&Silence {
+            cause: Some("no answer".into()),
+            ..Silence::new(at(0))
+        }));
         assert!(queue.end_turn(1, at(1)) && queue.is_idle());
         queue.end();
         let start = queue.start_turn(2, None, false, at(5000)).unwrap();
@@ -706,7 +638,11 @@ mod tests {
     fn only_the_first_waiter_stays_awake_for_the_end_of_a_turn() {
         let (mut queue, [second, third]) = queue();
         assert_eq!(queue.ending(&second), None);
-        queue.begin_release(1, LIMIT, at(0), at(1)).unwrap();
+        queue
+            .in_front(1)
+            .unwrap()
+            .begin_release(LIMIT, at(0), at(1))
+            .unwrap();
         assert_eq!(
             (queue.ending(&second), queue.ending(&third)),
             (Some(1), None)
@@ -734,30 +670,26 @@ mod tests {
     fn the_next_turn_goes_on_with_a_silence_until_redis_answers() {
         let (mut queue, [second, third]) = queue();
         assert_eq!(silent_since(&queue), None);
-        queue.asks(1, at(0));
+        queue.in_front(1).unwrap().asks(at(0));
         assert_eq!(
             silent_since(&queue),
             Some(0),
             "from before the first attempt"
         );
-        queue.failed(
-            1,
-            Some(&Silence {
-                cause: Some("no answer".into()),
-                ..Silence::new(at(0), false)
-            }),
-        );
+        queue.in_front(1).unwrap().failed(Some(&Silence {
+            cause: Some("no answer".into()),
+            ..Silence::new(at(0))
+        }));
         assert!(queue.end_turn(1, at(50)));
         let start = queue.start_turn(2, Some(&second), false, at(50)).unwrap();
         assert_eq!(silent_since(&queue), Some(0), "it is the same outage");
         assert!(start.attempts.silence.is_some());
-        queue.answered(1);
-        assert_eq!(silent_since(&queue), Some(0), "that turn is over");
-        queue.answered(2);
+        assert!(queue.in_front(1).is_none(), "that turn is over");
+        queue.in_front(2).unwrap().answered();
         assert_eq!(silent_since(&queue), None);
-        queue.asks(2, at(60));
+        queue.in_front(2).unwrap().asks(at(60));
         assert_eq!(silent_since(&queue), Some(60));
-        queue.failed(2, None);
+        queue.in_front(2).unwrap().failed(None);
         assert!(queue.end_turn(2, at(70)));
         let start = queue.start_turn(3, Some(&third), false, at(80)).unwrap();
         assert!(
@@ -770,8 +702,11 @@ mod tests {
     fn a_silence_begins_when_the_front_asks_and_not_while_it_pauses() {
         let (mut queue, [second]) = queue();
         sees(&mut queue, 1);
-        queue.holds(1, &hold(), at(0));
-        queue.begin_release(1, AT_ONCE, at(1), at(1));
+        queue.in_front(1).unwrap().holds(&hold(), at(0));
+        queue
+            .in_front(1)
+            .unwrap()
+            .begin_release(AT_ONCE, at(1), at(1));
         assert!(queue.end_turn(1, at(1)));
         assert!(
             queue
@@ -781,23 +716,25 @@ mod tests {
                 >= SHORTEST
         );
         assert_eq!(silent_since(&queue), None);
-        queue.asks(2, at(20));
-        queue.asks(2, at(30));
+        queue.in_front(2).unwrap().asks(at(20));
+        queue.in_front(2).unwrap().asks(at(30));
         assert_eq!(silent_since(&queue), Some(20));
     }
 
     /// A queue whose budget was spent after `millis` with the lock.
     fn after_turns_of(millis: u64) -> WaitQueue {
         let (mut queue, _) = queue::<0>();
-        queue.holds(
-            1,
+        queue.in_front(1).unwrap().holds(
             &Arc::new(sample_of(AcquiredAt {
                 sent: at(0),
                 answered: at(0),
             })),
             at(0),
         );
-        queue.begin_release(1, Duration::from_millis(5), at(millis), at(millis));
+        queue
+            .in_front(1)
+            .unwrap()
+            .begin_release(Duration::from_millis(5), at(millis), at(millis));
         assert!(queue.end_turn(1, at(millis)));
         queue
     }
@@ -836,8 +773,11 @@ mod tests {
         let naps = (2..=2 * u64::from(RARELY) + 1).map(|number| {
             let (begun, over) = (at(4 + number), at(5 + number));
             let nap = queue.start_turn(number, None, false, begun).unwrap().nap;
-            queue.holds(number, &hold(), begun);
-            queue.begin_release(number, AT_ONCE, over, over);
+            queue.in_front(number).unwrap().holds(&hold(), begun);
+            queue
+                .in_front(number)
+                .unwrap()
+                .begin_release(AT_ONCE, over, over);
             assert!(queue.end_turn(number, over));
             nap
         });
@@ -847,14 +787,22 @@ mod tests {
     #[test]
     fn a_failed_hand_off_does_not_count_once_another_process_was_seen() {
         let (mut queue, [second, _]) = queue();
-        queue.holds(1, &hold(), at(0));
-        queue.begin_release(1, LIMIT, at(0), at(1)).unwrap();
+        queue.in_front(1).unwrap().holds(&hold(), at(0));
+        queue
+            .in_front(1)
+            .unwrap()
+            .begin_release(LIMIT, at(0), at(1))
+            .unwrap();
         assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         sees(&mut queue, 2);
-        queue.holds(2, &hold(), at(500));
+        queue.in_front(2).unwrap().holds(&hold(), at(500));
         assert!(
-            queue.begin_release(2, LIMIT, at(501), at(502)).is_some(),
+            queue
+                .in_front(2)
+                .unwrap()
+                .begin_release(LIMIT, at(501), at(502))
+                .is_some(),
             "another process had the lock"
         );
     }
@@ -863,8 +811,11 @@ mod tests {
     fn the_time_of_a_release_is_not_free_time_if_its_turn_is_passed_over() {
         let (mut queue, [second, _]) = queue();
         let hold = hold();
-        queue.holds(1, &hold, at(0));
-        queue.begin_release(1, AT_ONCE, at(6), at(7));
+        queue.in_front(1).unwrap().holds(&hold, at(0));
+        queue
+            .in_front(1)
+            .unwrap()
+            .begin_release(AT_ONCE, at(6), at(7));
         hold.mark_released();
         assert!(
             !queue
@@ -895,8 +846,7 @@ mod tests {
         let (mut queue, _) = queue::<0>();
         for number in [1, 1, 1, 2, 3, 4] {
             let token = format!("host-{number}-1-{number:032x}");
-            queue.saw(
-                1,
+            queue.in_front(1).unwrap().saw(
                 &Holder::new(token.as_bytes(), None),
                 &WithoutExpiry::default(),
                 Duration::from_micros(50),
@@ -919,8 +869,12 @@ mod tests {
         };
         for (handed, since) in [(spoilt, Some(30)), (taken, None)] {
             let (mut queue, [second]) = queue();
-            queue.answered(1);
-            queue.begin_release(1, LIMIT, at(10), at(11)).unwrap();
+            queue.in_front(1).unwrap().answered();
+            queue
+                .in_front(1)
+                .unwrap()
+                .begin_release(LIMIT, at(10), at(11))
+                .unwrap();
             assert!(queue.pass_turn(1, &second, 2, handed, at(40)));
             let start = queue.start_turn(3, Some(&second), false, at(50)).unwrap();
             assert_eq!(silent_since(&queue), since, "{handed:?}");

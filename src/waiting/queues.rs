@@ -10,25 +10,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::base::error::Error;
 use crate::base::owner::holder::Holder;
 use crate::base::stats::counters::Counters;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::hold::Hold;
+use crate::waiting::deadlocks::{self, end_cycles_of};
+use crate::waiting::front::InFront;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::patience::{SLOW_ANSWER, Silence, WithoutExpiry};
+use crate::waiting::patience::{Silence, WithoutExpiry};
 use crate::waiting::place::{NoTurn, QueuePlace, QueueStep};
-use crate::waiting::queue::{Start, WaitQueue};
-use crate::waiting::table::Table;
+use crate::waiting::queue::Start;
+use crate::waiting::table::{Table, notify_first, sleep, wake_each};
 use crate::waiting::wait::Wait;
-use crate::waiting::waiter::{Cores, Waiter};
-use crate::waiting::waits::{Awaited, WaitingThread, Waits};
+use crate::waiting::waiter::{Awaited, Cores, Waiter, WaitingThread};
 
 /// The queues of one manager.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueues {
-    table: Mutex<Table>,
-    /// The threads that sleep until they have a lock.
-    pub(crate) waits: Waits,
+    table: Arc<Mutex<Table>>,
+    counters: Arc<Counters>,
     cores: Cores,
 }
 
@@ -59,11 +60,12 @@ const OUTSIDE: u64 = 0;
 
 impl WaitQueues {
     pub(crate) fn new(counters: Arc<Counters>) -> WaitQueues {
-        WaitQueues {
-            table: Mutex::default(),
-            waits: Waits::new(counters),
-            cores: Cores::default(),
-        }
+        let queues = WaitQueues {
+            counters,
+            ..WaitQueues::default()
+        };
+        deadlocks::enroll(&queues.table);
+        queues
     }
 
     /// Waits for the turn in the queue `name`. A caller that tries only once (`Patience::once`)
@@ -86,14 +88,17 @@ impl WaitQueues {
                 waited: false,
             });
         }
-        let me = Arc::new(Waiter::new(claim(), patience.deadline, patience.once));
-        queue.waiting.push_back(Arc::clone(&me));
-        let mut place = QueuePlace::new(&me, wait);
+        let me = wait.waiter(Some(claim()));
+        queue.waiting.push_back(Arc::clone(me));
+        if me.blocked.is_some() {
+            MutexGuard::unlocked(&mut table, || end_cycles_of(me));
+        }
+        let mut place = QueuePlace::new(me, wait);
         loop {
             let now = Moment::now();
             let number = table.next_number();
             let queue = table.queue(name);
-            if let Some(start) = queue.start_turn(number, Some(&me), patience.once, now) {
+            if let Some(start) = queue.start_turn(number, Some(me), patience.once, now) {
                 notify_first(table, name); // The thread behind may have to stay awake.
                 return Ok(Joined {
                     turn: self.turn(name, start.number),
@@ -104,21 +109,20 @@ impl WaitQueues {
             let cores_are_free = self.cores.are_free(now);
             match place.next_step(queue, cores_are_free, now) {
                 QueueStep::GiveUp(no_turn) => {
-                    queue.leave(&me);
+                    queue.leave(me);
                     left(table, name); // The next one has to look at the front from now on.
                     return Err(no_turn);
                 }
                 QueueStep::StayAwake => {
-                    MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me));
+                    MutexGuard::unlocked(&mut table, || self.cores.stay_awake(me));
                 }
                 QueueStep::Look => {
                     MutexGuard::unlocked(&mut table, || wait.ask_front_to_look());
                 }
-                QueueStep::WakeOther(wake) => MutexGuard::unlocked(&mut table, || wake()),
                 QueueStep::Announce => MutexGuard::unlocked(&mut table, || {
                     wait.announce(|now| self.awaited(name, now));
                 }),
-                QueueStep::Sleep { until } => sleep(&mut table, name, &me, until, now),
+                QueueStep::Sleep { until } => sleep(&mut table, name, me, until, now),
             }
         }
     }
@@ -133,14 +137,15 @@ impl WaitQueues {
         wake_each(self.table.lock().all().map(|(_, queue)| queue));
     }
 
-    /// The threads that wait: see [`Waits::threads`].
+    /// The threads that wait, those that have waited longest first, and since when each has slept.
     pub(crate) fn waiting(&self, now: Moment) -> Vec<(WaitingThread, Moment)> {
-        self.waits.threads(now, |name| self.holder(name, now))
+        self.table.lock().waiting(now)
     }
 
-    /// Who has this lock, as far as this process knows without asking.
-    pub(crate) fn holder(&self, name: &str, now: Moment) -> Option<Holder> {
-        self.table.lock().of(name)?.holder(now)
+    /// The names of the locks for which threads wait, one for each thread.
+    pub(crate) fn names(&self) -> Vec<Arc<str>> {
+        let table = self.table.lock();
+        table.waiters().map(|(name, ..)| Arc::clone(name)).collect()
     }
 
     /// What a thread waits for, as far as this process knows without asking.
@@ -178,52 +183,6 @@ fn left(mut table: MutexGuard<'_, Table>, name: &Arc<str>) {
     }
 }
 
-/// Sleeps until the waiter is woken, or until then. Why it was woken does not matter: the caller
-/// looks again.
-///
-/// While the machine is suspended, the clock of this sleep stands still. Only the first waiter
-/// looks for that, once a second, and wakes the others.
-fn sleep(
-    table: &mut MutexGuard<'_, Table>,
-    name: &str,
-    me: &Arc<Waiter>,
-    until: Moment,
-    now: Moment,
-) {
-    let is_first = table.of(name).is_some_and(|queue| queue.is_next(Some(me)));
-    let limit = if is_first {
-        until.one_wait_from(now)
-    } else {
-        until.since(now)
-    };
-    me.woken.wait_for(table, limit);
-    if is_first && Moment::now().since(until) > SLOW_ANSWER {
-        wake_each(table.of(name));
-    }
-}
-
-/// Has each waiter of these queues look again.
-fn wake_each<'a>(queues: impl IntoIterator<Item = &'a WaitQueue>) {
-    let waiting = queues.into_iter().flat_map(|queue| &queue.waiting);
-    waiting.for_each(|waiter| _ = waiter.woken.notify_one());
-}
-
-/// Has the first waiter look again.
-fn notify_first(table: MutexGuard<'_, Table>, name: &str) {
-    let first = table
-        .of(name)
-        .and_then(|queue| queue.waiting.front().cloned());
-    notify(first, table);
-}
-
-/// Wakes a waiter once the table is unlocked.
-fn notify(waiter: Option<Arc<Waiter>>, table: MutexGuard<'_, Table>) {
-    drop(table);
-    if let Some(waiter) = waiter {
-        waiter.woken.notify_one();
-    }
-}
-
 impl Turn {
     /// For a thread that has a lock, though another thread of this process has the turn. Nothing
     /// waits for the end of this turn. It is like one that was passed over.
@@ -235,24 +194,45 @@ impl Turn {
         self.number == OUTSIDE
     }
 
-    /// What the queue of this turn waits for, as far as this process knows without asking.
-    pub(crate) fn awaited(&self, now: Moment) -> Awaited {
-        self.queues.awaited(&self.name, now)
+    /// The thread is about to sleep until it may have the lock. Returns an error as
+    /// [`Wait::may_go_on`] does. The caller holds no mutex.
+    pub(crate) fn may_sleep(&self, wait: &Wait<'_>) -> Result<(), Error> {
+        wait.may_go_on()?;
+        if !wait.patience.once && self.begins_to_wait(wait) {
+            end_cycles_of(wait.waiter(None));
+        }
+        wait.may_go_on()
+    }
+
+    /// Says what the thread waits for: see [`Wait::announce`].
+    pub(crate) fn announce(&self, wait: &Wait<'_>) -> Moment {
+        self.begins_to_wait(wait);
+        wait.announce(|now| self.queues.awaited(&self.name, now))
+    }
+
+    /// True if the thread has not waited before.
+    fn begins_to_wait(&self, wait: &Wait<'_>) -> bool {
+        self.note(|mut it| it.waits_as(Some(wait.waiter(None))))
+    }
+
+    /// The thread has the lock in Redis, so it waits no more.
+    pub(crate) fn ends(&self, wait: Wait<'_>) {
+        if wait.has_slept() {
+            self.note(|mut it| it.waits_as(None));
+        }
+        wait.ends();
     }
 
     /// For how long to leave the lock to other processes before the next attempt.
     pub(crate) fn nap(&self) -> Duration {
-        let mut table = self.queues.table.lock();
-        table
-            .of_mut(&self.name)
-            .map_or(Duration::ZERO, |queue| queue.nap(self.number))
+        self.note(|mut it| it.nap())
     }
 
     /// The thread has the lock, and the keeper knows the hold. The turn lasts as long as the hold.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
         let mut table = self.queues.table.lock();
-        if let Some(queue) = table.of_mut(&self.name) {
-            queue.holds(self.number, hold, hold.acquired.answered);
+        if let Some(mut it) = self.in_front(&mut table) {
+            it.holds(hold, hold.acquired.answered);
         }
         // If the hold was lost before the queue knew it, the wake-up for that was in vain.
         if hold.lost().is_some() {
@@ -262,49 +242,45 @@ impl Turn {
 
     /// The thread is about to ask Redis.
     pub(crate) fn asks(&self, now: Moment) {
-        self.note(|queue| queue.asks(self.number, now));
+        self.note(|mut it| it.asks(now));
     }
 
     /// Redis has answered the thread.
     pub(crate) fn answered(&self) {
-        self.note(|queue| queue.answered(self.number));
+        self.note(|mut it| it.answered());
     }
 
     /// An attempt has failed. The silence of Redis is `None` if the thread had too little time to
     /// know.
     pub(crate) fn failed(&self, silence: Option<&Silence>) {
-        self.note(|queue| queue.failed(self.number, silence));
+        self.note(|mut it| it.failed(silence));
     }
 
     /// The thread ends with this turn, and gives the lock back to nobody.
     pub(crate) fn forgets(&self, hold: &Hold) {
         hold.mark_thread_ended();
-        self.queues.waits.counters.of(hold.key.name()).forgotten();
+        self.queues.counters.of(hold.key.name()).forgotten();
     }
 
-    fn note(&self, note: impl FnOnce(&mut WaitQueue)) {
-        if let Some(queue) = self.queues.table.lock().of_mut(&self.name) {
-            note(queue);
-        }
+    fn note<R: Default>(&self, note: impl FnOnce(InFront<'_>) -> R) -> R {
+        let mut table = self.queues.table.lock();
+        self.in_front(&mut table).map(note).unwrap_or_default()
     }
 
-    /// Redis has named this holder; the answer took the time `took`.
-    ///
-    /// A holder in this process may itself wait in this queue, through another manager, and would
-    /// wait for itself. So all waiters are woken to check that.
+    /// `None` if the turn was passed over.
+    fn in_front<'t>(&self, table: &'t mut Table) -> Option<InFront<'t>> {
+        table.of_mut(&self.name)?.in_front(self.number)
+    }
+
+    /// Redis has named this holder; the answer took the time `took`. True if it is another one than
+    /// before.
     pub(crate) fn saw(
         &self,
         holder: &Holder,
         without_expiry: &WithoutExpiry,
         took: Duration,
-        of_this_process: bool,
-    ) {
-        self.note(|queue| {
-            queue.saw(self.number, holder, without_expiry, took, Moment::now());
-            if of_this_process {
-                wake_each([&*queue]);
-            }
-        });
+    ) -> bool {
+        self.note(|mut it| it.saw(holder, without_expiry, took, Moment::now()))
     }
 
     /// Notes that the release begins, so that the next thread gets ready. Returns that thread if
@@ -319,9 +295,10 @@ impl Turn {
         answer_by: Moment,
     ) -> Option<Arc<Waiter>> {
         let mut table = self.queues.table.lock();
-        let queue = table.of_mut(&self.name)?;
-        let to = queue.begin_release(self.number, limit, now, answer_by);
-        notify(queue.waiting.front().cloned(), table);
+        let to = self
+            .in_front(&mut table)?
+            .begin_release(limit, now, answer_by);
+        notify_first(table, &self.name);
         to
     }
 
@@ -559,11 +536,12 @@ pub(crate) mod tests {
 
     #[test]
     fn a_thread_that_waits_for_itself_through_another_manager_learns_it() {
-        let queues = Arc::new(WaitQueues::default());
+        let queues = Arc::new(WaitQueues::new(Arc::default()));
         let turn = at_once(&queues, &name()).unwrap();
         let queue = Arc::clone(&queues);
         let waiter = thread::spawn(move || {
-            let rig = WaitRig::new();
+            let (mut rig, woken) = (WaitRig::new(), Arc::clone(&queue));
+            rig.wake = Arc::new(move || woken.wake_all());
             queue
                 .join(&name(), &rig.wait_of_holder(&until(soon()), 2), claim)
                 .map(drop)
@@ -572,7 +550,8 @@ pub(crate) mod tests {
             thread::yield_now();
         }
         let holder = Holder::new(mine(2).as_bytes(), None);
-        turn.saw(&holder, &WithoutExpiry::default(), Duration::ZERO, true);
+        turn.saw(&holder, &WithoutExpiry::default(), Duration::ZERO);
+        deadlocks::end_cycles(|it| it.seen.as_ref() == Some(&holder.raw));
         assert!(matches!(
             waiter.join().unwrap(),
             Err(NoTurn::MustNotWait(_))
@@ -589,7 +568,6 @@ pub(crate) mod tests {
             &Holder::new(b"theirs", None),
             &WithoutExpiry::default(),
             Duration::from_micros(50),
-            false,
         );
         assert!(
             turn.begin_release(over, Moment::now(), Moment::PAST)
@@ -634,7 +612,7 @@ pub(crate) mod tests {
         );
         front.failed(Some(&Silence {
             cause: Some("no answer".into()),
-            ..Silence::new(Moment::PAST, false)
+            ..Silence::new(Moment::from_nanos(1))
         }));
         assert!(matches!(told(false), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(
@@ -644,7 +622,7 @@ pub(crate) mod tests {
         let refused = Silence {
             cause: Some("refused".into()),
             outage_after: Duration::ZERO,
-            ..Silence::new(Moment::PAST, true)
+            ..Silence::new(Moment::from_nanos(1))
         };
         front.failed(Some(&refused));
         assert!(matches!(told(true), NoTurn::Outage(Some(cause)) if &*cause == "refused"));
@@ -672,7 +650,7 @@ pub(crate) mod tests {
         front.failed(Some(&Silence {
             cause: Some("no answer".into()),
             failed: 2,
-            ..Silence::new(began, true)
+            ..Silence::new(began)
         }));
         assert!(matches!(told(), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(Moment::now().since(began) >= tolerate_outage);

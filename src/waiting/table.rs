@@ -1,11 +1,15 @@
 //! The queues of one manager, by key, and for how long the queue of a key that no thread wants is
 //! kept.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::base::sync::HashMap;
+use crate::base::clock::Moment;
+use crate::base::sync::{HashMap, MutexGuard};
+use crate::waiting::patience::SLOW_ANSWER;
 use crate::waiting::queue::WaitQueue;
+use crate::waiting::waiter::{Waiter, WaitingThread};
 
 /// How many queues a manager keeps once no thread of this process wants their keys any more.
 pub(super) const REMEMBERED: usize = 8;
@@ -49,6 +53,23 @@ impl Table {
         self.queues.iter()
     }
 
+    /// The threads that wait, each with its queue and the name of that.
+    pub(super) fn waiters(&self) -> impl Iterator<Item = (&Arc<str>, &WaitQueue, &Arc<Waiter>)> {
+        let of_queue = |(name, queue)| WaitQueue::waiters(queue).map(move |it| (name, queue, it));
+        self.queues.iter().flat_map(of_queue)
+    }
+
+    /// The threads that wait, those that have waited longest first, and since when each has slept.
+    pub(super) fn waiting(&self, now: Moment) -> Vec<(WaitingThread, Moment)> {
+        let shown = |(name, queue, it): (&Arc<str>, &WaitQueue, &Arc<Waiter>)| {
+            let thread = WaitingThread::new(name, it, queue.holder(now), now);
+            (thread, it.since)
+        };
+        let mut threads: Vec<_> = self.waiters().map(shown).collect();
+        threads.sort_by_key(|(it, _)| Reverse(it.waited));
+        threads
+    }
+
     /// A queue has ended. Keeps it for a while, and drops the one that ended first: after a burst
     /// of keys, their names would stay in memory for ever.
     pub(super) fn ended(&mut self, name: &Arc<str>) {
@@ -67,5 +88,51 @@ impl Table {
     #[cfg(test)]
     pub(super) fn known(&self) -> usize {
         self.queues.len()
+    }
+}
+
+/// Sleeps until the waiter is woken, or until then. Why it was woken does not matter: the caller
+/// looks again.
+///
+/// While the machine is suspended, the clock of this sleep stands still. Only the first waiter
+/// looks for that, once a second, and wakes the others.
+pub(super) fn sleep(
+    table: &mut MutexGuard<'_, Table>,
+    name: &str,
+    me: &Arc<Waiter>,
+    until: Moment,
+    now: Moment,
+) {
+    let is_first = table.of(name).is_some_and(|queue| queue.is_next(Some(me)));
+    let limit = if is_first {
+        until.one_wait_from(now)
+    } else {
+        until.since(now)
+    };
+    me.woken.wait_for(table, limit);
+    if is_first && Moment::now().since(until) > SLOW_ANSWER {
+        wake_each(table.of(name));
+    }
+}
+
+/// Has each waiter of these queues look again.
+pub(super) fn wake_each<'a>(queues: impl IntoIterator<Item = &'a WaitQueue>) {
+    let waiting = queues.into_iter().flat_map(|queue| &queue.waiting);
+    waiting.for_each(|waiter| _ = waiter.woken.notify_one());
+}
+
+/// Has the first waiter look again.
+pub(super) fn notify_first(table: MutexGuard<'_, Table>, name: &str) {
+    let first = table
+        .of(name)
+        .and_then(|queue| queue.waiting.front().cloned());
+    notify(first, table);
+}
+
+/// Wakes a waiter once the table is unlocked.
+pub(super) fn notify(waiter: Option<Arc<Waiter>>, table: MutexGuard<'_, Table>) {
+    drop(table);
+    if let Some(waiter) = waiter {
+        waiter.woken.notify_one();
     }
 }

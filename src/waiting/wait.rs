@@ -1,18 +1,21 @@
 //! The wait of one thread for one lock: which lock, until when, and what ends it early.
 
+use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::emit::Span;
+use crate::base::emit::{self, Span, debug, info};
 use crate::base::error::Error;
 use crate::base::key::Key;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
+use crate::base::stats::counters::Counters;
 use crate::base::stop::{StopHandle, Wake};
 use crate::store::{Cause, Store};
-use crate::waiting::deadlocks::{DeadlockWatch, HeldBy, names};
-use crate::waiting::patience::Patience;
-use crate::waiting::waits::{Awaited, ListedWait, Waits};
+use crate::waiting::handoff::Claim;
+use crate::waiting::patience::{Patience, Silence};
+use crate::waiting::waiter::{Awaited, Blocked, HeldBy, Waiter, WaitingThread, held_by, names};
 use crate::wakeups::table::Wakeups;
 
 /// The wait of one thread for one lock. It begins with the call, and ends when the thread has the
@@ -24,8 +27,12 @@ pub(crate) struct Wait<'a> {
     pub(crate) patience: &'a Patience,
     /// What ends the wait early: the end of the manager, or the caller's own handle, if it has one.
     stops: [Option<&'a StopHandle>; 2],
-    deadlock: DeadlockWatch<'a>,
-    listed: ListedWait<'a>,
+    /// What the queue has, from the first sleep on.
+    waiter: OnceCell<Arc<Waiter>>,
+    /// The log has a line that says that the wait begins.
+    is_announced: Cell<bool>,
+    /// When the log says next that the wait goes on.
+    next_report: Cell<Moment>,
     span: Span,
 }
 
@@ -34,7 +41,7 @@ pub(crate) struct Wait<'a> {
 pub(crate) struct OfManager<'a> {
     /// Tells managers apart.
     pub(crate) id: u64,
-    pub(crate) waits: &'a Waits,
+    pub(crate) counters: &'a Counters,
     pub(crate) store: &'a Store,
     /// Ends all waits of the manager.
     pub(crate) end: &'a StopHandle,
@@ -53,22 +60,15 @@ impl<'a> Wait<'a> {
         patience: &'a Patience,
         stop: Option<&'a StopHandle>,
     ) -> Wait<'a> {
-        let OfManager {
-            id,
-            waits,
-            end,
-            held,
-            wake,
-            ..
-        } = manager;
         Wait {
             manager,
             key,
             thread,
             patience,
-            stops: [Some(end), stop],
-            deadlock: DeadlockWatch::new(id, key.name(), thread, patience.deadline, held, wake),
-            listed: ListedWait::new(waits, key, thread, patience),
+            stops: [Some(manager.end), stop],
+            waiter: OnceCell::new(),
+            is_announced: Cell::new(false),
+            next_report: Cell::new(patience.next_report(patience.began)),
             span: Span::wait(key.name()),
         }
     }
@@ -78,10 +78,9 @@ impl<'a> Wait<'a> {
         self.may_go_on().is_err()
     }
 
-    /// True if Redis has answered any thread since `moment`.
-    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
-        let store = self.manager.store;
-        store.answered_since(self.key.in_redis(), moment)
+    /// When the node that has the key last answered any thread.
+    pub(super) fn answered_at(&self) -> Moment {
+        self.manager.store.answered_at(self.key.in_redis())
     }
 
     /// Returns an error if the thread must not go on waiting: the program has stopped the wait, the
@@ -92,65 +91,74 @@ impl<'a> Wait<'a> {
             let held = Vec::new();
             return Err(Error::Stopped { key, held });
         }
-        self.deadlock.may_go_on()
+        self.blocked().map_or(Ok(()), |blocked| blocked.may_go_on())
     }
 
-    /// Lists the thread as waiting, and as blocked, since it is about to sleep. Redis has named
-    /// this holder, if any. Returns an error as [`may_go_on`](Wait::may_go_on) does; otherwise what
-    /// wakes a thread whose wait ends a deadlock now. The caller may hold a mutex, but not when it
-    /// calls that.
-    pub(crate) fn before_sleep(&self, seen: Option<&Holder>) -> Result<Option<Arc<Wake>>, Error> {
-        self.may_go_on()?;
-        let wake_other = self.deadlock.begins(seen);
-        if wake_other.is_none() {
-            self.may_go_on()?; // It may be this wait that ends.
-        }
-        self.listed.begins();
-        Ok(wake_other)
+    /// What the queue has of this thread, which is about to sleep. `claim` is what the thread in
+    /// front may send for it. The caller may hold a mutex.
+    pub(super) fn waiter(&self, claim: Option<Claim>) -> &Arc<Waiter> {
+        self.waiter.get_or_init(|| {
+            let OfManager { id, held, wake, .. } = self.manager;
+            let held = if self.patience.once {
+                Vec::new() // Nobody waits for long for a thread that tries once.
+            } else {
+                held()
+            };
+            let wants = (id, Arc::clone(self.key.name()));
+            let blocked = (!held.is_empty()).then(|| Arc::new(Blocked::new(wants, held, wake)));
+            Arc::new(Waiter::new(self.thread, self.patience, claim, blocked))
+        })
     }
 
-    /// Returns an error if the thread must not wait for this holder, if one is known: see
-    /// [`before_sleep`](Wait::before_sleep). The caller holds no mutex.
-    pub(crate) fn may_wait_for(&self, holder: Option<&Holder>) -> Result<(), Error> {
+    /// When the thread says first that it waits: before its first sleep, unless nobody would hear
+    /// of it. This does not ask the program's logger, so a caller may hold a lock.
+    pub(super) fn first_word(&self) -> Moment {
         if self.patience.once {
-            return self.may_go_on();
+            Moment::NEVER
+        } else if emit::may_be_on() {
+            Moment::PAST
+        } else {
+            self.next_report.get()
         }
-        if let Some(wake_other) = self.before_sleep(holder)? {
-            wake_other();
-        }
-        Ok(())
+    }
+
+    fn counters(&self) -> &Counters {
+        self.manager.counters
+    }
+
+    /// True if the thread waits, or has waited.
+    pub(super) fn has_slept(&self) -> bool {
+        self.waiter.get().is_some()
+    }
+
+    fn blocked(&self) -> Option<&Arc<Blocked>> {
+        self.waiter.get()?.blocked.as_ref()
     }
 
     /// When the first lock that the thread holds runs out, unless it is renewed.
     pub(crate) fn first_end(&self) -> Moment {
-        self.deadlock.first_end()
+        self.blocked()
+            .map_or(Moment::NEVER, |blocked| blocked.first_end())
     }
 
-    /// Wakes the thread in front, which asks Redis again. So this thread knows who has the lock when
-    /// its own time is over.
+    /// Wakes the thread in front, which asks Redis again. So this thread knows who has the lock
+    /// when its own time is over.
     pub(crate) fn ask_front_to_look(&self) {
         self.manager.wakeups.wake(self.key.in_redis().as_bytes());
     }
 
-    /// Says in the log that the thread is about to sleep: once, and again after 5 s, 10 s, 20 s and
-    /// so on. Returns when it has to be called next. This calls the program's logger, so the caller
-    /// holds no lock.
-    pub(crate) fn announce(&self, awaited: impl Fn(Moment) -> Awaited) -> Moment {
-        self.listed.announce(awaited)
-    }
-
-    /// The wait is over, and the thread has the lock.
-    pub(crate) fn ends(self) {
-        drop(self.deadlock); // The logger is code of the program, and this thread waits no more.
-        self.listed.log_end(None);
+    /// The wait is over, and the thread has the lock. The queue does not list it any more: this
+    /// calls the program's logger.
+    pub(super) fn ends(self) {
+        self.log_end(None);
         self.span.outcome("taken");
     }
 
     /// The wait is over, with this error. Counts it, and says what the thread holds meanwhile. The
-    /// caller has no turn any more: this calls the program's logger and recorder.
+    /// caller has no turn any more, nor a place in the queue: this calls the program's logger and
+    /// recorder.
     pub(crate) fn fails(self, error: Error) -> Error {
-        drop(self.deadlock);
-        self.listed.log_end(Some(&error));
+        self.log_end(Some(&error));
         self.span.outcome(outcome(&error));
         if let Error::Timeout {
             holder: Some(holder),
@@ -159,9 +167,53 @@ impl<'a> Wait<'a> {
         {
             self.span.holder(holder);
         }
-        let counters = &self.manager.waits.counters;
-        counters.of(self.key.name()).failed(&error);
+        self.counters().of(self.key.name()).failed(&error);
         error.while_holding(names((self.manager.held)()))
+    }
+
+    /// Says that the thread is about to sleep: once, and again after 5 s, 10 s, 20 s and so on.
+    /// Returns when it has to be called next. This calls the program's logger, so the caller holds
+    /// no lock.
+    pub(super) fn announce(&self, awaited: impl Fn(Moment) -> Awaited) -> Moment {
+        let now = Moment::now();
+        let name = self.key.name();
+        if !self.is_announced.replace(true) {
+            self.counters().of(name).waiting.change(1.0);
+            debug!(
+                target: "relatch::wait",
+                "{} waits for lock {name:?}, {}", self.thread, held_by(awaited(now).holder.as_ref())
+            );
+        }
+        if self.next_report.get() <= now {
+            self.next_report.set(self.patience.next_report(now));
+            let Awaited { holder, silence } = awaited(now);
+            let waiting = WaitingThread::new(name, self.waiter(None), holder, now);
+            match silence.filter(|silence| now.since(silence.since) >= LONG_SILENCE) {
+                None => info!(target: "relatch::wait", "{waiting}"),
+                Some(silence) => {
+                    info!(target: "relatch::wait", "{waiting}; {}", silent_for(&silence, now));
+                }
+            }
+        }
+        self.next_report.get()
+    }
+
+    /// Logs that the wait is over: with the lock, or with an error.
+    fn log_end(&self, error: Option<&Error>) {
+        if self.is_announced.get() {
+            let thread = self.thread;
+            let name = self.key.name();
+            let waited = Moment::now().since(self.patience.began);
+            match error {
+                None => {
+                    debug!(target: "relatch::wait", "{thread} took lock {name:?} after {waited:.1?}");
+                }
+                Some(error) => debug!(
+                    target: "relatch::wait",
+                    "{thread} stopped waiting for lock {name:?} after {waited:.1?}: {error}"
+                ),
+            }
+        }
     }
 
     /// The error of a wait that ends while the lock is busy. `cause` says why the last attempt
@@ -174,6 +226,29 @@ impl<'a> Wait<'a> {
             held: Vec::new(),
             source: cause,
         }
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        if self.is_announced.get() {
+            self.counters().of(self.key.name()).waiting.change(-1.0);
+        }
+    }
+}
+
+/// How long the silence of Redis has to last to be worth a word.
+const LONG_SILENCE: Duration = Duration::from_secs(1);
+
+/// For how long Redis has been silent at `now`, and why.
+fn silent_for(silence: &Silence, now: Moment) -> String {
+    let text = format!(
+        "Redis has given no answer for {:.1?}",
+        now.since(silence.since)
+    );
+    match &silence.cause {
+        Some(cause) => format!("{text}: {cause}"),
+        None => text,
     }
 }
 
@@ -222,10 +297,10 @@ pub(crate) mod tests {
     pub(crate) struct WaitRig {
         key: Key,
         owner: Owner,
-        waits: Waits,
+        counters: Counters,
         store: Store,
         pub(crate) end: StopHandle,
-        wake: Arc<Wake>,
+        pub(crate) wake: Arc<Wake>,
         wakeups: Wakeups,
     }
 
@@ -234,7 +309,7 @@ pub(crate) mod tests {
             WaitRig {
                 key: Key::new("lock:", "key").unwrap(),
                 owner: sample("key", Duration::ZERO, Moment::PAST).owner.clone(),
-                waits: Waits::default(),
+                counters: Counters::default(),
                 store: Store::in_memory(),
                 end: StopHandle::new(),
                 wake: Arc::new(|| ()),
@@ -255,8 +330,8 @@ pub(crate) mod tests {
             self.holding(patience, Vec::new)
         }
 
-        /// A wait of a thread that holds the lock with the token [`mine`] of this test. All tests
-        /// share the list of blocked threads, so no two may have one token.
+        /// A wait of a thread that holds the lock with the token [`mine`] of this test. A walk
+        /// reads the queues of all tests, so no two may have one token.
         pub(crate) fn wait_of_holder<'a>(&'a self, patience: &'a Patience, test: u8) -> Wait<'a> {
             let held = match test {
                 1 => || held_by(1),
@@ -269,7 +344,7 @@ pub(crate) mod tests {
         fn holding<'a>(&'a self, patience: &'a Patience, held: fn() -> Vec<HeldBy>) -> Wait<'a> {
             let manager = OfManager {
                 id: 1,
-                waits: &self.waits,
+                counters: &self.counters,
                 store: &self.store,
                 end: &self.end,
                 wake: &self.wake,

@@ -1,12 +1,21 @@
-//! A thread in a queue: how it is woken, and how long it stays awake for that.
+//! A thread that waits for a lock: its owner, its holds, how it is reported to the program, and
+//! how long it stays awake for its turn.
 
+use std::fmt;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::base::error::{BlockedThread, Error};
+use crate::base::owner::Owner;
+use crate::base::owner::holder::Holder;
+use crate::base::stop::Wake;
 use crate::base::sync::atomic::{AtomicBool, Ordering};
 use crate::base::sync::{Condvar, thread};
+use crate::hold::Hold;
 use crate::waiting::handoff::Claim;
+use crate::waiting::patience::{Patience, Silence};
 
 /// How long a thread stays awake when the turn in front of it is about to end.
 ///
@@ -22,26 +31,40 @@ const GIVEN_AWAY: Duration = Duration::from_millis(1);
 /// For how long no thread stays awake after such a yield.
 const ASLEEP: Duration = Duration::from_millis(20);
 
-/// A thread in a queue. The queue tells waiters apart by their addresses.
+/// A thread that waits for a lock. Its queue has it from its first sleep until it has the lock or
+/// gives up, and tells waiters apart by their addresses.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub(crate) woken: Condvar,
     /// The turn in front is over, so it is this thread's turn.
     has_turn: AtomicBool,
-    pub(crate) claim: Claim,
-    pub(crate) deadline: Moment,
-    /// The thread tries once: it waits only until it is known who has the lock.
-    pub(super) once: bool,
+    /// What the thread in front may send for this one. `None` if this one had the turn before it
+    /// had to wait.
+    pub(crate) claim: Option<Claim>,
+    pub(super) thread: Owner,
+    pub(super) patience: Patience,
+    /// When the thread began to sleep.
+    pub(super) since: Moment,
+    /// `None` if the thread holds nothing: then nobody waits for it.
+    pub(super) blocked: Option<Arc<Blocked>>,
 }
 
 impl Waiter {
-    pub(crate) fn new(claim: Claim, deadline: Moment, once: bool) -> Waiter {
+    /// For a thread that is about to sleep.
+    pub(super) fn new(
+        thread: &Owner,
+        patience: &Patience,
+        claim: Option<Claim>,
+        blocked: Option<Arc<Blocked>>,
+    ) -> Waiter {
         Waiter {
             woken: Condvar::new(),
             has_turn: AtomicBool::new(false),
             claim,
-            deadline,
-            once,
+            thread: thread.clone(),
+            patience: *patience,
+            since: Moment::now(),
+            blocked,
         }
     }
 
@@ -50,6 +73,146 @@ impl Waiter {
         self.has_turn.store(true, Ordering::Release);
         self.woken.notify_one();
     }
+}
+
+/// What a waiting thread holds, and for what it waits.
+pub(crate) struct Blocked {
+    /// The lock for which the thread waits: its manager and its name.
+    pub(super) wants: (u64, Arc<str>),
+    /// What the thread holds. That does not change while it sleeps.
+    pub(super) holds: Vec<HeldBy>,
+    /// The cycle of threads for which this wait ends.
+    pub(super) cycle: OnceLock<Vec<BlockedThread>>,
+    /// Wakes the thread, with the other waiters of its manager.
+    pub(super) wake: Arc<Wake>,
+}
+
+impl fmt::Debug for Blocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Blocked");
+        shown.field("holds", &self.holds).finish_non_exhaustive()
+    }
+}
+
+impl Blocked {
+    pub(super) fn new(wants: (u64, Arc<str>), holds: Vec<HeldBy>, wake: &Arc<Wake>) -> Blocked {
+        Blocked {
+            wants,
+            holds,
+            cycle: OnceLock::new(),
+            wake: Arc::clone(wake),
+        }
+    }
+
+    /// Returns an error if the thread must not go on waiting: its wait ends a cycle, or it has lost
+    /// a lock that it holds.
+    pub(super) fn may_go_on(&self) -> Result<(), Error> {
+        let key = || self.wants.1.to_string();
+        if let Some(cycle) = self.cycle.get() {
+            let cycle = cycle.clone();
+            return Err(Error::WouldDeadlock { key: key(), cycle });
+        }
+        let now = Moment::now();
+        let lost = self.holds.iter().find_map(|(_, hold)| hold.loss(now));
+        lost.map_or(Ok(()), |(outer, cause)| {
+            let key = key();
+            Err(Error::OuterLost { key, outer, cause })
+        })
+    }
+
+    /// When the first hold of the thread runs out, unless it is renewed. No other thread wakes this
+    /// one then.
+    pub(super) fn first_end(&self) -> Moment {
+        let ends = self.holds.iter().map(|(_, hold)| hold.valid_until());
+        let ends = ends.filter(|end| *end > Moment::PAST); // Its release is under way.
+        ends.min().unwrap_or(Moment::NEVER)
+    }
+}
+
+/// A thread of this process that waits for a lock, as listed by
+/// [`LockManager::waiting`](crate::LockManager::waiting).
+///
+/// This is a snapshot: the thread may have the lock by now.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct WaitingThread {
+    /// The lock's key.
+    pub key: String,
+    /// The thread that waits.
+    pub thread: Owner,
+    /// For how long it has waited.
+    pub waited: Duration,
+    /// Who has the lock, as far as this process knows without asking: a thread of this manager, or
+    /// the holder that Redis named last. `None` if Redis has not named one yet, or gives no answer.
+    pub holder: Option<Holder>,
+    /// How much time is left until the thread gives up. `None` if its wait has no limit.
+    pub remaining: Option<Duration>,
+}
+
+impl WaitingThread {
+    pub(super) fn new(
+        key: &str,
+        waiter: &Waiter,
+        holder: Option<Holder>,
+        now: Moment,
+    ) -> WaitingThread {
+        let patience = &waiter.patience;
+        let has_limit = patience.deadline < Moment::NEVER;
+        WaitingThread {
+            key: key.to_owned(),
+            thread: waiter.thread.clone(),
+            waited: now.since(patience.began),
+            holder,
+            remaining: has_limit.then(|| patience.deadline.since(now)),
+        }
+    }
+}
+
+/// One line for a log.
+impl fmt::Display for WaitingThread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WaitingThread {
+            key,
+            thread,
+            waited,
+            holder,
+            remaining,
+        } = self;
+        write!(
+            f,
+            "{thread} has waited for lock {key:?} for {waited:.1?}, {}, ",
+            held_by(holder.as_ref())
+        )?;
+        match remaining {
+            Some(left) => write!(f, "gives up in {left:.1?}"),
+            None => f.write_str("without a limit"),
+        }
+    }
+}
+
+/// What a thread waits for, as far as is known.
+pub(crate) struct Awaited {
+    pub(crate) holder: Option<Holder>,
+    /// The thread in front waits for an answer of Redis, or has got none.
+    pub(crate) silence: Option<Silence>,
+}
+
+/// A hold, and the number of its manager.
+pub(crate) type HeldBy = (u64, Arc<Hold>);
+
+/// The names of the locks that a thread holds.
+pub(crate) fn names(held: Vec<HeldBy>) -> Vec<String> {
+    held.into_iter()
+        .map(|(_, hold)| hold.key.name().to_string())
+        .collect()
+}
+
+/// A holder, if it is known.
+pub(super) fn held_by(holder: Option<&Holder>) -> String {
+    holder.map_or_else(
+        || "whose holder is not known".to_owned(),
+        |holder| format!("held by {holder}"),
+    )
 }
 
 /// Whether the cores have other work. If they have, staying awake costs a thread time.
@@ -88,6 +251,7 @@ impl Cores {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::waiting::patience::tests::until;
 
     #[test]
     fn no_thread_stays_awake_for_a_while_after_a_core_was_given_away() {
@@ -97,5 +261,32 @@ mod tests {
         cores.busy_until.store(5, Ordering::Relaxed);
         assert!(!cores.are_free(at(4)));
         assert!(cores.are_free(at(5)));
+    }
+
+    #[test]
+    fn a_wait_is_one_line_for_a_log() {
+        let thread = Owner::new("host".into(), 7, 2);
+        let holder = Holder::new(format!("host-7-3-{}", "0".repeat(32)).as_bytes(), None);
+        let line = |deadline: Moment, holder: Option<&Holder>| {
+            let began = Moment::from_nanos(0);
+            let now = began.after(Duration::from_millis(1_500));
+            let patience = Patience {
+                began,
+                ..until(deadline)
+            };
+            let waiter = Waiter::new(&thread, &patience, None, None);
+            WaitingThread::new("a", &waiter, holder.cloned(), now).to_string()
+        };
+        let deadline = Moment::from_nanos(0).after(Duration::from_secs(4));
+        assert_eq!(
+            line(deadline, Some(&holder)),
+            format!(
+                "{thread} has waited for lock \"a\" for 1.5s, held by {holder}, gives up in 2.5s"
+            )
+        );
+        let unknown = format!(
+            "{thread} has waited for lock \"a\" for 1.5s, whose holder is not known, without a limit"
+        );
+        assert_eq!(line(Moment::NEVER, None), unknown);
     }
 }

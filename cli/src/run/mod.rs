@@ -170,8 +170,8 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     over(&life, held, options, wanted, report)
 }
 
-/// Has a write be an error that would make a file larger than `ulimit -f` allows, and not the end
-/// of this process. (The job has the default: a handler does not outlive the start of a program.)
+/// Turns a write that would make a file larger than `ulimit -f` allows into an error. By default it
+/// ends the process. (The job has the default: a handler does not outlive the start of a program.)
 fn survive_full_files() -> io::Result<()> {
     if !signals::is_ignored(SIGXFSZ) {
         signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;

@@ -29,9 +29,9 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// `relatch` with these arguments, in the folder. In a group of its own, as below a shell: if the
-    /// tests run at a terminal, what it sends to its foreground is not for this process. (In one
-    /// that no process outside of it could continue, as where the tests have a session of their
+    /// `relatch` with these arguments, in the folder. In a group of its own, as below a shell: if
+    /// the tests run at a terminal, what it sends to its foreground is not for this process. (In
+    /// one that no process outside of it could continue, as where the tests have a session of their
     /// own, the kernel passes over `TSTP`.)
     pub(crate) fn relatch(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_relatch"));

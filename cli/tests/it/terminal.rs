@@ -161,7 +161,7 @@ fn ctrl_c_ends_the_wait() {
     assert!(!shown.contains("code"), "the shell goes on: {shown}");
 }
 
-/// What was shown is what is meant, and no answer is a no.
+/// The person means the value that was shown, and no answer is a no.
 #[test]
 fn a_person_is_asked_before_a_lock_is_deleted() {
     let place = Place::new();

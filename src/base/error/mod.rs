@@ -75,10 +75,10 @@ pub enum Error {
     /// was not protected by that other lock.
     ///
     /// A thread that has lost a lock gets this error when it takes another one: nothing was sent. A
-    /// loss while it waits for this lock ends the wait. If the loss came while it adopted this lock,
-    /// the lock was given back, and the parcel is used up. The thread also gets this error when it
-    /// releases a lock that it took inside of the lost one: the release is done, and what this lock
-    /// protects is well. To go on, do as after [`Error::Lost`].
+    /// loss while it waits for this lock ends the wait. If the loss came while it adopted this
+    /// lock, the lock was given back, and the parcel is used up. The thread also gets this error
+    /// when it releases a lock that it took inside of the lost one: the release is done, and what
+    /// this lock protects is well. To go on, do as after [`Error::Lost`].
     #[error("{}, was lost: {cause}", around(outer, key))]
     OuterLost {
         /// The key of the lock that was taken or released.

@@ -31,9 +31,9 @@ pub struct Stats {
     /// `confirm`, `ensure`, `set_lease`, `verify`, `hand_over`, `adopt`, `holder` and
     /// `force_unlock`.
     pub unavailable: u64,
-    /// Such calls that ended with [`Refused`](crate::Error::Refused) or
-    /// [`Tls`](crate::Error::Tls), which waiting does not change. A release counts here, too, and so
-    /// does a hold whose renewal is refused: each once, and with a line at `error` in the log.
+    /// Such calls that ended with [`Refused`](crate::Error::Refused) or [`Tls`](crate::Error::Tls),
+    /// which waiting does not change. A release counts here, too, and so does a hold whose renewal
+    /// is refused: each once, and with a line at `error` in the log.
     pub refused: u64,
     /// Losses, as [`on_lost`](crate::Builder::on_lost) gets them.
     pub lost: u64,

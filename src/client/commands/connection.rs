@@ -125,7 +125,8 @@ impl ServerConnection {
         Ok(next(&mut self.exchange(batch, deadline)?.into_iter()))
     }
 
-    /// What was read, after a reply that made no sense without the connection: it is not used again.
+    /// What was read, after a reply that made no sense without the connection: it is not used
+    /// again.
     pub(super) fn judged<T>(&mut self, read: Result<T, Failure>) -> Result<T, Failure> {
         if let Err(Failure::Unanswered { link_stands, .. }) = &read
             && !link_stands

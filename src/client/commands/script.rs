@@ -87,8 +87,8 @@ impl Script {
         read
     }
 
-    /// `EVALSHA`: short. Redis answers NOSCRIPT if it does not know the script. `whole`: `EVAL` with
-    /// the text. Redis then knows the script for the next `EVALSHA`.
+    /// `EVALSHA`: short. Redis answers NOSCRIPT if it does not know the script. `whole`: `EVAL`
+    /// with the text. Redis then knows the script for the next `EVALSHA`.
     pub(crate) fn command<'a>(
         &'a self,
         whole: bool,

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::base::clock::Moment;
 use crate::client::commands::claim::Claims;
 use crate::client::commands::compare::Holds;
 use crate::client::commands::connection::ServerConnection;
@@ -13,12 +12,6 @@ use crate::client::servers::node::Node;
 pub(crate) trait Commands: Claims + Holds + Looks {
     /// The node at the other end. `None` if there is no server.
     fn node(&self) -> Option<&Arc<Node>>;
-
-    /// True if the other end has answered since `moment`, over a connection that has gone back to
-    /// the pool. What is no server answers at once.
-    fn answered_since(&self, moment: Moment) -> bool {
-        self.node().is_none_or(|node| node.answered_since(moment))
-    }
 }
 
 impl Commands for ServerConnection {

@@ -38,9 +38,9 @@ impl ServerConnection {
         self.judged(accept(reply).and_then(read_step))
     }
 
-    /// Reads the holder of each of these keys, in their order. Value and time are read one after the
-    /// other, and without a script: that is twice as fast, and for people. A key that is on another
-    /// node by now counts as one that is gone.
+    /// Reads the holder of each of these keys, in their order. Value and time are read one after
+    /// the other, and without a script: that is twice as fast, and for people. A key that is on
+    /// another node by now counts as one that is gone.
     pub(crate) fn look_at_all(
         &mut self,
         keys: &[Vec<u8>],

@@ -140,9 +140,9 @@ impl Node {
         self.endpoint.name()
     }
 
-    /// True if Redis has answered since `moment`, over a connection that has gone back to the pool.
-    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
-        self.pool.answered_since(moment)
+    /// When Redis last answered, over a connection that has gone back to the pool.
+    pub(crate) fn answered_at(&self) -> Moment {
+        self.pool.answered_at()
     }
 
     /// Closes the idle connections that have ended or may be dead. Does not wait.
@@ -151,8 +151,8 @@ impl Node {
     }
 
     /// The node has no slot any more: its threads have nothing left to do, and all its connections
-    /// end, also those in use. A thread that is blocked in one gets an error, and asks the node that
-    /// has the slot now.
+    /// end, also those in use. A thread that is blocked in one gets an error, and asks the node
+    /// that has the slot now.
     pub(crate) fn retire(&self) {
         let mut connections = self.connections.lock();
         self.retired.store(true, Ordering::Relaxed);

@@ -141,7 +141,7 @@ impl Pool {
         // If Redis answered nobody in the whole time, the links are not busy but stuck.
         let judged = |failure| match failure {
             Failure::OutOfTime(cause)
-                if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) =>
+                if deadline.since(began) >= FAIR_TRY && self.answered_at() < began =>
             {
                 Failure::NotSent(cause)
             }
@@ -248,16 +248,16 @@ impl Pool {
         }
     }
 
-    /// True if Redis has answered since `moment`, over a link that has been given back.
-    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
-        self.answered_at.load(Ordering::Relaxed) >= moment.as_nanos()
+    /// When Redis last answered, over a link that has been given back.
+    pub(crate) fn answered_at(&self) -> Moment {
+        Moment::from_nanos(self.answered_at.load(Ordering::Relaxed))
     }
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<BorrowedSlot, Failure> {
         let limit = deadline.since(Moment::now()).min(LONGEST_GET);
         let began = Moment::now();
         let mut slot = self.slots.get_timeout(limit).map_err(|_| {
-            Failure::OutOfTime(if self.answered_since(began) {
+            Failure::OutOfTime(if began <= self.answered_at() {
                 "all connections of the pool stayed in use: a larger `pool_size` would help".into()
             } else {
                 "no connection became free, and Redis answered nobody meanwhile".into()

@@ -290,8 +290,8 @@ impl Builder {
     }
 
     /// For how long threads of this process may hand a contended lock off among themselves before
-    /// they leave it to other processes for a moment. Defaults to 5 ms. With zero, nothing is handed
-    /// off, and the lock stays free for a moment after each turn.
+    /// they leave it to other processes for a moment. Defaults to 5 ms. With zero, nothing is
+    /// handed off, and the lock stays free for a moment after each turn.
     ///
     /// If a thread of this manager waits for a lock that another thread releases, the manager sends
     /// the release and the waiter's `SET` together: in one round trip instead of two, and other

@@ -9,6 +9,7 @@ use crate::base::random;
 use crate::session::Session;
 use crate::session::looking::findings::{self, Finding, Verdict};
 use crate::store::{ClaimReply, Compared, Extension, Failure, Node, Seen, Wanted};
+use crate::waiting::core::Core;
 
 /// What [`LockManager::check`](crate::LockManager::check) has found out.
 #[derive(Clone, Debug)]
@@ -36,7 +37,7 @@ impl Health {
     pub(crate) fn of(session: &Session, limit: Duration) -> Health {
         let number = random::bits().unwrap_or_default();
         let mut examination = Examination {
-            session,
+            core: &session.core,
             deadline: Moment::now().after(limit),
             key: format!(
                 "{}relatch-check-{number:032x}",
@@ -62,7 +63,7 @@ impl Health {
 
 /// A look at everything on which locks depend, until the deadline.
 struct Examination<'a> {
-    session: &'a Session,
+    core: &'a Core,
     deadline: Moment,
     /// A key that nobody else uses.
     key: String,
@@ -73,16 +74,15 @@ impl Examination<'_> {
     /// `None` if something failed without which the rest cannot be looked at: the first failure is
     /// the cause of others.
     fn run(&mut self) -> Option<()> {
-        let Session { core, .. } = self.session;
-        if let Err(error) = core.own_process(Moment::now()) {
+        if let Err(error) = self.core.own_process(Moment::now()) {
             let advice = "fork before a manager is made";
             return self.note(Finding::failed(error.to_string(), advice));
         }
-        let nodes = match core.store.masters(self.deadline) {
+        let nodes = match self.core.store.masters(self.deadline) {
             Ok(nodes) => nodes,
             Err(failure) => {
                 let advice = advice_on(&failure);
-                let error = core.store.error(None, "connecting", failure);
+                let error = self.core.store.error(None, "connecting", failure);
                 return self.note(Finding::failed(error.to_string(), advice));
             }
         };
@@ -105,9 +105,11 @@ impl Examination<'_> {
 
     /// Whether this user has all rights.
     fn rights(&self, node: &Arc<Node>) -> Finding {
-        let Session { core, .. } = self.session;
-        let (prefix, listens) = (&core.settings.prefix, core.settings.client_tracking);
-        let connection = core.store.connect_to(node, self.deadline);
+        let (prefix, listens) = (
+            &self.core.settings.prefix,
+            self.core.settings.client_tracking,
+        );
+        let connection = self.core.store.connect_to(node, self.deadline);
         let missing = connection
             .and_then(|mut it| it.missing_rights(prefix, &self.key, listens, self.deadline));
         match missing {
@@ -122,7 +124,7 @@ impl Examination<'_> {
         match self.try_cycle() {
             Ok(true) => {
                 let took = Moment::now().since(began);
-                findings::of_cycle(took, self.session.core.settings.options.lease)
+                findings::of_cycle(took, self.core.settings.options.lease)
             }
             Ok(false) => Finding::failed(
                 "a lock of its own was sent, and the answers are not those of a Redis".to_owned(),
@@ -139,8 +141,12 @@ impl Examination<'_> {
     fn try_cycle(&self) -> Result<bool, Failure> {
         /// Milliseconds.
         const LEASE: u64 = 10_000;
-        let Examination { key, deadline, .. } = self;
-        let core = &self.session.core;
+        let Examination {
+            core,
+            key,
+            deadline,
+            ..
+        } = self;
         let fresh = core.identity.fresh_token(&core.identity.this_thread());
         let token = &*fresh.map_err(Failure::not_sent)?;
         let mut connection = core.store.checkout(key, *deadline)?;
@@ -175,11 +181,10 @@ impl Examination<'_> {
     fn tracking(&self, node: &Arc<Node>) -> Finding {
         const ADVICE: &str = "waiters will poll: see \"Waiting\" in the documentation of the crate for the rights, \
                               and use no proxy that drops invalidations";
-        let Session { core, .. } = self.session;
-        if !core.settings.client_tracking {
+        if !self.core.settings.client_tracking {
             return Finding::well("invalidations are switched off: waiters poll".to_owned());
         }
-        match core.store.listen(node, &self.key) {
+        match self.core.store.listen(node, &self.key) {
             Ok(_) => Finding::well("invalidations come: waiters wake at once".to_owned()),
             Err(failure) => {
                 Finding::warning(format!("no invalidations: {}", failure.text()), ADVICE)
@@ -189,7 +194,7 @@ impl Examination<'_> {
 
     /// Whether the server may forget a lock that is held.
     fn evictions(&self, node: &Arc<Node>) -> Finding {
-        let connection = self.session.core.store.connect_to(node, self.deadline);
+        let connection = self.core.store.connect_to(node, self.deadline);
         match connection.and_then(|mut connection| connection.info(self.deadline)) {
             Ok(info) => findings::of_evictions(&info),
             Err(failure) => Finding::warning(

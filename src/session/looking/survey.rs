@@ -11,6 +11,7 @@ use crate::base::owner::Owner;
 use crate::base::owner::holder::{Holder, KEPT};
 use crate::session::Session;
 use crate::store::{Failure, Looks as _, Node, Seen, ServerConnection};
+use crate::waiting::core::Core;
 
 /// Past how many keys Redis walks in one command at most: less than a millisecond.
 const KEYS_A_STEP: u32 = 500;
@@ -86,19 +87,11 @@ impl fmt::Display for SurveyedLock {
 pub struct Survey {
     session: Arc<Session>,
     deadline: Moment,
-    stage: Stage,
+    /// The servers that are still to come. `None` before the first step.
+    nodes: Option<Vec<Arc<Node>>>,
+    walk: Option<Walk>,
     /// What was found and not returned yet.
     found: VecDeque<SurveyedLock>,
-}
-
-enum Stage {
-    Begins,
-    Walks {
-        walk: Option<Walk>,
-        /// The servers that come after this one.
-        nodes: Vec<Arc<Node>>,
-    },
-    Done,
 }
 
 /// The way through the keys of one server.
@@ -114,54 +107,44 @@ impl Survey {
         Survey {
             session: Arc::clone(session),
             deadline: Moment::now().after(limit),
-            stage: Stage::Begins,
+            nodes: None,
+            walk: None,
             found: VecDeque::new(),
         }
     }
 
     /// Takes one step. Afterwards something is found, or not; or all is done.
     fn advance(&mut self) -> Result<(), Failure> {
-        let store = &self.session.core.store;
-        match &mut self.stage {
-            Stage::Begins => {
-                let prefix = &self.session.core.settings.prefix;
-                let all = store.all_in_memory(prefix)?;
-                let found = all
-                    .into_iter()
-                    .filter_map(|(key, holder)| surveyed(prefix, key.into_bytes(), Some(holder)));
-                self.found.extend(found);
-                let nodes = store.masters(self.deadline)?;
-                self.stage = Stage::Walks { walk: None, nodes };
+        let core = &self.session.core;
+        let Some(nodes) = &mut self.nodes else {
+            let prefix = &core.settings.prefix;
+            let all = core.store.all_in_memory(prefix)?.into_iter();
+            let found =
+                all.filter_map(|(key, holder)| surveyed(prefix, key.into_bytes(), Some(holder)));
+            self.found.extend(found);
+            self.nodes = Some(core.store.masters(self.deadline)?);
+            return Ok(());
+        };
+        if let Some(walk) = &mut self.walk {
+            let is_over = walk.step(core, self.deadline, &mut self.found)?;
+            if is_over {
+                self.walk = None;
             }
-            Stage::Walks {
-                walk: walk @ None,
-                nodes,
-            } => match nodes.pop() {
-                Some(node) => {
-                    let connection = store.connect_to(&node, self.deadline)?;
-                    connection.expect_master()?;
-                    *walk = Some(Walk {
-                        node,
-                        connection,
-                        cursor: "0".to_owned(),
-                        count: KEYS_A_STEP,
-                    });
-                }
-                None => self.stage = Stage::Done,
-            },
-            Stage::Walks {
-                walk: walk @ Some(_),
-                ..
-            } => {
-                if let Some(on) = walk
-                    && on.step(&self.session, self.deadline, &mut self.found)?
-                {
-                    *walk = None;
-                }
-            }
-            Stage::Done => {}
+        } else if let Some(node) = nodes.pop() {
+            let connection = core.store.connect_to(&node, self.deadline)?;
+            connection.expect_master()?;
+            self.walk = Some(Walk {
+                node,
+                connection,
+                cursor: "0".to_owned(),
+                count: KEYS_A_STEP,
+            });
         }
         Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        self.walk.is_none() && self.nodes.as_ref().is_some_and(Vec::is_empty)
     }
 }
 
@@ -169,11 +152,11 @@ impl Walk {
     /// Walks on, and looks at what is found. True after the last step.
     fn step(
         &mut self,
-        session: &Session,
+        core: &Core,
         deadline: Moment,
         found: &mut VecDeque<SurveyedLock>,
     ) -> Result<bool, Failure> {
-        let prefix = &session.core.settings.prefix;
+        let prefix = &core.settings.prefix;
         let step = loop {
             let (cursor, count) = (&self.cursor, self.count);
             let step = self.connection.scan(cursor, prefix, count, deadline);
@@ -183,7 +166,7 @@ impl Walk {
             }
             // Perhaps the reply was too long. The cursor is as good as before.
             self.count = (count / 50).max(1);
-            self.connection = session.core.store.connect_to(&self.node, deadline)?;
+            self.connection = core.store.connect_to(&self.node, deadline)?;
         };
         self.count = KEYS_A_STEP.min(2 * self.count);
         let mut keys = step.keys;
@@ -236,7 +219,7 @@ impl Iterator for Survey {
             if let Some(found) = self.found.pop_front() {
                 return Some(Ok(found));
             }
-            if matches!(self.stage, Stage::Done) {
+            if self.is_done() {
                 return None;
             }
             let own = self.session.core.own_process(Moment::now());
@@ -247,7 +230,7 @@ impl Iterator for Survey {
                 })
             });
             if let Err(error) = advanced {
-                self.stage = Stage::Done;
+                (self.nodes, self.walk) = (Some(Vec::new()), None);
                 return Some(Err(error));
             }
         }

@@ -255,14 +255,15 @@ impl Scene {
 
 /// The attempts of the waiter.
 impl AskRedis for &Scene {
-    fn attempt(&mut self, ask: Ask, began: Moment) -> Result<Answer, Failure> {
+    fn attempt(&mut self, ask: Ask) -> Result<Answer, Failure> {
+        let sent = Moment::now();
         let listener = self.keeper.core.listeners.only();
         let looks = ask != Ask::Claim;
         let client = if looks { listener.client_id() } else { None };
         let (is_taken, tracking) = self.redis.claim(OURS, client);
         if is_taken {
             let at = AcquiredAt {
-                sent: began,
+                sent,
                 answered: Moment::now(),
             };
             return Ok(Answer::Taken(Taken {
@@ -273,7 +274,11 @@ impl AskRedis for &Scene {
         }
         let holder = looks.then(|| Holder::new(THEIRS.as_bytes(), Some(LEASE)));
         let tracked = client.is_some_and(|client| listener.will_wake(KEY, client, tracking));
-        Ok(Answer::Busy { holder, tracked })
+        Ok(Answer::Busy {
+            holder,
+            tracked,
+            sent,
+        })
     }
 }
 

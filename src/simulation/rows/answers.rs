@@ -356,3 +356,32 @@ fn the_threads_of_a_queue_sleep_until_something_happens() {
         }
     });
 }
+
+/// The node answers each login, and no command that writes, as a proxy does whose server is gone.
+/// So it answers all the time.
+#[test]
+fn a_node_that_answers_logins_alone_is_an_outage_for_all_that_wait() {
+    in_scenes(40, |world| {
+        let (tolerated, answer) = (3 * SECOND, SECOND / 2);
+        let locks = locks(|builder| builder.tolerate_outage(tolerated).response_timeout(answer));
+        if one_in(2) {
+            drop(locks.lock("a").expect("locks"));
+        }
+        let until = now() + 60_000_000_000;
+        let server = &world.servers.nodes[0];
+        server
+            .borrow_mut()
+            .act(|redis, _| redis.pause_until(until, true));
+        let began = now();
+        let waits = |_| {
+            let locks = locks.clone();
+            thread::spawn(move || (locks.lock("a").map(drop), since(began)))
+        };
+        for waits in [0; 3].map(waits) {
+            let (taken, took) = waits.join().expect("no panic");
+            assert!(matches!(taken, Err(Error::Unavailable { .. })), "{taken:?}");
+            let most = tolerated + 2 * answer;
+            assert!(took < most, "after {took:?}: {taken:?}");
+        }
+    });
+}

@@ -11,6 +11,7 @@ mod nodes;
 mod parcels;
 mod sets;
 mod switches;
+mod waiters;
 mod waits;
 
 use std::rc::Rc;

@@ -1,5 +1,6 @@
 //! Several locks at a time.
 
+use std::mem;
 use std::time::Duration;
 
 use crate::Error;
@@ -204,7 +205,8 @@ fn a_shutdown_waits_for_no_hold_that_is_lost() {
 #[test]
 fn a_shutdown_waits_for_no_claim_that_is_over() {
     in_scenes(20, |world| {
-        let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
+        let hands_off = |builder: crate::Builder| builder.local_handoff(60 * SECOND);
+        let (other, mine) = (locks(|builder| builder), locks(hands_off));
         let busy = other.lock("a").expect("locks");
         let guard = mine.lock("b").expect("locks");
         let waits = ["a", "b"].map(|key| {
@@ -215,6 +217,7 @@ fn a_shutdown_waits_for_no_claim_that_is_over() {
         thread::sleep(SECOND + some(SECOND));
         if one_in(2) {
             world.servers.nodes[0].borrow_mut().die();
+            thread::sleep(SECOND); // No connection is left to send anything over.
             drop(guard);
             behind.join().expect("no panic").expect_err("no server");
             world.servers.nodes[0].borrow_mut().revive();
@@ -228,6 +231,24 @@ fn a_shutdown_waits_for_no_claim_that_is_over() {
         assert!(since(asked) < 10 * QUICK, "took {:?}", since(asked));
         let _ = waits.join();
         drop(busy);
+    });
+}
+
+/// The answer to a claim comes during the shutdown, and nobody gives the lock back.
+#[test]
+fn a_shutdown_ends_with_the_last_lease() {
+    in_scenes(50, |world| {
+        change_link(world.servers.address(0), |link| {
+            link.latency = (50_000_000, 50_000_000);
+        });
+        let mine = locks(|builder| builder.renew(false).lease(2 * SECOND));
+        let theirs = mine.clone();
+        let takes = thread::spawn(move || mem::forget(theirs.lock("a")));
+        thread::sleep(some(SECOND / 5));
+        let asked = now();
+        let _ = mine.shutdown(1000 * SECOND);
+        assert!(since(asked) < 3 * SECOND, "took {:?}", since(asked));
+        takes.join().expect("no panic");
     });
 }
 

@@ -180,8 +180,10 @@ fn a_wait_shorter_than_the_pause_for_rivals_ends_on_time_with_an_attempt() {
         world.occupy("a", 9);
         let wait = 70 * QUICK + some(30 * QUICK);
         let (began, taken) = (now(), locks.named("a").wait(wait).lock());
+        // A socket keeps a timeout that is up to `SHORTEST`, a millisecond, too long. The steps of
+        // the call come on top of that.
         assert!(
-            since(began) <= wait + QUICK,
+            since(began) <= wait + 2 * QUICK,
             "waited for {:?} of {wait:?}",
             since(began)
         );

@@ -1,5 +1,5 @@
-//! Managers without a Redis: what their controls do, and what they start. (What is the same as with a
-//! Redis: `either_store`.)
+//! Managers without a Redis: what their controls do, and what they start. (What is the same as with
+//! a Redis: `either_store`.)
 
 use std::fs;
 use std::mem;

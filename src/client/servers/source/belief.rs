@@ -1,8 +1,8 @@
 //! Whom to believe of the servers that are asked for the map.
 //!
 //! For a moment after a failover, some still name the old master, and a planned failover leaves it
-//! writable. So does a node that was cut off from the others for a while. A client that knows better
-//! must not go back there: it would find none of its new locks, and take them for lost.
+//! writable. So does a node that was cut off from the others for a while. A client that knows
+//! better must not go back there: it would find none of its new locks, and take them for lost.
 //!
 //! Each failover has an epoch of its own, higher than those before. But the sentinel that leads a
 //! failover names the new master before it shows the new epoch. So the master that was left is
@@ -45,11 +45,10 @@ impl Epochs {
         };
         // If the master that was named instead cannot be used, the one that was left may be the
         // master after all.
-        let was_left = doubted.is_none()
-            && self
-                .left
-                .as_ref()
-                .is_some_and(|(place, at)| view.only_master() == Some(place) && epoch <= *at);
+        let was_left = self.left.as_ref().is_some_and(|(place, at)| {
+            let is_successor_doubted = doubted.is_some_and(|it| it != place);
+            !is_successor_doubted && view.only_master() == Some(place) && epoch <= *at
+        });
         epoch < self.newest || was_left
     }
 
@@ -159,8 +158,10 @@ impl<'a> Poll<'a> {
             ..
         } = self;
         let now = Moment::now();
-        let missing_since = *epochs.missing_since.get_or_insert(now);
-        let is_forgotten = now.since(missing_since) > COUNTS_FOR;
+        // (If nobody has answered, nobody can have forgotten it.)
+        let is_answered = current.is_some() || outdated.is_some();
+        let missing_since = is_answered.then(|| *epochs.missing_since.get_or_insert(now));
+        let is_forgotten = missing_since.is_some_and(|since| now.since(since) > COUNTS_FOR);
         match (current, outdated) {
             (Some(view), _) if view.is_well => {
                 epochs.note(&view);

@@ -1,8 +1,8 @@
 //! Where the map comes from: who is asked for it, and what an answer says.
 //!
 //! `belief` says which answers count. A further engine (a proxy with its own discovery) is one more
-//! file here, with a [`Source`], and an arm in `Topology::new`. (One server alone has no source: its
-//! map never changes.)
+//! file here, with a [`Source`], and an arm in `Topology::new`. (One server alone has no source:
+//! its map never changes.)
 
 pub(super) mod sentinel;
 mod named;
@@ -45,9 +45,9 @@ pub(super) trait Source: Send + Sync {
         None
     }
 
-    /// Reads what one of them reports.
-    fn read(&self, _: &str) -> Report {
-        Report::Other
+    /// True if this report says that the map may have changed.
+    fn is_change(&self, _: &str) -> bool {
+        false
     }
 
     /// Writes to the log what is new.
@@ -64,17 +64,6 @@ pub(super) struct Limits<'a> {
     pub(super) time: Duration,
     /// Gets the connection's ender, and can refuse the connection.
     pub(super) connected: &'a dyn Fn(Ender) -> Result<(), Failure>,
-}
-
-/// What a report says.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Report {
-    /// Nothing of these keys.
-    Other,
-    /// The map may have changed.
-    Look,
-    /// The master was at the first place, and is at the second one now.
-    Moved(Place, Place),
 }
 
 pub(super) enum News<'a> {

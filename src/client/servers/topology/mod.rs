@@ -240,7 +240,12 @@ impl Topology {
         if !asks {
             self.want_map();
         }
-        let node = self.shared.state.lock().nodes.node_at(to, Moment::now());
+        let node = self
+            .shared
+            .state
+            .lock()
+            .nodes
+            .node_at(to, Some(Moment::now()));
         Some((node, asks))
     }
 
@@ -290,7 +295,7 @@ impl Topology {
     /// The server that has this key, as errors name it.
     pub(crate) fn name(&self, key: Option<&str>) -> String {
         let key = key.or((!self.is_cluster()).then_some(""));
-        let node = key.and_then(|key| self.known_node_of(key));
+        let node = key.and_then(|key| self.shared.state.lock().nodes.owner(key.as_bytes()));
         let node = node.as_ref().map(|node| node.name());
         match self.shared.source() {
             Some(source) => source.name(node),
@@ -361,9 +366,8 @@ impl Topology {
 
 impl fmt::Debug for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Topology")
-            .field("name", &self.name(None))
-            .finish_non_exhaustive()
+        // (No mutex: the copy of a forked child may stay locked.)
+        f.debug_struct("Topology").finish_non_exhaustive()
     }
 }
 

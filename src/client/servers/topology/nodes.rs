@@ -28,9 +28,9 @@ pub(super) struct Nodes {
 
 struct KnownNode {
     node: Arc<Node>,
-    /// When a redirect led to it last. While a slot is on its way to a node, the map may not name
-    /// it.
-    led_to: Moment,
+    /// When a redirect led to it last, unless a map has left it since. While a slot is on its way
+    /// to a node, the map may not name it.
+    led_to: Option<Moment>,
 }
 
 impl Nodes {
@@ -79,7 +79,7 @@ impl Nodes {
     }
 
     /// The node at this place, to which a redirect led at that time.
-    pub(super) fn node_at(&mut self, place: Place, led_to: Moment) -> Arc<Node> {
+    pub(super) fn node_at(&mut self, place: Place, led_to: Option<Moment>) -> Arc<Node> {
         let endpoint = Endpoint::new(place, self.tls.clone());
         let name = endpoint.name().to_owned();
         let known = self.known.entry(name).or_insert_with(|| {
@@ -96,12 +96,14 @@ impl Nodes {
     /// Takes in what a server says, and returns the new map.
     pub(super) fn take_in(&mut self, view: &View) -> Arc<Map> {
         let before = self.map.take();
-        let owned =
-            |(slots, master): &Range| (slots.clone(), self.node_at(master.clone(), Moment::PAST));
+        let owned = |(slots, master): &Range| (slots.clone(), self.node_at(master.clone(), None));
         let ranges = view.ranges.iter().map(owned);
         // A node that is well names the owners of all slots that have one.
         let map = Map::new(ranges, before.as_deref().filter(|_| !view.is_well));
         let map = Arc::new(map);
+        let has_left = |it: &Node| before.as_ref().is_some_and(|map| map.has(it)) && !map.has(it);
+        let left = self.known.values_mut().filter(|it| has_left(&it.node));
+        left.for_each(|it| it.led_to = None);
         self.map = Some(Arc::clone(&map));
         self.sender = Some(view.sender.clone());
         self.replicas.clone_from(&view.replicas);
@@ -114,7 +116,7 @@ impl Nodes {
         let map = &self.map;
         let is_gone = |it: &KnownNode| {
             let is_named = map.as_ref().is_some_and(|map| map.has(&it.node));
-            !is_named && it.led_to.after(span) < Moment::now()
+            !is_named && it.led_to.is_none_or(|at| at.after(span) < Moment::now())
         };
         let gone = self.known.extract_if(|_, it| is_gone(it));
         gone.map(|(_, it)| it.node).collect()

@@ -101,11 +101,12 @@ impl Shared {
     /// True if the map has another node in the place of this one. Waits for the end of a reading.
     pub(super) fn has_left(&self, node: &Node, reading: u64, deadline: Moment) -> bool {
         let mut state = self.state.lock();
-        while state.ended < reading && Moment::now() < deadline {
+        let has_left = |state: &State| state.nodes.map().is_some_and(|map| !map.has(node));
+        while state.ended < reading && !has_left(&state) && Moment::now() < deadline {
             let wait = deadline.one_wait_from(Moment::now());
             self.changed.wait_for(&mut state, wait);
         }
-        state.nodes.map().is_some_and(|map| !map.has(node))
+        has_left(&state)
     }
 
     /// A map that was asked for at this moment or later. Waits for one.

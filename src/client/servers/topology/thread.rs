@@ -12,7 +12,7 @@ use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::client::servers::slots::slot;
 use crate::client::servers::source::belief::{Epochs, Poll};
-use crate::client::servers::source::{News, Report, Source, View};
+use crate::client::servers::source::{News, Source, View};
 use crate::client::servers::topology::shared::Shared;
 use crate::client::servers::topology::turns::in_turn;
 use crate::client::wire::endpoint::{Endpoint, Place};
@@ -22,8 +22,8 @@ use crate::client::wire::subscription::Subscription;
 
 /// How often the map is asked for although nothing shows that it is out of date. A node that was
 /// demoted may keep its connections open and stay silent: then no waiter would learn of its
-/// successor. A report can be lost, too, and the sentinel that sends the reports may be cut off from
-/// the others, together with the old master.
+/// successor. A report can be lost, too, and the sentinel that sends the reports may be cut off
+/// from the others, together with the old master.
 const LOOKS_EVERY: Duration = Duration::from_secs(10);
 
 /// The pause after a map of a cluster was read. Meanwhile, threads follow redirects.
@@ -100,10 +100,10 @@ impl<'a> Reader<'a> {
                 None
             }
         };
-        // `wanted`: something has shown that the map is out of date. If the same map has come again,
-        // its sender may not have heard of the change yet. So the map is read once more; only once,
-        // since there may be no change. Without this, a waiter that has followed a redirect would
-        // poll until the map shows its node.
+        // `wanted`: something has shown that the map is out of date. If the same map has come
+        // again, its sender may not have heard of the change yet. So the map is read once more;
+        // only once, since there may be no change. Without this, a waiter that has followed a
+        // redirect would poll until the map shows its node.
         self.repeats = wanted && is_new == Some(false) && !self.repeats;
         if self.repeats {
             self.shared.state.lock().wanted = true;
@@ -168,7 +168,7 @@ impl<'a> Reader<'a> {
             }
             // Perhaps they are far away, or the machine is busy.
             is_patient = true;
-            candidates = silent;
+            candidates = source.candidates(shared.state.lock().nodes.endpoints());
         };
         self.epochs = epochs;
         view
@@ -236,7 +236,8 @@ impl<'a> Reader<'a> {
         count > 0
     }
 
-    /// Subscribes to reports, if there are any, and it is time. True if that has succeeded just now.
+    /// Subscribes to reports, if there are any, and it is time. True if that has succeeded just
+    /// now.
     fn subscribed(&mut self, source: &dyn Source) -> bool {
         if self.reports.is_some() || Moment::now() < self.subscribe_at {
             return false;
@@ -301,13 +302,13 @@ impl Reader<'_> {
         }
         state.sleeps_in = Some(ender.clone()).filter(|_| heeds);
         drop(state);
-        let mut report = Report::Other;
+        let mut is_reported = false;
         let mut hear = |said: Option<Reply>| {
             if let Some(said) = said.as_ref().and_then(Reply::text) {
-                report = source.read(said);
+                is_reported = source.is_change(said);
             }
             let is_over = shared.thread.is_stopping() || until <= Moment::now();
-            if is_over || report != Report::Other {
+            if is_over || is_reported {
                 ControlFlow::Break(())
             } else {
                 ControlFlow::Continue(())
@@ -329,7 +330,12 @@ impl Reader<'_> {
             }
             _ => self.subscribe_at = Moment::PAST,
         }
-        self.follow(source, report, &sentinel);
+        if is_reported {
+            // This sentinel knows of the change, and others may not know yet. Its answer comes with
+            // an epoch. The report has none, and may be one of several that come late.
+            source.prefer(sentinel.place());
+            shared.state.lock().wanted = true;
+        }
     }
 
     fn sleep_without_reports(&self, until: Moment, heeds: bool) {
@@ -351,24 +357,6 @@ impl Reader<'_> {
                 shared.changed.wait_for(&mut state, wait);
             }
         }
-    }
-
-    /// Handles what this sentinel has reported. It knows of the change, and others may not know yet.
-    /// If the master was at a third place, the report comes late, or an earlier one was missed.
-    fn follow(&mut self, source: &dyn Source, report: Report, sentinel: &Arc<Endpoint>) {
-        if report == Report::Other {
-            return;
-        }
-        source.prefer(sentinel.place());
-        if let Report::Moved(old, new) = report {
-            let map = self.shared.state.lock().nodes.map().cloned();
-            let masters = map.iter().flat_map(|map| &map.masters);
-            if masters.clone().all(|node| *node.endpoint.place() == old) {
-                let view = View::of_one(new, sentinel.place().clone());
-                self.take_in(source, &view, Moment::now());
-            }
-        }
-        self.shared.state.lock().wanted = true;
     }
 }
 
@@ -487,25 +475,5 @@ mod tests {
         take_in(&mut reader, &view(7002), Moment::now());
         assert_eq!(seen.load(Ordering::Relaxed), 2);
         assert_eq!(master(&shared), at(7002));
-    }
-
-    #[test]
-    fn a_report_is_followed_from_where_the_master_is() {
-        let shared = self::shared(SENTINELS);
-        let sentinel = Arc::new(Endpoint::new(at(1), None));
-        let mut reader = Reader::new(&shared);
-        let follow = |reader: &mut Reader<'_>, [old, new]: [u16; 2]| {
-            let report = Report::Moved(at(old), at(new));
-            reader.follow(shared.source().unwrap(), report, &sentinel);
-            assert!(mem::take(&mut shared.state.lock().wanted), "all are asked");
-            master(&shared)
-        };
-        assert_eq!(
-            follow(&mut reader, [7001, 7002]),
-            at(7002),
-            "none was known"
-        );
-        assert_eq!(follow(&mut reader, [7002, 7003]), at(7003));
-        assert_eq!(follow(&mut reader, [7001, 7002]), at(7003), "it comes late");
     }
 }

@@ -15,6 +15,7 @@ use crate::base::sync::scheduler::{in_many_orders, step};
 use crate::base::sync::thread::{self, JoinHandle};
 use crate::hold::tests::sample_by;
 use crate::simulation::interleavings::queue::scene::{LONG, SHORT, Scene, micros_below, millis};
+use crate::waiting::deadlocks::end_cycles;
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::WithoutExpiry;
 use crate::waiting::patience::tests::until;
@@ -119,14 +120,16 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
                 lease: Lease::new(LONG),
                 counter: None,
             };
-            let rig = WaitRig::new();
+            let (mut rig, core) = (WaitRig::new(), Arc::clone(&scene.keeper.core));
+            rig.wake = Arc::new(move || core.wake_waiters());
             let patience = until(Moment::NEVER);
             let queues = &scene.keeper.core.queues;
             let joined = queues.join(&"key".into(), &rig.wait_of_holder(&patience, 3), claim);
             assert!(matches!(joined, Err(NoTurn::MustNotWait(_))));
         });
         let holder = Holder::new(mine(3).as_bytes(), None);
-        turn.saw(&holder, &WithoutExpiry::default(), Duration::ZERO, true);
+        turn.saw(&holder, &WithoutExpiry::default(), Duration::ZERO);
+        end_cycles(|it| it.seen.as_ref() == Some(&holder.raw));
         join([itself]);
         drop(turn);
         join([other]);
