@@ -88,7 +88,7 @@ impl Adoption<'_> {
                 (&failure, connection)
                 && *link_stands
             {
-                connection.abandon(key, &self.claim.token);
+                connection.abandon(&[key], &self.claim.token);
             }
             if maybe_done {
                 self.give_up();
@@ -120,7 +120,7 @@ impl Adoption<'_> {
             {
                 Ok(Taken {
                     token: self.claim.token.clone(),
-                    fence: *fence,
+                    number: *fence,
                     at,
                 })
             }

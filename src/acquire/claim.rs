@@ -46,8 +46,8 @@ pub(crate) struct AcquireContext<'a> {
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) token: Arc<str>,
-    /// The fencing token, if one was wanted.
-    pub(crate) fence: Option<u64>,
+    /// The fencing token, if one was wanted, or the number of the slot.
+    pub(crate) number: Option<u64>,
     pub(crate) at: AcquiredAt,
 }
 
@@ -120,7 +120,11 @@ impl<'a> PendingClaim<'a> {
                 fence,
             } if Moment::now() < claim.lease.valid_until(sent) => {
                 let at = AcquiredAt { sent, answered };
-                let taken = |token| Taken { token, fence, at };
+                let taken = |token| Taken {
+                    token,
+                    number: fence,
+                    at,
+                };
                 pending.handed_off = pending.token.take().map(taken);
             }
             // The lease of the claim was over before this thread could use it.
@@ -176,14 +180,14 @@ impl PendingClaim<'_> {
         if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
             && *holder.raw == **given_up
         {
-            if let Err(failure) = connection.remove(key, given_up, deadline) {
+            if let Err(failure) = connection.remove(&wait.key.places(), given_up, deadline) {
                 keeper.gone(&token);
                 return Err(failure);
             }
             answer = connection.claim_or_look(wanted, number, deadline);
         }
         let answer = match answer {
-            Ok((ClaimReply::Taken { fence }, _)) => self.taken(connection, fence, sent),
+            Ok((ClaimReply::Taken { number }, _)) => self.taken(connection, number, sent),
             Ok((ClaimReply::Busy(Some(holder)), _)) if *holder.raw == *wanted.token => {
                 Err(self.refused_and_stored())
             }
@@ -229,6 +233,7 @@ impl PendingClaim<'_> {
     fn wanted(&self) -> Wanted<'_> {
         Wanted {
             key: self.context.wait.key.in_redis(),
+            slots: self.context.wait.key.slots(),
             token: self.token.as_deref().unwrap_or_default(),
             lease: self.context.lease.millis(),
             counter: self.counter.as_deref(),
@@ -280,7 +285,7 @@ impl PendingClaim<'_> {
     fn taken(
         &mut self,
         connection: Connection<'_>,
-        fence: Option<u64>,
+        number: Option<u64>,
         sent: Moment,
     ) -> Result<Answer, Failure> {
         let AcquireContext { wait, lease, .. } = self.context;
@@ -294,7 +299,7 @@ impl PendingClaim<'_> {
         };
         Ok(Answer::Taken(Taken {
             token,
-            fence,
+            number,
             at: AcquiredAt { sent, answered },
         }))
     }
@@ -304,7 +309,7 @@ impl PendingClaim<'_> {
     fn too_late(&mut self, mut connection: Connection<'_>) -> Failure {
         let AcquireContext { keeper, wait, .. } = self.context;
         let token = self.token.as_deref().unwrap_or_default();
-        let removed = connection.remove(wait.key.in_redis(), token, wait.patience.deadline);
+        let removed = connection.remove(&wait.key.places(), token, wait.patience.deadline);
         if let Err(failure) = removed {
             self.give_up();
             return failure;
@@ -318,7 +323,7 @@ impl PendingClaim<'_> {
     fn note_lost_answer(&mut self, connection: Connection<'_>, failure: &Failure) {
         if let (Failure::Unanswered { link_stands, .. }, Some(token)) = (failure, &self.token) {
             if *link_stands {
-                connection.abandon(self.context.wait.key.in_redis(), token);
+                connection.abandon(&self.context.wait.key.places(), token);
             }
             self.give_up();
         }

@@ -72,7 +72,9 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         attempts: A,
     ) -> Acquisition<'a, A> {
         let mut new = Acquisition::new(context, joined, attempts);
-        if !context.wait.patience.once {
+        // Of several slots, one may be free though rivals are there, so the first question comes at
+        // once.
+        if !context.wait.patience.once && context.wait.key.slots().is_empty() {
             new.nap(joined.start.nap);
         }
         if new.is_probably_busy() {
@@ -211,7 +213,10 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
                 .not_woken(listener.and_then(|it| it.client_id()));
         }
         if tracked {
-            self.nap(self.joined.turn.nap());
+            // The first of the rivals that look finds a slot, and so does the next one.
+            let slots = self.context.wait.key.slots().len().max(1);
+            let nap = self.joined.turn.nap();
+            self.nap(nap / u32::try_from(slots).unwrap_or(1));
         }
     }
 
@@ -307,7 +312,9 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         let removed = core
             .store
             .checkout(key, deadline)
-            .and_then(|mut connection| connection.remove(key, &holder.raw, deadline));
+            .and_then(|mut connection| {
+                connection.remove(&wait.key.places(), &holder.raw, deadline)
+            });
         let reclaimed = matches!(removed, Ok(Compared::Done));
         if reclaimed {
             core.counters.of(wait.key.name()).reclaimed.add(1);

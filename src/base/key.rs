@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::base::error::Error;
+use crate::base::options::invalid_option;
 
 /// The longest name, in bytes. People read the names of locks, so a longer name is a mistake of the
 /// program.
@@ -23,8 +24,21 @@ impl Name<'_> {
     pub(crate) fn as_str(&self) -> &str {
         match self {
             Name::Given(name) => name,
-            Name::Of(UncheckedKey(key)) => &key.name,
+            Name::Of(unchecked) => unchecked.name(),
         }
+    }
+}
+
+impl<'a> Name<'a> {
+    /// The names of the locks of which the caller wants one: its own, or those of the slots.
+    pub(crate) fn each(self) -> impl Iterator<Item = &'a str> {
+        let (own, slots) = match self {
+            Name::Given(name) => (name, &[][..]),
+            Name::Of(unchecked) => (unchecked.name(), unchecked.key.slots()),
+        };
+        let own = slots.is_empty().then_some(own);
+        own.into_iter()
+            .chain(slots.iter().map(|slot| &**slot.name()))
     }
 }
 
@@ -39,23 +53,75 @@ impl<'a> From<&'a str> for Name<'a> {
 pub(crate) struct Key {
     name: Arc<str>,
     in_redis: Arc<str>,
+    part: Part,
 }
+
+/// What the lock is a part of.
+#[derive(Clone, Debug)]
+enum Part {
+    /// Nothing: it is a lock of its own.
+    Lock,
+    /// It stands for a set of slots. Whoever takes it has one of them.
+    Set(Arc<[Key]>),
+    /// It is the slot with this number. The first has the number 1.
+    Slot(u8),
+}
+
+/// The most slots of one set.
+pub(crate) const MOST_SLOTS: u8 = 64;
 
 /// The key of a [`Lock`](crate::Lock). The first use of the lock finds out whether its name is
 /// allowed.
 #[derive(Clone, Debug)]
-pub(crate) struct UncheckedKey(Key);
+pub(crate) struct UncheckedKey {
+    key: Key,
+    /// The number of slots, and why there cannot be such slots.
+    invalid: Option<(usize, &'static str)>,
+}
 
 impl UncheckedKey {
     pub(crate) fn new(prefix: &str, name: &str) -> UncheckedKey {
-        UncheckedKey(Key {
+        let key = Key {
             in_redis: [prefix, name].concat().into(),
             name: name.into(),
-        })
+            part: Part::Lock,
+        };
+        let invalid = None;
+        UncheckedKey { key, invalid }
+    }
+
+    /// The key of a set of slots. The slots of `mail` are `{mail}#1`, `{mail}#2` and so on, and the
+    /// set is `{mail}#*`, which is no key in Redis. The braces have Redis Cluster store all of them
+    /// in one place. A prefix or a name with a [tag](hash_tag) does so without more braces.
+    pub(crate) fn of_slots(prefix: &str, name: &str, count: usize) -> UncheckedKey {
+        if name.is_empty() {
+            return UncheckedKey::new(prefix, name);
+        }
+        let stem = match hash_tag([prefix, name].concat().as_bytes()) {
+            Some(_) => name.to_owned(),
+            None => ["{", name, "}"].concat(),
+        };
+        let key = |part, last: &str| Key {
+            part,
+            ..UncheckedKey::new(prefix, &[&stem, "#", last].concat()).key
+        };
+        let most = u8::try_from(count).unwrap_or(u8::MAX).min(MOST_SLOTS);
+        let slots = (1..=most).map(|n| key(Part::Slot(n), &n.to_string()));
+        let key = key(Part::Set(slots.collect()), "*");
+        let reason = if usize::from(most) != count || count == 0 {
+            Some("a lock has between 1 and 64 slots")
+        } else {
+            let reason = "Redis Cluster could not keep them in one place, because of the braces in key or prefix";
+            hash_tag(key.in_redis.as_bytes())
+                .is_none()
+                .then_some(reason)
+        };
+        let invalid = reason.map(|reason| (count, reason));
+        UncheckedKey { key, invalid }
     }
 
     pub(crate) fn name(&self) -> &str {
-        &self.0.name
+        &self.key.name
     }
 }
 
@@ -67,10 +133,14 @@ impl Key {
                 length: 0,
                 reason: "it is empty",
             }),
-            1..=MAX_BYTES => Ok(match given {
-                Name::Given(name) => UncheckedKey::new(prefix, name).0,
-                Name::Of(UncheckedKey(key)) => key.clone(),
-            }),
+            1..=MAX_BYTES => match given {
+                Name::Given(name) => Ok(UncheckedKey::new(prefix, name).key),
+                Name::Of(UncheckedKey {
+                    invalid: Some((count, reason)),
+                    ..
+                }) => Err(invalid_option("slots", count, reason)),
+                Name::Of(unchecked) => Ok(unchecked.key.clone()),
+            },
             length => Err(Error::InvalidKey {
                 length,
                 reason: "it is longer than 64 KiB",
@@ -87,6 +157,30 @@ impl Key {
         &self.in_redis
     }
 
+    /// The slots, if this is a set of slots.
+    pub(crate) fn slots(&self) -> &[Key] {
+        match &self.part {
+            Part::Set(slots) => slots,
+            Part::Lock | Part::Slot(_) => &[],
+        }
+    }
+
+    /// The number of the slot, if this is one.
+    pub(crate) fn slot(&self) -> Option<u8> {
+        match self.part {
+            Part::Slot(number) => Some(number),
+            Part::Lock | Part::Set(_) => None,
+        }
+    }
+
+    /// The keys in Redis that may hold a token of this lock: its own, or those of the slots.
+    pub(crate) fn places(&self) -> Vec<&str> {
+        match &self.part {
+            Part::Set(slots) => slots.iter().map(Key::in_redis).collect(),
+            Part::Lock | Part::Slot(_) => vec![&self.in_redis],
+        }
+    }
+
     /// The key of the lock's counter, for fencing tokens: the prefix, `fence:`, and the lock's key
     /// in braces. It begins with the prefix, so that a right to the locks is one to the counters.
     ///
@@ -94,6 +188,12 @@ impl Key {
     /// script can use them together only there. So the lock's whole key is the counter's tag,
     /// unless the lock's key has a tag of its own.
     pub(crate) fn counter(&self) -> Result<String, Error> {
+        if !self.slots().is_empty() {
+            return Err(Error::NoFence {
+                key: self.name.to_string(),
+                reason: "slots have none: several threads hold one at a time",
+            });
+        }
         let prefix = self.in_redis.strip_suffix(&*self.name).unwrap_or_default();
         let tag = hash_tag(self.in_redis.as_bytes());
         let key = &*self.in_redis;
@@ -120,6 +220,13 @@ impl Key {
             held: Vec::new(),
         }
     }
+}
+
+/// The set of a slot, if this may be the key of one, in Redis or without its prefix.
+pub(crate) fn set_of(key: &str) -> Option<String> {
+    let (stem, number) = key.rsplit_once('#')?;
+    let is_slot = matches!(number.parse(), Ok(1..=MOST_SLOTS));
+    is_slot.then(|| [stem, "#*"].concat())
 }
 
 /// The part of a key that decides where Redis Cluster stores it: what is between the first `{` and

@@ -99,6 +99,22 @@ impl LockGuard {
         self.hold().key.name()
     }
 
+    /// The number of the slot that this guard holds, of those that
+    /// [`slots`](crate::LockManager::slots) has: 1 is the first. `None` for a lock.
+    ///
+    /// As long as the hold can be trusted, no other holder has this number.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let guard = locks.slots("mail", 3).lock()?;
+    /// assert_eq!((guard.slot(), guard.key()), (Some(1), "{mail}#1"));
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
+    #[must_use]
+    pub fn slot(&self) -> Option<u32> {
+        self.hold().key.slot().map(u32::from)
+    }
+
     /// The value of the Redis key while this hold lasts: the owner and a nonce.
     ///
     /// All guards of a hold have the same token, and no other hold ever has it. It is not a fencing

@@ -33,8 +33,8 @@ pub(crate) trait KeeperCommands {
         until: Moment,
     ) -> Result<Compared, Failure>;
 
-    /// Compares and deletes. Each removal is a key and a token.
-    fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed;
+    /// Compares and deletes. Each removal has the keys of one lock, and a token.
+    fn remove_all(&mut self, removals: &[(&[&str], &str)], until: Moment) -> Removed;
 }
 
 pub(crate) type Removed = Result<Vec<Result<Compared, Failure>>, Failure>;
@@ -152,7 +152,7 @@ impl KeeperCommands for KeeperConnection<'_> {
         connection.extend(lease, until)
     }
 
-    fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed {
+    fn remove_all(&mut self, removals: &[(&[&str], &str)], until: Moment) -> Removed {
         let mut answers = self.exchange(until, |connection, _, until| {
             connection.remove_all(removals, until)
         })?;
@@ -162,11 +162,11 @@ impl KeeperCommands for KeeperConnection<'_> {
             .iter_mut()
             .zip(removals)
             .filter(|(answer, _)| is_elsewhere(answer));
-        for (answer, (key, token)) in moved {
-            let Ok(mut connection) = self.keeper.core.store.checkout(key, until) else {
+        for (answer, (keys, token)) in moved {
+            let Ok(mut connection) = self.keeper.core.store.checkout(keys[0], until) else {
                 break;
             };
-            *answer = connection.remove(key, token, until);
+            *answer = connection.remove(keys, token, until);
             if !is_final(answer) {
                 break;
             }
@@ -206,7 +206,7 @@ impl KeeperCommands for &MemoryStore {
         self.extend(lease, until)
     }
 
-    fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed {
+    fn remove_all(&mut self, removals: &[(&[&str], &str)], until: Moment) -> Removed {
         Holds::remove_all(self, removals, until)
     }
 }

@@ -20,7 +20,7 @@ pub(crate) const LAST_RETRY: Duration = Duration::from_millis(500);
 /// take the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Orphan {
-    pub(super) redis_key: String,
+    pub(super) key: Key,
     /// When the key has certainly expired.
     gone_by: Moment,
     /// Redis may still execute a `SET` of this token. So the keeper searches for the key again,
@@ -46,7 +46,7 @@ impl Orphan {
 
     fn new(key: &Key, gone_by: Moment, may_reappear: bool) -> Orphan {
         Orphan {
-            redis_key: key.in_redis().to_owned(),
+            key: key.clone(),
             gone_by,
             may_reappear,
             due: Moment::PAST,
@@ -71,7 +71,7 @@ impl Orphan {
         self.due = now.after(self.retry);
         self.retry = (self.retry * 2).min(LAST_RETRY);
         Removal {
-            redis_key: self.redis_key.clone(),
+            key: self.key.clone(),
             token: Arc::clone(token),
             may_reappear: self.may_reappear,
             pause: self.due.since(now),
@@ -90,7 +90,7 @@ impl Orphan {
 /// An orphan that is to be deleted now.
 #[derive(Debug)]
 pub(crate) struct Removal {
-    pub(crate) redis_key: String,
+    pub(crate) key: Key,
     pub(crate) token: Arc<str>,
     pub(crate) may_reappear: bool,
     /// When it is due again, if there is no answer.

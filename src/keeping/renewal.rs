@@ -236,9 +236,10 @@ fn take_in<'h>(
 /// Without an answer, all these orphans are sent again later. No thread uses their tokens any more,
 /// so a deletion that Redis executes twice or late does no harm.
 fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[Removal]) {
-    let removals: Vec<_> = orphans
-        .iter()
-        .map(|orphan| (&*orphan.redis_key, &*orphan.token))
+    let places: Vec<_> = orphans.iter().map(|orphan| orphan.key.places()).collect();
+    let removals = places.iter().zip(orphans);
+    let removals: Vec<_> = removals
+        .map(|(places, orphan)| (&places[..], &*orphan.token))
         .collect();
     let answers = redis.remove_all(&removals, aside_until(keeper));
     let now = Moment::now();
@@ -260,13 +261,13 @@ fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[R
                 keeper.work.lock().tokens.removed(&orphan.token, now);
                 keeper.changed.notify_all();
                 let is_done = *compared == Compared::Done || !orphan.may_reappear;
-                let counters = keeper.core.counters_of(&orphan.redis_key);
+                let counters = keeper.core.counters.of(orphan.key.name());
                 counters.late_releases.add(u64::from(is_done));
             }
             Err(failure) => {
-                keeper.report_refusal("releasing", [&orphan.redis_key, &orphan.token], failure);
+                keeper.report_refusal("releasing", [orphan.key.in_redis(), &orphan.token], failure);
                 debug!(target: "relatch::release",
-                    "a late release of {:?}: {failure:?}, trying again while its lease lasts", orphan.redis_key);
+                    "a late release of {:?}: {failure:?}, trying again while its lease lasts", orphan.key.in_redis());
             }
         }
     }
@@ -384,7 +385,7 @@ mod tests {
             unreachable!("there is one node")
         }
 
-        fn remove_all(&mut self, removals: &[(&str, &str)], _: Moment) -> Removed {
+        fn remove_all(&mut self, removals: &[(&[&str], &str)], _: Moment) -> Removed {
             self.removed.push(removals.len());
             self.answers(removals.iter().map(|(_, token)| *token))
         }

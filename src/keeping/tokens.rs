@@ -169,7 +169,7 @@ impl Tokens {
                 State::Orphan(orphan) => Some((token, orphan)),
                 State::Claimed { .. } | State::Held(_) | State::Leaving => None,
             });
-        let due = orphans.filter(|(_, it)| it.due <= now && mine(&it.redis_key));
+        let due = orphans.filter(|(_, it)| it.due <= now && mine(it.key.in_redis()));
         due.take(BATCH)
             .map(|(token, orphan)| orphan.remove(token, now))
             .collect()
@@ -185,7 +185,7 @@ impl Tokens {
     ) {
         for state in self.by_token.values_mut() {
             if let State::Orphan(orphan) = state
-                && mine(&orphan.redis_key)
+                && mine(orphan.key.in_redis())
             {
                 orphan.due = orphan.due.max(now.after(pause));
             }
@@ -319,7 +319,7 @@ impl State {
     pub(super) fn redis_key(&self) -> &str {
         match self {
             State::Held(entry) => entry.hold.key.in_redis(),
-            State::Orphan(orphan) => &orphan.redis_key,
+            State::Orphan(orphan) => orphan.key.in_redis(),
             State::Claimed { .. } | State::Leaving => "",
         }
     }

@@ -62,6 +62,15 @@ impl Lock {
         }
     }
 
+    /// A set of slots: see [`LockManager::slots`](crate::LockManager::slots).
+    pub(crate) fn slots(session: Arc<Session>, name: &str, count: usize) -> Lock {
+        let key = UncheckedKey::of_slots(&session.core.settings.prefix, name, count);
+        Lock {
+            key,
+            ..Lock::new(session, name)
+        }
+    }
+
     /// The lock's key.
     ///
     /// ```

@@ -33,6 +33,39 @@ impl Lock {
         self.looking()?.holder(self.options.fenced)
     }
 
+    /// Who holds the [slots](crate::LockManager::slots) now, as Redis says: the number of each slot
+    /// that is taken, and its holder. A lock that is no set of slots counts as one with one slot.
+    ///
+    /// Asks for one slot after the other, as [`holder`](Lock::holder) does. So two of the answers
+    /// may name the same thread, which has gone from one slot to another meanwhile.
+    ///
+    /// ```
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let mail = locks.slots("mail", 3);
+    /// let _guard = mail.lock()?;
+    /// for (slot, holder) in mail.holders()? {
+    ///     println!("{slot}: {holder}"); // 1: worker-7-4242-4243 (29.9s left)
+    /// }
+    /// # Ok::<(), relatch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`holder`](Lock::holder), but a slot whose key is no lock is left out, and
+    /// [`Error::InvalidOption`].
+    pub fn holders(&self) -> Result<Vec<(u32, Holder)>, Error> {
+        let each = Looking::at_each(&self.session, Name::Of(&self.key))?;
+        let mut holders = Vec::new();
+        for (number, slot) in (1..).zip(each) {
+            match slot.holder(self.options.fenced) {
+                Ok(holder) => holders.extend(holder.map(|holder| (number, holder))),
+                Err(Error::NotALock { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(holders)
+    }
+
     /// Deletes the lock's Redis key, whatever its value, and returns who held it. For operators.
     ///
     /// The holder loses the lock, and its work may still go on. If the holder uses this manager,

@@ -60,7 +60,7 @@ impl Session {
 
         // 1. The thread's map. If this thread holds the lock, the depth grows by one, and nothing
         //    is sent.
-        if let Some(held) = thread_map::reenter(self.id, name.as_str(), options, now)? {
+        if let Some(held) = thread_map::reenter(self.id, name, options, now)? {
             self.core.counters.of(held.hold.key.name()).reentered.add(1);
             return Ok(held);
         }
@@ -69,6 +69,10 @@ impl Session {
         let wait = taking.wait(patience);
 
         let take = || {
+            // (One of several slots needs no turn, as long as nobody waits for one.)
+            if let Some(taken) = taking.slot_without_turn(&wait)? {
+                return Ok(taken);
+            }
             // 2. The queue of this process. One thread at a time asks Redis for a key. The others
             //    wait behind it. For a few milliseconds (`Builder::local_handoff`), the one in
             //    front takes the lock for the next one, in the round trip of its own release.
@@ -96,7 +100,9 @@ impl Session {
 
         // 4. The thread has the lock. The keeper renews its lease, the queue knows that it is held,
         //    and the thread's map leads to it.
-        self.make_known(taking.hold(taken, now), turn, patience)
+        let hold = taking.hold(taken, now);
+        let turn = turn.of(&hold);
+        self.make_known(hold, turn, patience)
     }
 
     /// Makes a new hold known: to the keeper, the queue and the thread's map. With an error, gives

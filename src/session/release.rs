@@ -318,13 +318,13 @@ pub(crate) fn delete(store: &Store, hold: &Hold, claim: Option<&Claim>, deadline
     };
     let Some(claim) = claim else {
         return (
-            connection.remove(key, token, deadline),
+            connection.remove(&[key], token, deadline),
             HandoffOutcome::NotTaken,
         );
     };
     let sent = Moment::now();
     match connection.remove_and_claim(token, claim.wanted(key), deadline) {
-        Ok((removed, ClaimReply::Taken { fence })) => {
+        Ok((removed, ClaimReply::Taken { number: fence })) => {
             let answered = Moment::now();
             (
                 removed,
@@ -343,7 +343,7 @@ pub(crate) fn delete(store: &Store, hold: &Hold, claim: Option<&Claim>, deadline
             if link_stands {
                 // Redis may still execute the claim. `abandon` writes a deletion behind it on the
                 // same connection, so that Redis executes the deletion later.
-                connection.abandon(key, &claim.token);
+                connection.abandon(&[key], &claim.token);
             }
             (Err(failure), HandoffOutcome::Unanswered { sent })
         }

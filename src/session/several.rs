@@ -58,7 +58,7 @@ pub(crate) fn enter(
 /// What this thread has already comes first: if it is lost, nothing is to be sent.
 fn mine_first<'a>(session: &Session, names: &[&'a str]) -> Vec<&'a str> {
     let mut names = names.to_vec();
-    names.sort_by_key(|name| thread_map::find(session.id, name).is_none());
+    names.sort_by_key(|name| thread_map::find(session.id, *name).is_none());
     names
 }
 
@@ -135,9 +135,11 @@ fn delete_all<'e, 'a: 'e>(
     for releases in by_node.into_values() {
         nodes -= 1;
         let deadline = share(deadline, nodes > 0 || some_go_alone);
-        let holds = releases.iter().map(|one| one.hold);
-        let removals: Vec<_> = holds.map(|it| (it.key.in_redis(), &*it.token)).collect();
-        let Ok(mut server) = store.checkout(removals[0].0, deadline) else {
+        let holds = || releases.iter().map(|one| one.hold);
+        let keys: Vec<_> = holds().map(|it| [it.key.in_redis()]).collect();
+        let removals = keys.iter().zip(holds());
+        let removals: Vec<_> = removals.map(|(key, it)| (&key[..], &*it.token)).collect();
+        let Ok(mut server) = store.checkout(keys[0][0], deadline) else {
             continue;
         };
         let mut answers = server.remove_all(&removals, deadline).map(Vec::into_iter);

@@ -1,7 +1,7 @@
 //! The steps of a thread that takes a lock: whether it may, the token, the wait, the turn, the
 //! hold.
 
-use crate::acquire::{AcquireContext, Taken};
+use crate::acquire::{AcquireContext, Acquisition, Taken};
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::key::{Key, Name};
@@ -16,7 +16,7 @@ use crate::store::Failure;
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
 use crate::waiting::place::NoTurn;
-use crate::waiting::queues::Joined;
+use crate::waiting::queues::{Joined, Turn};
 use crate::waiting::wait::{OfManager, Wait};
 
 /// What a thread takes that does not hold it.
@@ -83,6 +83,34 @@ impl<'a> Taking<'a> {
         Wait::new(manager, &self.key, &self.thread, patience, self.stop)
     }
 
+    /// Asks for one of several slots, if no thread of this process waits for one: a turn would let
+    /// only one thread ask at a time. A caller that tries only once never waits for the turn, since
+    /// the thread in front does not learn whether a second slot is free.
+    pub(super) fn slot_without_turn(
+        &self,
+        wait: &Wait<'_>,
+    ) -> Result<Option<(Turn, Taken)>, Error> {
+        let (queues, name) = (&self.session.core.queues, self.key.name());
+        let once = wait.patience.once;
+        if self.key.slots().is_empty() || !once && queues.somebody_waits(name) {
+            return Ok(None);
+        }
+        let joined = Joined::outside(queues, name);
+        let claim = self.fresh_claim()?;
+        let context = self.context(wait, &claim);
+        let mut acquisition = Acquisition::begin(context, &joined, claim);
+        loop {
+            if let Some(taken) = acquisition.ask()? {
+                drop(acquisition);
+                return Ok(Some((joined.turn, taken)));
+            }
+            if !once {
+                return Ok(None);
+            }
+            acquisition.wait_for_next_attempt()?;
+        }
+    }
+
     /// Waits for the turn.
     pub(super) fn join_queue(&self, wait: &Wait<'_>, claim: &Claim) -> Result<Joined, Error> {
         let (core, name) = (&self.session.core, self.key.name());
@@ -119,12 +147,16 @@ impl<'a> Taking<'a> {
         }
     }
 
-    /// The new hold. Its thread has waited since it `began`.
+    /// The new hold, of the lock or of one slot. Its thread has waited since it `began`.
     pub(super) fn hold(self, taken: Taken, began: Moment) -> Hold {
         let counters = &self.session.core.counters;
-        let Taken { token, fence, at } = taken;
+        let Taken { token, number, at } = taken;
         counters.of(self.key.name()).taken(at.answered.since(began));
-        Hold::new(self.key, self.thread, token, fence, self.options, at)
+        let index = number.and_then(|it| usize::try_from(it - 1).ok());
+        let slot = index.and_then(|it| self.key.slots().get(it)).cloned();
+        let fence = number.filter(|_| slot.is_none());
+        let key = slot.unwrap_or(self.key);
+        Hold::new(key, self.thread, token, fence, self.options, at)
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::base::clock::Moment;
 use crate::base::emit::Span;
 use crate::base::error::Error;
+use crate::base::key::Name;
 use crate::base::options::Options;
 use crate::base::sync::HashMap;
 use crate::base::sync::{per_thread, process};
@@ -101,48 +102,44 @@ impl Held {
     }
 }
 
-/// The hold of this thread on the lock `name`, if there is one.
-pub(crate) fn find(manager: u64, name: &str) -> Option<Rc<Held>> {
+/// The hold of this thread on the lock, or on one of the slots, if there is one.
+pub(crate) fn find<'a>(manager: u64, name: impl Into<Name<'a>>) -> Option<Rc<Held>> {
     with(|holds| {
-        let entry = holds
-            .get(name)?
-            .iter()
-            .find(|entry| entry.manager == manager)?;
+        let mut same = name
+            .into()
+            .each()
+            .filter_map(|name| holds.get(name))
+            .flatten();
+        let entry = same.find(|entry| entry.manager == manager)?;
         Some(Rc::clone(&entry.held))
     })?
 }
 
-/// Re-enters the lock `name`, if the options allow that. `None` if this thread does not hold it.
+/// Re-enters the lock, if the options allow that. `None` if this thread does not hold it.
 /// With `Err`, the depth stays as it is.
-pub(crate) fn reenter(
+pub(crate) fn reenter<'a>(
     manager: u64,
-    name: &str,
+    name: impl Into<Name<'a>>,
     options: &Options,
     now: Moment,
 ) -> Result<Option<Rc<Held>>, Error> {
     let Some(held) = find(manager, name) else {
         return Ok(None);
     };
-    let depth = held.hold.depth();
+    let (depth, key) = (held.hold.depth(), || held.hold.key.name().to_string());
     // The loss comes first: the thread has to learn of it, whatever it wanted.
     held.hold.check(now)?;
     if !options.reentrant {
-        return Err(Error::AlreadyHeld {
-            key: name.to_owned(),
-        });
+        return Err(Error::AlreadyHeld { key: key() });
     }
     if options.fenced && held.hold.fence.is_none() {
         let reason = "this thread holds it already, and took it without a fence";
-        return Err(Error::NoFence {
-            key: name.to_owned(),
-            reason,
-        });
+        let key = key();
+        return Err(Error::NoFence { key, reason });
     }
     if depth == MAX_DEPTH {
-        return Err(Error::DepthOverflow {
-            key: name.to_owned(),
-            depth,
-        });
+        let key = key();
+        return Err(Error::DepthOverflow { key, depth });
     }
     held.hold.set_depth(depth + 1);
     held.hold.keep_at_least(options.keep_at_least, now);

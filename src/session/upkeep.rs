@@ -19,7 +19,7 @@ impl Session {
     pub(crate) fn current(&self, name: Name<'_>) -> Option<Rc<Held>> {
         let now = Moment::now();
         self.core.own_process(now).ok()?;
-        let again = thread_map::reenter(self.id, name.as_str(), &Options::default(), now);
+        let again = thread_map::reenter(self.id, name, &Options::default(), now);
         let held = again.ok()??;
         self.core.counters.of(held.hold.key.name()).reentered.add(1);
         Some(held)
@@ -29,7 +29,7 @@ impl Session {
     pub(crate) fn assert_held(&self, name: Name<'_>) -> Result<(), Error> {
         let now = Moment::now();
         self.core.own_process(now)?;
-        let held = thread_map::find(self.id, name.as_str());
+        let held = thread_map::find(self.id, name);
         let not_held = || Error::NotHeld {
             key: name.as_str().to_owned(),
         };

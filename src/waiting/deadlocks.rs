@@ -1,7 +1,8 @@
 //! What ends the wait of a thread that holds locks: a deadlock within the process, through any of
 //! its managers, or the loss of what it holds.
 //!
-//! A thread waits for one lock at a time, and a lock has one holder. So the question "for whom does
+//! A thread waits for one lock at a time, and a lock has one holder. (Of several slots, each may be
+//! the next one that is free. So a wait for a slot proves nothing.) So the question "for whom does
 //! that thread wait" has one answer at most, and a walk from thread to thread either ends or comes
 //! back to where it began. The thread that closes such a cycle finds it, because all others of the
 //! cycle are in their queues already. Of all these waits, the one that would end first fails in any
@@ -102,11 +103,13 @@ fn waiting_holders(managers: &[Manager]) -> Vec<WaitingHolder> {
 impl WaitingHolder {
     /// `None` if the thread holds nothing.
     fn of((_, queue, it): (&Arc<str>, &WaitQueue, &Arc<Waiter>)) -> Option<WaitingHolder> {
+        let blocked = it.blocked.as_ref()?;
+        let seen = queue.seen().filter(|_| !blocked.any);
         Some(WaitingHolder {
             thread: it.thread.clone(),
             deadline: it.patience.deadline,
-            blocked: Arc::clone(it.blocked.as_ref()?),
-            seen: queue.seen().map(|holder| holder.raw.clone()),
+            blocked: Arc::clone(blocked),
+            seen: seen.map(|holder| holder.raw.clone()),
         })
     }
 

@@ -98,6 +98,13 @@ impl InFront<'_> {
         self.tell_tries();
     }
 
+    /// The front has one of several slots now. Asking took the time `took`.
+    pub(super) fn has_slot(&mut self, took: Duration, now: Moment) {
+        self.past.contention.took(took);
+        self.past.contention.won(now);
+        self.answered();
+    }
+
     /// The front is about to ask Redis. This is noted first, because there may never be an answer.
     pub(super) fn asks(&mut self, now: Moment) {
         self.silence.get_or_insert_with(|| Silence::new(now));

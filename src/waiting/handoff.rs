@@ -24,6 +24,7 @@ impl Claim {
     pub(crate) fn wanted<'a>(&'a self, key: &'a str) -> Wanted<'a> {
         Wanted {
             key,
+            slots: &[],
             token: &self.token,
             lease: self.lease.millis(),
             counter: self.counter.as_deref(),

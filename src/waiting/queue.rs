@@ -48,6 +48,20 @@ pub(crate) struct Start {
     pub(crate) without_expiry: WithoutExpiry,
 }
 
+impl Start {
+    /// For a thread that asks without a turn.
+    pub(super) fn outside() -> Start {
+        Start {
+            number: 0,
+            handed: HandoffOutcome::NotTaken,
+            nap: Duration::ZERO,
+            crowded: false,
+            attempts: Attempts::after(None),
+            without_expiry: WithoutExpiry::default(),
+        }
+    }
+}
+
 impl WaitQueue {
     /// Starts the turn of `waiter`, if its turn has come. (`None`: a thread that is not in the
     /// queue.)

@@ -55,6 +55,17 @@ pub(crate) struct Joined {
     pub(crate) waited: bool,
 }
 
+impl Joined {
+    /// For a thread that asks without a turn: see [`Turn::outside`].
+    pub(crate) fn outside(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Joined {
+        Joined {
+            turn: Turn::outside(queues, name),
+            start: Start::outside(),
+            waited: false,
+        }
+    }
+}
+
 /// The number of a [`Turn::outside`]. No other turn has it.
 const OUTSIDE: u64 = 0;
 
@@ -125,6 +136,13 @@ impl WaitQueues {
                 QueueStep::Sleep { until } => sleep(&mut table, name, me, until, now),
             }
         }
+    }
+
+    /// True if a thread waits for this lock.
+    pub(crate) fn somebody_waits(&self, name: &str) -> bool {
+        let table = self.table.lock();
+        let queue = table.of(name);
+        queue.is_some_and(|queue| queue.waiters().next().is_some())
     }
 
     /// Wakes the first waiter, since the hold in front is lost.
@@ -213,6 +231,17 @@ impl Turn {
     /// True if the thread has not waited before.
     fn begins_to_wait(&self, wait: &Wait<'_>) -> bool {
         self.note(|mut it| it.waits_as(Some(wait.waiter(None))))
+    }
+
+    /// The turn of this new hold. That is this one, but for a slot: then the next thread may ask,
+    /// since other slots may be free.
+    pub(crate) fn of(self, hold: &Hold) -> Turn {
+        if hold.key.slot().is_none() {
+            return self;
+        }
+        let acquired = &hold.acquired;
+        self.note(|mut it| it.has_slot(acquired.answered.since(acquired.sent), acquired.answered));
+        Turn::outside(&self.queues, hold.key.name())
     }
 
     /// The thread has the lock in Redis, so it waits no more.

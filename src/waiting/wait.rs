@@ -105,7 +105,9 @@ impl<'a> Wait<'a> {
                 held()
             };
             let wants = (id, Arc::clone(self.key.name()));
-            let blocked = (!held.is_empty()).then(|| Arc::new(Blocked::new(wants, held, wake)));
+            let any = !self.key.slots().is_empty();
+            let is_blocked = !held.is_empty();
+            let blocked = is_blocked.then(|| Arc::new(Blocked::new(wants, any, held, wake)));
             Arc::new(Waiter::new(self.thread, self.patience, claim, blocked))
         })
     }

@@ -79,6 +79,8 @@ impl Waiter {
 pub(crate) struct Blocked {
     /// The lock for which the thread waits: its manager and its name.
     pub(super) wants: (u64, Arc<str>),
+    /// It waits for any of several slots, so nobody knows for whom.
+    pub(super) any: bool,
     /// What the thread holds. That does not change while it sleeps.
     pub(super) holds: Vec<HeldBy>,
     /// The cycle of threads for which this wait ends.
@@ -95,9 +97,15 @@ impl fmt::Debug for Blocked {
 }
 
 impl Blocked {
-    pub(super) fn new(wants: (u64, Arc<str>), holds: Vec<HeldBy>, wake: &Arc<Wake>) -> Blocked {
+    pub(super) fn new(
+        wants: (u64, Arc<str>),
+        any: bool,
+        holds: Vec<HeldBy>,
+        wake: &Arc<Wake>,
+    ) -> Blocked {
         Blocked {
             wants,
+            any,
             holds,
             cycle: OnceLock::new(),
             wake: Arc::clone(wake),

@@ -4,10 +4,12 @@ use std::mem;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
+use crate::base::key::set_of;
 use crate::base::sync::HashMap;
 use crate::base::sync::{Condvar, Mutex};
 
 /// The sleeping threads of one manager: at most one for each key, since the others queue behind it.
+/// (A set of slots has a key here, too.)
 #[derive(Debug, Default)]
 pub(crate) struct Wakeups {
     /// The parker of each sleeping thread. This mutex is locked before those of a parker: parkers
@@ -46,11 +48,13 @@ impl Wakeups {
         }
     }
 
-    /// Wakes the thread that waits for this key, if there is one.
+    /// Wakes the thread that waits for this key, and the one that waits for any slot of its set.
     pub(crate) fn wake(&self, redis_key: &[u8]) {
-        if let Some(parker) = self.by_key.lock().get(redis_key) {
-            parker.unpark();
-        }
+        let set = str::from_utf8(redis_key).ok().and_then(set_of);
+        let by_key = self.by_key.lock();
+        let both = [Some(redis_key), set.as_deref().map(str::as_bytes)];
+        let parkers = both.into_iter().flatten().filter_map(|key| by_key.get(key));
+        parkers.for_each(|parker| parker.unpark());
     }
 
     /// Wakes the threads that wait for such keys.

@@ -34,11 +34,14 @@ impl Classes {
     }
 
     /// The number of the class whose prefix the name of a lock begins with, and of several the one
-    /// with the longest. Zero if there is none.
+    /// with the longest. Zero if there is none. (The name of a slot, and of a set, begins behind
+    /// the brace.)
     pub(crate) fn of(&self, name: &str) -> usize {
         if self.prefixes.is_empty() {
             return 0;
         }
+        let slots = name.strip_prefix('{').filter(|_| name.contains("}#"));
+        let name = slots.unwrap_or(name);
         let first = name.bytes().next().map_or(0, usize::from);
         let from = self.lower[first];
         (usize::from(from)..usize::from(self.lower[first + 1]))

@@ -41,7 +41,7 @@ pub(crate) trait Claims {
 
 impl Claims for ServerConnection {
     fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
-        if wanted.counter.is_none() && !self.asking {
+        if !wanted.is_numbered() && !self.asking {
             let set = Batch::of(&set(wanted.key, wanted.token, &wanted.times()[0]));
             let mut reply = next(&mut self.exchange(&set, deadline)?.into_iter());
             if seeded_bugs::is_in("takes a redirect for success")
@@ -66,7 +66,8 @@ impl Claims for ServerConnection {
     ) -> Result<(ClaimReply, Tracking), Failure> {
         let times = wanted.times();
         let (script, args) = wanted.script(&times);
-        let calls = [(wanted.key, &*args)];
+        let keys = wanted.keys();
+        let calls = [(&*keys, &*args)];
         let runs = Runs {
             listener,
             ..Runs::of(script, &calls)
@@ -88,7 +89,7 @@ impl Claims for ServerConnection {
         let least_fence = least_fence.to_string();
         let (script, args) = wanted.adoption(old, &least_fence, &times);
         let read = |reply| read_adoption(reply, wanted.token, wanted.counter.is_some());
-        let reply = script.invoke(self, wanted.key, &args, deadline, read)?;
+        let reply = script.invoke(self, &wanted.keys(), &args, deadline, read)?;
         if matches!(reply, AdoptReply::Adopted { .. })
             && let Some(wait) = ReplicaWait::new(&self.lent.node, deadline)
         {
@@ -120,7 +121,7 @@ fn settled(
         Ok(()) => Ok(claim),
         Err(failure @ Failure::Unanswered { .. }) => Err(failure),
         Err(failure) => Err(
-            match connection.remove(wanted.key, wanted.token, deadline) {
+            match connection.remove(&wanted.places(), wanted.token, deadline) {
                 Ok(_) => failure,
                 Err(removal) => left_behind(removal, Some(&failure)),
             },

@@ -27,8 +27,10 @@ pub(crate) struct Extension<'a> {
 
 /// What the holder of a lock does.
 pub(crate) trait Holds {
-    /// Compare and delete. Takes one more round trip if Redis has forgotten the script.
-    fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Failure>;
+    /// Compare and delete, for the keys of one lock. Takes one more round trip if Redis has
+    /// forgotten the script.
+    fn remove(&mut self, keys: &[&str], token: &str, deadline: Moment)
+    -> Result<Compared, Failure>;
 
     /// Compare and keep: the key holds no token any more, and expires after `rest`, in
     /// milliseconds. Takes one more round trip if Redis has forgotten the script.
@@ -44,7 +46,7 @@ pub(crate) trait Holds {
     /// the script. The answers come in the order of the removals.
     fn remove_all(
         &mut self,
-        removals: &[(&str, &str)],
+        removals: &[(&[&str], &str)],
         deadline: Moment,
     ) -> Result<Vec<Result<Compared, Failure>>, Failure>;
 
@@ -65,17 +67,22 @@ pub(crate) trait Holds {
     ///
     /// Nobody reads the answers, and the connection is not used again. So the script is sent whole:
     /// a NOSCRIPT answer to its hash would go unnoticed.
-    fn abandon(self: Box<Self>, key: &str, token: &str);
+    fn abandon(self: Box<Self>, keys: &[&str], token: &str);
 }
 
 impl Holds for ServerConnection {
-    fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Failure> {
+    fn remove(
+        &mut self,
+        keys: &[&str],
+        token: &str,
+        deadline: Moment,
+    ) -> Result<Compared, Failure> {
         let script = if seeded_bugs::is_in("deletes without comparing") {
             &DELETE
         } else {
             &RELEASE
         };
-        script.invoke(self, key, &[token], deadline, read_compared)
+        script.invoke(self, keys, &[token], deadline, read_compared)
     }
 
     fn keep(
@@ -86,17 +93,17 @@ impl Holds for ServerConnection {
         deadline: Moment,
     ) -> Result<Compared, Failure> {
         let args = [token, &rest.to_string()];
-        KEEP.invoke(self, key, &args, deadline, read_compared)
+        KEEP.invoke(self, &[key], &args, deadline, read_compared)
     }
 
     fn remove_all(
         &mut self,
-        removals: &[(&str, &str)],
+        removals: &[(&[&str], &str)],
         deadline: Moment,
     ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
         let tokens: Vec<_> = removals.iter().map(|(_, token)| [*token]).collect();
         let calls = removals.iter().zip(&tokens);
-        let calls: Vec<_> = calls.map(|((key, _), args)| (*key, &args[..])).collect();
+        let calls: Vec<_> = calls.map(|((keys, _), args)| (*keys, &args[..])).collect();
         let (replies, _) = Runs::of(&RELEASE, &calls).send(self, deadline)?;
         let compared = |reply| RELEASE.explained(read_compared(accept_change(reply)));
         let answers = replies.into_iter();
@@ -132,10 +139,10 @@ impl Holds for ServerConnection {
         answer.unwrap_or_else(|| Err(Failure::not_sent("no answer")))
     }
 
-    fn abandon(mut self: Box<Self>, key: &str, token: &str) {
+    fn abandon(mut self: Box<Self>, keys: &[&str], token: &str) {
         let batch = self
             .begin(Batch::default())
-            .and(&RELEASE.command(true, key, &[token]));
+            .and(&RELEASE.command(true, keys, &[token]));
         if let Some(link) = &mut self.lent.link {
             // A moment only: the caller's time may be over, and a healthy socket takes the bytes at
             // once. If this fails, a renewer deletes the key: it searches for each token that is
@@ -155,7 +162,7 @@ impl ServerConnection {
         deadline: Moment,
     ) -> Result<(Reply, ClaimReply), Failure> {
         let times = wanted.times();
-        let removal = RELEASE.command(teach, wanted.key, &[token]);
+        let removal = RELEASE.command(teach, &[wanted.key], &[token]);
         let [removed, claimed] = loop {
             let claim = wanted.claim(self.asking, teach, &times);
             let removes = self.begin(Batch::default()).and(&removal);
@@ -203,8 +210,9 @@ impl ServerConnection {
             .zip(&leases)
             .map(|(it, lease)| [it.token, lease])
             .collect();
-        let calls = extensions.iter().zip(&args);
-        let calls: Vec<_> = calls.map(|(it, args)| (it.key, &args[..])).collect();
+        let keys: Vec<_> = extensions.iter().map(|it| [it.key]).collect();
+        let calls = keys.iter().zip(&args);
+        let calls: Vec<_> = calls.map(|(key, args)| (&key[..], &args[..])).collect();
         let runs = Runs {
             begins_whole: teach,
             listener,

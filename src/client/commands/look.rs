@@ -1,5 +1,6 @@
 //! The commands for a lock that somebody else may hold, and the test of a listener.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
@@ -9,7 +10,7 @@ use crate::client::commands::reply::{
     Compared, Seen, Tracking, read_compared, read_deleted, read_seen, read_tracking,
 };
 use crate::client::commands::runs::tracking;
-use crate::client::commands::script::{FORCE, LOOK, LOOK_FENCED, RELEASE, Script};
+use crate::client::commands::script::{FORCE, LOOK, RELEASE, Script};
 use crate::client::commands::wanted::set;
 use crate::client::servers::node::Node;
 use crate::client::servers::topology::Topology;
@@ -76,13 +77,8 @@ impl Looks for ServerConnection {
         counter: Option<&str>,
         deadline: Moment,
     ) -> Result<Seen, Failure> {
-        let script: &Script = if counter.is_some() {
-            &LOOK_FENCED
-        } else {
-            &LOOK
-        };
-        let args: Vec<_> = counter.into_iter().collect();
-        let seen = script.invoke(self, key, &args, deadline, read_seen);
+        let keys: Vec<_> = [key].into_iter().chain(counter).collect();
+        let seen = LOOK.invoke(self, &keys, &[], deadline, read_seen);
         if let (Some(_), Err(Failure::Refused(refusal))) = (counter, &seen)
             && refusal.code == "TRYAGAIN"
         {
@@ -126,8 +122,8 @@ fn run_once<T>(
     deadline: Moment,
     read: impl FnOnce(Result<Reply, Failure>) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let whole = script.command(true, key, &[]);
-    let parts = whole.into_iter().map(str::as_bytes).chain(argument);
+    let whole = script.command(true, &[key], &[]);
+    let parts = whole.into_iter().chain(argument.map(Cow::Borrowed));
     let parts: Vec<_> = parts.collect();
     loop {
         let batch = connection.begin(Batch::default()).and(&parts);

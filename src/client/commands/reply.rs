@@ -10,8 +10,9 @@ use crate::client::wire::resp::Reply;
 /// What came of an attempt to take a lock.
 #[derive(Debug)]
 pub(crate) enum ClaimReply {
-    /// The key was free, and holds the caller's token now. `None`: no fencing token was wanted.
-    Taken { fence: Option<u64> },
+    /// The key was free, and holds the caller's token now. The number is the fencing token, if one
+    /// was wanted, or that of the slot, if this is one of several.
+    Taken { number: Option<u64> },
     /// The key holds a string already. `Some` if the command asked for it. The string is the
     /// caller's own token if an earlier attempt, whose answer was lost, has taken the lock.
     Busy(Option<Holder>),
@@ -88,23 +89,23 @@ pub(crate) fn read_extended(
 }
 
 /// Reads the reply of a script that takes a lock, or says who has it. If it has taken the lock, it
-/// answers `token` and, if `is_fenced`, a space and the fence.
+/// answers `token` and, if it `is_numbered`, a space and the number.
 pub(crate) fn read_claim(
     reply: Result<Reply, Failure>,
     token: &str,
-    is_fenced: bool,
+    is_numbered: bool,
 ) -> Result<ClaimReply, Failure> {
-    let fence_of = |said: &[u8]| match (said.strip_prefix(token.as_bytes())?, is_fenced) {
+    let number_of = |said: &[u8]| match (said.strip_prefix(token.as_bytes())?, is_numbered) {
         ([], false) => Some(None),
         ([b' ', digits @ ..], true) => read_fence(digits).map(Some),
         _ => None,
     };
     match reply {
-        Ok(Reply::Bytes(said)) => match fence_of(&said) {
-            Some(fence) => Ok(ClaimReply::Taken { fence }),
+        Ok(Reply::Bytes(said)) => match number_of(&said) {
+            Some(number) => Ok(ClaimReply::Taken { number }),
             None => Err(nonsense(&Reply::Bytes(said))),
         },
-        Ok(Reply::Array(parts)) if is_fenced || parts.len() == 2 => {
+        Ok(Reply::Array(parts)) if is_numbered || parts.len() == 2 => {
             read_holder(parts).map(|holder| ClaimReply::Busy(Some(holder)))
         }
         Ok(other) => Err(nonsense(&other)),
@@ -122,7 +123,7 @@ pub(crate) fn read_adoption(
     match reply {
         Ok(Reply::Int(0)) => Ok(AdoptReply::Absent),
         other => Ok(match read_claim(other, token, is_fenced)? {
-            ClaimReply::Taken { fence } => AdoptReply::Adopted { fence },
+            ClaimReply::Taken { number: fence } => AdoptReply::Adopted { fence },
             ClaimReply::Busy(_) | ClaimReply::NotAString => AdoptReply::NotOurs,
         }),
     }
@@ -176,7 +177,7 @@ pub(crate) fn read_deleted(reply: Reply) -> Result<Option<Holder>, Failure> {
 /// Reads the reply of `SET NX`.
 pub(crate) fn read_set(reply: &Reply) -> Result<ClaimReply, Failure> {
     match reply {
-        Reply::Ok => Ok(ClaimReply::Taken { fence: None }),
+        Reply::Ok => Ok(ClaimReply::Taken { number: None }),
         Reply::Nil => Ok(ClaimReply::Busy(None)),
         other => Err(nonsense(other)),
     }

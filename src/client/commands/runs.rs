@@ -1,4 +1,4 @@
-//! How scripts are run: by their hash or whole, for one key or for many.
+//! How scripts are run: by their hash or whole, once or many times.
 
 use crate::base::clock::Moment;
 use crate::client::commands::connection::{ServerConnection, next};
@@ -11,8 +11,8 @@ use crate::client::wire::resp::{Batch, Reply};
 /// Runs of one script, which go out in one batch.
 pub(crate) struct Runs<'a> {
     pub(crate) script: &'a Script,
-    /// The key of each run, and the arguments.
-    pub(crate) calls: &'a [(&'a str, &'a [&'a str])],
+    /// The keys of each run, and the arguments.
+    pub(crate) calls: &'a [Call<'a>],
     /// If true, the first run carries the text of the script, since Redis may not know its hash.
     pub(crate) begins_whole: bool,
     /// The batch first asks Redis, once per connection, to send this listener the invalidations of
@@ -23,8 +23,11 @@ pub(crate) struct Runs<'a> {
     pub(crate) wait: Option<&'a ReplicaWait>,
 }
 
+/// The keys of one run of a script, all in one place of a cluster, and its arguments.
+pub(crate) type Call<'a> = (&'a [&'a str], &'a [&'a str]);
+
 impl<'a> Runs<'a> {
-    pub(crate) fn of(script: &'a Script, calls: &'a [(&'a str, &'a [&'a str])]) -> Runs<'a> {
+    pub(crate) fn of(script: &'a Script, calls: &'a [Call<'a>]) -> Runs<'a> {
         Runs {
             script,
             calls,
@@ -36,50 +39,50 @@ impl<'a> Runs<'a> {
 }
 
 impl Script {
-    /// Runs the script for one key. `read` reads the reply; if a right was missing, the failure
+    /// Runs the script once. `read` reads the reply; if a right was missing, the failure
     /// names those that the script needs.
     pub(super) fn invoke<T>(
         &self,
         connection: &mut ServerConnection,
-        key: &str,
+        keys: &[&str],
         args: &[&str],
         deadline: Moment,
         read: impl FnOnce(Result<Reply, Failure>) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let runs = Runs::of(self, &[(key, args)]).send(connection, deadline);
+        let runs = Runs::of(self, &[(keys, args)]).send(connection, deadline);
         let reply = runs.and_then(|(mut replies, _)| accept_change(replies.remove(0)));
         connection.judged(self.explained(read(reply)))
     }
 }
 
 impl Runs<'_> {
-    /// Runs the script for each key, by its hash. What Redis refuses because it does not know the
+    /// Makes all these runs, by the hash of the script. What Redis refuses because it does not know the
     /// script is sent once more. The first of these commands then has the text, and makes the
     /// script known to the others. (It is one that this node executes, and does not redirect.) If
     /// the script is unknown even then, the answer is the second copy of another one, and the
     /// script may have been executed.
     ///
-    /// A batch with more than one key follows no redirect.
+    /// A batch with more than one run follows no redirect.
     pub(super) fn send(
         &self,
         connection: &mut ServerConnection,
         deadline: Moment,
     ) -> Result<(Vec<Reply>, Tracking), Failure> {
-        let keys = self.calls.len();
+        let calls = self.calls.len();
         let listener = self.listener.filter(|_| !connection.redirected);
         let link = connection.lent.link.as_ref();
         let id = link.map_or(0, |link| link.id);
         let mut to_ask = listener.filter(|_| link.is_none_or(|link| link.listener != listener));
         let mut result = listener.map_or(Tracking::Off, |_| Tracking::On { link: id });
-        let mut all = vec![Reply::Nil; keys];
-        let mut open = (0..keys).collect::<Vec<_>>();
+        let mut all = vec![Reply::Nil; calls];
+        let mut open = (0..calls).collect::<Vec<_>>();
         let mut teach = false;
         loop {
             let begun = connection.begin(tracking(to_ask, &["NOLOOP"]));
             let batch = open.iter().fold(begun, |batch, n| {
                 let is_whole = teach && *n == open[0] || self.begins_whole && *n == 0;
-                let (key, args) = self.calls[*n];
-                batch.and(&self.script.command(is_whole, key, args))
+                let (keys, args) = self.calls[*n];
+                batch.and(&self.script.command(is_whole, keys, args))
             });
             let batch = match self.wait {
                 Some(wait) => wait.behind(batch),
@@ -98,7 +101,7 @@ impl Runs<'_> {
             for n in &open {
                 all[*n] = next(&mut replies);
             }
-            if keys == 1 && connection.follow(&all[0], deadline)? {
+            if calls == 1 && connection.follow(&all[0], deadline)? {
                 result = Tracking::Off;
                 continue;
             }

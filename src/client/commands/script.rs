@@ -1,5 +1,6 @@
 //! Lua scripts: sent by their hash, or whole if Redis does not know them.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use crate::client::wire::failure::Failure;
@@ -8,8 +9,6 @@ use crate::client::wire::failure::Failure;
 pub(crate) struct Script {
     text: &'static str,
     hash: OnceLock<String>,
-    /// How many keys it has.
-    keys: &'static str,
     rights: &'static str,
 }
 
@@ -19,6 +18,7 @@ pub(crate) fn prepare() {
     for script in [
         &CLAIM,
         &CLAIM_FENCED,
+        &CLAIM_SLOT,
         &ADOPT,
         &ADOPT_FENCED,
         &RELEASE,
@@ -26,46 +26,35 @@ pub(crate) fn prepare() {
         &RENEW,
         &FORCE,
         &LOOK,
-        &LOOK_FENCED,
     ] {
         script.hash();
     }
 }
 
 const ADOPT_TEXT: &str = include_str!("lua/adopt.lua");
-const LOOK_TEXT: &str = include_str!("lua/look.lua");
 
-pub(crate) static CLAIM: Script =
-    Script::new(include_str!("lua/claim.lua"), "1", "+set +get +pttl");
-/// Has a second key: its first argument is the key of the lock's counter.
+pub(crate) static CLAIM: Script = Script::new(include_str!("lua/claim.lua"), "+set +get +pttl");
 pub(crate) static CLAIM_FENCED: Script = Script::new(
     include_str!("lua/claim_fenced.lua"),
-    "2",
     "+set +get +pttl +time",
 );
-pub(crate) static ADOPT: Script = Script::new(ADOPT_TEXT, "1", "+get +pttl +set +pexpire");
-/// Has a second key, as [`CLAIM_FENCED`].
-pub(crate) static ADOPT_FENCED: Script =
-    Script::new(ADOPT_TEXT, "2", "+get +pttl +set +pexpire +time");
-pub(crate) static RELEASE: Script = Script::new(include_str!("lua/release.lua"), "1", "+get +del");
+pub(crate) static CLAIM_SLOT: Script =
+    Script::new(include_str!("lua/claim_slot.lua"), "+set +get +pttl");
+pub(crate) static ADOPT: Script = Script::new(ADOPT_TEXT, "+get +pttl +set +pexpire");
+pub(crate) static ADOPT_FENCED: Script = Script::new(ADOPT_TEXT, "+get +pttl +set +pexpire +time");
+pub(crate) static RELEASE: Script = Script::new(include_str!("lua/release.lua"), "+get +del");
 /// Only for a bug that is built in.
-pub(crate) static DELETE: Script = Script::new("return redis.call('DEL', KEYS[1])", "1", "+del");
-pub(crate) static KEEP: Script =
-    Script::new(include_str!("lua/keep.lua"), "1", "+get +pexpire +set");
-pub(crate) static RENEW: Script =
-    Script::new(include_str!("lua/renew.lua"), "1", "+get +pttl +pexpire");
-pub(crate) static LOOK: Script = Script::new(LOOK_TEXT, "1", "+get +pttl");
-/// Has a second key, as [`CLAIM_FENCED`].
-pub(crate) static LOOK_FENCED: Script = Script::new(LOOK_TEXT, "2", "+get +pttl");
-pub(crate) static FORCE: Script =
-    Script::new(include_str!("lua/force.lua"), "1", "+pttl +get +del");
+pub(crate) static DELETE: Script = Script::new("return redis.call('DEL', KEYS[1])", "+del");
+pub(crate) static KEEP: Script = Script::new(include_str!("lua/keep.lua"), "+get +pexpire +set");
+pub(crate) static RENEW: Script = Script::new(include_str!("lua/renew.lua"), "+get +pttl +pexpire");
+pub(crate) static LOOK: Script = Script::new(include_str!("lua/look.lua"), "+get +pttl");
+pub(crate) static FORCE: Script = Script::new(include_str!("lua/force.lua"), "+pttl +get +del");
 
 impl Script {
-    const fn new(text: &'static str, keys: &'static str, rights: &'static str) -> Script {
+    const fn new(text: &'static str, rights: &'static str) -> Script {
         Script {
             text,
             hash: OnceLock::new(),
-            keys,
             rights,
         }
     }
@@ -92,14 +81,21 @@ impl Script {
     pub(crate) fn command<'a>(
         &'a self,
         whole: bool,
-        key: &'a str,
+        keys: &[&'a str],
         args: &[&'a str],
-    ) -> Vec<&'a str> {
+    ) -> Vec<Cow<'a, [u8]>> {
         let (name, script) = if whole {
             ("EVAL", self.text)
         } else {
             ("EVALSHA", self.hash())
         };
-        [&[name, script, self.keys, key], args].concat()
+        let count = match keys.len() {
+            1 => Cow::Borrowed("1".as_bytes()),
+            many => Cow::Owned(many.to_string().into_bytes()),
+        };
+        let words = [keys, args].into_iter().flatten();
+        let words = words.map(|word| word.as_bytes().into());
+        let begin = [name.as_bytes().into(), script.as_bytes().into(), count];
+        begin.into_iter().chain(words).collect()
     }
 }

@@ -1,8 +1,13 @@
 //! A lock that is to be taken, and the commands that take it.
 
+use std::borrow::Cow;
+
+use crate::base::key::Key;
 use crate::client::commands::reply::{ClaimReply, read_claim, read_set};
-use crate::client::commands::script::{ADOPT, ADOPT_FENCED, CLAIM, CLAIM_FENCED, Script};
-use crate::client::wire::failure::{Failure, accept_change};
+use crate::client::commands::script::{
+    ADOPT, ADOPT_FENCED, CLAIM, CLAIM_FENCED, CLAIM_SLOT, Script,
+};
+use crate::client::wire::failure::{Failure, accept_change, nonsense};
 use crate::client::wire::resp::Reply;
 
 /// How long a counter stays after the last acquisition, unless the lease is longer than half of it.
@@ -15,6 +20,8 @@ const COUNTER_STAYS: u64 = 24 * 3600 * 1000;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) key: &'a str,
+    /// One of these slots is to be taken, in place of the key. Empty for a lock.
+    pub(crate) slots: &'a [Key],
     pub(crate) token: &'a str,
     pub(crate) lease: u64,
     /// The key of the lock's counter, if the hold is to have a fencing token.
@@ -36,9 +43,36 @@ impl<'a> Wanted<'a> {
         [lease, stays]: &'a [String; 2],
     ) -> (&'static Script, Vec<&'a str>) {
         match self.counter {
-            None => (&CLAIM, vec![self.token, lease]),
-            Some(counter) => (&CLAIM_FENCED, vec![counter, self.token, lease, stays]),
+            None if self.slots.is_empty() => (&CLAIM, vec![self.token, lease]),
+            None => (&CLAIM_SLOT, vec![self.token, lease]),
+            Some(_) => (&CLAIM_FENCED, vec![self.token, lease, stays]),
         }
+    }
+
+    /// The keys of that script: the lock's and its counter's, or those of the slots.
+    pub(crate) fn keys(&self) -> Vec<&'a str> {
+        if self.slots.is_empty() {
+            [Some(self.key), self.counter]
+                .into_iter()
+                .flatten()
+                .collect()
+        } else {
+            self.places()
+        }
+    }
+
+    /// The keys that may hold the token.
+    pub(crate) fn places(&self) -> Vec<&'a str> {
+        if self.slots.is_empty() {
+            vec![self.key]
+        } else {
+            self.slots.iter().map(Key::in_redis).collect()
+        }
+    }
+
+    /// True if the answer of the script has a number behind the token: of the fence or of the slot.
+    pub(crate) fn is_numbered(&self) -> bool {
+        self.counter.is_some() || !self.slots.is_empty()
     }
 
     /// The script that takes the lock over from the holder of the token `old`, and its arguments.
@@ -51,27 +85,33 @@ impl<'a> Wanted<'a> {
     ) -> (&'static Script, Vec<&'a str>) {
         match self.counter {
             None => (&ADOPT, vec![self.token, lease, stays, old, least_fence]),
-            Some(counter) => (
+            Some(_) => (
                 &ADOPT_FENCED,
-                vec![counter, self.token, lease, stays, old, least_fence],
+                vec![self.token, lease, stays, old, least_fence],
             ),
         }
     }
 
     /// The shortest command that takes the lock. It need not say who has the lock. Behind `ASKING`
     /// it is the script: a proxy may send the `OK` to `ASKING` twice, and `SET` says `OK` as well.
-    pub(crate) fn claim(&self, asking: bool, teach: bool, times: &'a [String; 2]) -> Vec<&'a str> {
-        if self.counter.is_none() && !asking {
-            return set(self.key, self.token, &times[0]).to_vec();
+    pub(crate) fn claim(
+        &self,
+        asking: bool,
+        teach: bool,
+        times: &'a [String; 2],
+    ) -> Vec<Cow<'a, [u8]>> {
+        if !self.is_numbered() && !asking {
+            let set = set(self.key, self.token, &times[0]);
+            return set.map(|word| word.as_bytes().into()).to_vec();
         }
         let (script, args) = self.script(times);
-        script.command(teach, self.key, &args)
+        script.command(teach, &self.keys(), &args)
     }
 
     /// Reads the reply of that command.
     pub(crate) fn read_claim(&self, asking: bool, reply: Reply) -> Result<ClaimReply, Failure> {
         let reply = accept_change(reply);
-        if self.counter.is_none() && !asking {
+        if !self.is_numbered() && !asking {
             read_set(&reply?)
         } else {
             self.read_script(reply)
@@ -80,7 +120,15 @@ impl<'a> Wanted<'a> {
 
     /// Reads the reply of the script that takes the lock.
     pub(crate) fn read_script(&self, reply: Result<Reply, Failure>) -> Result<ClaimReply, Failure> {
-        read_claim(reply, self.token, self.counter.is_some())
+        let reply = read_claim(reply, self.token, self.is_numbered())?;
+        match reply {
+            ClaimReply::Taken { number: Some(n) }
+                if !self.slots.is_empty() && n > self.slots.len() as u64 =>
+            {
+                Err(nonsense(&Reply::Int(i64::try_from(n).unwrap_or(-1))))
+            }
+            reply => Ok(reply),
+        }
     }
 }
 

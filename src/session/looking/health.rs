@@ -152,6 +152,7 @@ impl Examination<'_> {
         let mut connection = core.store.checkout(key, *deadline)?;
         let wanted = Wanted {
             key,
+            slots: &[],
             token,
             lease: LEASE,
             counter: None,

@@ -22,7 +22,27 @@ pub(crate) struct Looking<'a> {
 impl<'a> Looking<'a> {
     pub(crate) fn at(session: &'a Session, name: Name<'_>) -> Result<Looking<'a>, Error> {
         let key = Key::new(&session.core.settings.prefix, name)?;
-        Ok(Looking { session, key })
+        if key.slots().is_empty() {
+            return Ok(Looking { session, key });
+        }
+        Err(Error::InvalidOption {
+            option: "slots",
+            value: Some(key.name().to_string()),
+            reason: "they have a holder each: `holders` lists them, and `named` finds one by its key",
+        })
+    }
+
+    /// Each slot. A lock has none but itself.
+    pub(crate) fn at_each(session: &'a Session, name: Name<'_>) -> Result<Vec<Looking<'a>>, Error> {
+        let key = Key::new(&session.core.settings.prefix, name)?;
+        let each = match key.slots() {
+            [] => vec![key],
+            slots => slots.to_vec(),
+        };
+        Ok(each
+            .into_iter()
+            .map(|key| Looking { session, key })
+            .collect())
     }
 
     /// Who holds the lock. If it is `fenced`, also with which fence.

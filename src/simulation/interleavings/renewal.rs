@@ -80,7 +80,7 @@ impl KeeperCommands for &Scene {
         unreachable!("there is one node")
     }
 
-    fn remove_all(&mut self, removals: &[(&str, &str)], _: Moment) -> Removed {
+    fn remove_all(&mut self, removals: &[(&[&str], &str)], _: Moment) -> Removed {
         Ok(removals
             .iter()
             .map(|(_, token)| Ok(self.redis.remove(Some(token))))

@@ -5,8 +5,7 @@ use std::time::Duration;
 use crate::base::clock::{Moment, since_1970};
 use crate::base::owner::holder::Holder;
 use crate::base::sync::HashMap;
-use crate::client::Compared;
-use crate::client::Wanted;
+use crate::client::{ClaimReply, Compared, Wanted};
 
 #[derive(Default)]
 pub(super) struct Keys {
@@ -54,6 +53,35 @@ impl Keys {
             Some(_) => Err(Compared::NotOurs),
             None => Err(Compared::Absent),
         }
+    }
+
+    /// Takes the key if it is free, or the first slot that is.
+    pub(super) fn claim(&mut self, wanted: Wanted<'_>) -> ClaimReply {
+        if wanted.slots.is_empty() {
+            return match self.live(wanted.key) {
+                Some(entry) => ClaimReply::Busy(Some(entry.holder())),
+                None => ClaimReply::Taken {
+                    number: self.take(wanted),
+                },
+            };
+        }
+        let mut first: Option<(Moment, Holder)> = None;
+        for (number, slot) in (1..).zip(wanted.slots) {
+            let key = slot.in_redis();
+            match self.live(key) {
+                None => {
+                    self.take(Wanted { key, ..wanted });
+                    return ClaimReply::Taken {
+                        number: Some(number),
+                    };
+                }
+                Some(entry) if first.as_ref().is_none_or(|(end, _)| entry.expires < *end) => {
+                    first = Some((entry.expires, entry.holder()));
+                }
+                Some(_) => {}
+            }
+        }
+        ClaimReply::Busy(first.map(|(_, holder)| holder))
     }
 
     /// Takes a key that is free. Returns the fencing token, if one is wanted.

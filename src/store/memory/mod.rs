@@ -89,12 +89,7 @@ impl MemoryStore {
 
 impl Claims for &MemoryStore {
     fn claim(&mut self, wanted: Wanted<'_>, _: Moment) -> Result<ClaimReply, Failure> {
-        self.run(|keys| match keys.live(wanted.key) {
-            Some(entry) => ClaimReply::Busy(Some(entry.holder())),
-            None => ClaimReply::Taken {
-                fence: keys.take(wanted),
-            },
-        })
+        self.run(|keys| keys.claim(wanted))
     }
 
     fn claim_or_look(
@@ -124,10 +119,19 @@ impl Claims for &MemoryStore {
 }
 
 impl Holds for &MemoryStore {
-    fn remove(&mut self, key: &str, token: &str, _: Moment) -> Result<Compared, Failure> {
-        let compared = self.compare(key, token, |entry| entry.expires = Moment::PAST)?;
-        self.changed(key);
-        Ok(compared)
+    fn remove(&mut self, keys: &[&str], token: &str, _: Moment) -> Result<Compared, Failure> {
+        let mut answer = Compared::Absent;
+        for key in keys {
+            match self.compare(key, token, |entry| entry.expires = Moment::PAST)? {
+                Compared::Absent => {}
+                compared => answer = compared,
+            }
+            self.changed(key);
+            if answer == Compared::Done {
+                break;
+            }
+        }
+        Ok(answer)
     }
 
     fn keep(&mut self, key: &str, token: &str, rest: u64, _: Moment) -> Result<Compared, Failure> {
@@ -143,12 +147,12 @@ impl Holds for &MemoryStore {
 
     fn remove_all(
         &mut self,
-        removals: &[(&str, &str)],
+        removals: &[(&[&str], &str)],
         deadline: Moment,
     ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
         let all = removals.iter();
         Ok(all
-            .map(|(key, token)| self.remove(key, token, deadline))
+            .map(|(keys, token)| self.remove(keys, token, deadline))
             .collect())
     }
 
@@ -164,7 +168,7 @@ impl Holds for &MemoryStore {
             let claim = match compared {
                 Compared::NotOurs => ClaimReply::Busy(None),
                 Compared::Done | Compared::Absent => ClaimReply::Taken {
-                    fence: keys.take(wanted),
+                    number: keys.take(wanted),
                 },
             };
             (Ok(compared), claim)
@@ -179,8 +183,8 @@ impl Holds for &MemoryStore {
         })
     }
 
-    fn abandon(mut self: Box<Self>, key: &str, token: &str) {
-        let _ = self.remove(key, token, Moment::NEVER);
+    fn abandon(mut self: Box<Self>, keys: &[&str], token: &str) {
+        let _ = self.remove(keys, token, Moment::NEVER);
     }
 }
 
@@ -205,7 +209,7 @@ impl Looks for &MemoryStore {
     }
 
     fn force_if(&mut self, key: &str, value: &[u8], deadline: Moment) -> Result<Compared, Failure> {
-        self.remove(key, &String::from_utf8_lossy(value), deadline)
+        self.remove(&[key], &String::from_utf8_lossy(value), deadline)
     }
 }
 
@@ -248,6 +252,7 @@ mod tests {
     fn wanted<'a>(key: &'a str, token: &'a str) -> Wanted<'a> {
         Wanted {
             key,
+            slots: &[],
             token,
             lease: 60_000,
             counter: None,
@@ -293,7 +298,7 @@ mod tests {
             ("b", "one", Compared::Absent),
         ] {
             assert_eq!(
-                (&store).remove(key, token, Moment::NEVER).unwrap(),
+                (&store).remove(&[key], token, Moment::NEVER).unwrap(),
                 compared
             );
             assert_eq!(extend(&store, key, token, 1000).unwrap(), compared);
@@ -318,7 +323,7 @@ mod tests {
             "{claim:?}"
         );
         assert_eq!(
-            (&store).remove("a", "three", Moment::NEVER).unwrap(),
+            (&store).remove(&["a"], "three", Moment::NEVER).unwrap(),
             Compared::Done
         );
         assert!(is_taken(&store, "a", "four"));
@@ -341,7 +346,7 @@ mod tests {
             assert_eq!(all(&store), 1);
             expire(&store, &key);
             assert_eq!(
-                (&store).remove(&key, "one", Moment::NEVER).unwrap(),
+                (&store).remove(&[&*key], "one", Moment::NEVER).unwrap(),
                 Compared::Absent
             );
             assert_eq!(all(&store), 0, "a survey does not list it");
@@ -361,7 +366,7 @@ mod tests {
         assert!(is_taken(&store, "a", "one"));
         extend(&store, "a", "one", 600_000).unwrap();
         assert_eq!(
-            (&store).remove("a", "one", Moment::NEVER).unwrap(),
+            (&store).remove(&["a"], "one", Moment::NEVER).unwrap(),
             Compared::Done
         );
         assert!(is_taken(&store, "a", "two"));
@@ -405,7 +410,7 @@ mod tests {
         assert!(is_taken(&store, "a", "one") && adopts("a"));
         assert!(!adopts("a"), "the parcel was used");
         assert_eq!(
-            (&store).remove("a", "two", Moment::NEVER).unwrap(),
+            (&store).remove(&["a"], "two", Moment::NEVER).unwrap(),
             Compared::Done
         );
         assert!(!adopts("a"), "nobody has the lock");

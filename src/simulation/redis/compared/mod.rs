@@ -26,10 +26,11 @@ const SEQUENCES: u64 = 700;
 /// A step that took longer says nothing, and ends its sequence: keys may have expired meanwhile.
 const LONGEST_STEP: Duration = Duration::from_millis(400);
 
-const SCRIPTS: [&str; 9] = [
+const SCRIPTS: [&str; 10] = [
     include_str!("../../../client/commands/lua/adopt.lua"),
     include_str!("../../../client/commands/lua/claim.lua"),
     include_str!("../../../client/commands/lua/claim_fenced.lua"),
+    include_str!("../../../client/commands/lua/claim_slot.lua"),
     include_str!("../../../client/commands/lua/force.lua"),
     include_str!("../../../client/commands/lua/keep.lua"),
     include_str!("../../../client/commands/lua/look.lua"),

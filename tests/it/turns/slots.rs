@@ -1,0 +1,321 @@
+//! Slots: at most so many holders at a time, and none of the slots is lost.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Connection;
+use relatch::{DetachedHold, Error, LockGuard, LockManager, LostCause};
+use relatch_rig::{Fault, LONG, Server, Worker, eventually, role};
+
+use crate::support::{ANSWER, LEASE, MINUTE, Rig, SOON, connect, redis_connection};
+
+/// The key of a slot in Redis.
+fn slot(number: u32) -> String {
+    format!("lock:{{a}}#{number}")
+}
+
+/// Takes so many slots, and leaves them to nobody.
+fn take(locks: &LockManager, count: usize, slots: usize) -> Vec<DetachedHold> {
+    let taken = (0..count).map(|_| locks.slots("a", slots).lock().expect("locks"));
+    taken
+        .map(|guard| guard.detach().expect("detaches"))
+        .collect()
+}
+
+/// Waits until no slot is taken.
+#[track_caller]
+fn until_free(server: &Server, slots: u32) {
+    eventually(SOON, "all slots are free", || {
+        (1..=slots).all(|it| !server.exists(&slot(it)))
+    });
+}
+
+#[test]
+fn each_holder_has_a_slot_of_its_own_and_the_lowest_that_is_free() {
+    let rig = Rig::new();
+    let slots = rig.locks.slots("a", 3);
+    let before = rig.proxy.log().len();
+    let guard = slots.lock().expect("locks");
+    assert_eq!((guard.slot(), guard.key()), (Some(1), "{a}#1"));
+    assert_eq!(rig.server.get(&slot(1)).as_deref(), Some(guard.token()));
+    assert!(slots.assert_held().is_ok() && slots.current().is_some());
+    let inner = slots.lock().expect("locks again");
+    assert_eq!(
+        (inner.slot(), guard.depth()),
+        (Some(1), 2),
+        "it is entered again"
+    );
+    drop(inner);
+    let (mut held, sent) = (
+        vec![guard.detach().expect("detaches")],
+        rig.proxy.log().split_off(before),
+    );
+    // (The second one has the text of the script.)
+    assert!(sent.len() <= 2, "{sent:?}");
+    held.extend(take(&rig.locks, 2, 3));
+    let others = connect(&rig.server);
+    for locks in [&rig.locks, &others] {
+        assert!(locks.slots("a", 3).try_lock().expect("asks").is_none());
+    }
+    assert!(rig.server.exists(&slot(3)) && !rig.server.exists(&slot(4)));
+    let holders = others.slots("a", 3).holders().expect("answers");
+    let tokens: Vec<_> = holders
+        .iter()
+        .map(|(n, holder)| (*n, &*holder.raw))
+        .collect();
+    let stored: Vec<_> = (1..=3)
+        .map(|n| (n, rig.server.get(&slot(n)).expect("taken")))
+        .collect();
+    let stored: Vec<_> = stored.iter().map(|(n, token)| (*n, &**token)).collect();
+    assert_eq!(tokens, stored);
+    // The number is the caller's own.
+    let fourth = others.slots("a", 4).lock().expect("locks");
+    assert_eq!(fourth.slot(), Some(4));
+    drop(held.remove(1));
+    assert!(
+        others.slots("b", 1).try_lock().expect("asks").is_some(),
+        "another set"
+    );
+    let again = slots.lock().expect("locks");
+    assert_eq!(again.slot(), Some(2), "the lowest that is free");
+}
+
+#[test]
+fn a_slot_that_becomes_free_wakes_a_waiter_of_any_process() {
+    let rig = Rig::with(|builder| builder.wait(LONG / 4).poll_every(MINUTE));
+    let others = LockManager::builder(&rig.server.url())
+        .wait(LONG / 4)
+        .poll_every(MINUTE)
+        .build()
+        .expect("connects");
+    for waits in [&rig.locks, &others] {
+        let mut held = take(&rig.locks, 3, 3);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                let guard = waits.slots("a", 3).lock().expect("locks");
+                (Instant::now(), guard.slot())
+            });
+            eventually(LONG, "a thread waits", || !waits.waiting().is_empty());
+            eventually(LONG, "Redis tracks the slots", || {
+                rig.server.tracked_keys() >= 3
+            });
+            thread::sleep(Duration::from_millis(50)); // It sleeps by now.
+            let freed = Instant::now();
+            drop(held.remove(1));
+            let (at, slot) = waiter.join().expect("no panic");
+            assert_eq!(slot, Some(2));
+            assert!(at - freed < SOON / 2, "{:?}", at - freed);
+        });
+        drop(held);
+        until_free(&rig.server, 3);
+    }
+}
+
+#[test]
+fn an_answer_that_is_lost_leaves_no_slot_taken() {
+    for fault in [Fault::DropReply, Fault::CutBeforeReply, Fault::HalfReply] {
+        let rig = Rig::new();
+        let taken = rig.locks.slots("a", 3).lock().expect("locks"); // Redis knows the script.
+        let other = taken.detach().expect("detaches");
+        rig.proxy.on("EVALSHA * 3 lock:{a}#1", fault);
+        let guard = rig.locks.slots("a", 3).lock().expect("locks");
+        assert!(guard.slot() > Some(1), "{:?}", guard.slot());
+        assert!(rig.proxy.fired() > 0);
+        eventually(SOON, "what was lost is deleted", || {
+            (1..=3).filter(|it| rig.server.exists(&slot(*it))).count() == 2
+        });
+        drop((guard, other));
+        until_free(&rig.server, 3);
+    }
+}
+
+#[test]
+fn what_is_no_lock_takes_a_slot_and_fails_no_caller() {
+    let rig = Rig::with(|builder| builder.wait(ANSWER));
+    rig.server.query::<()>(&["RPUSH", &slot(1), "x"]);
+    rig.server.query::<()>(&["SET", &slot(2), "theirs"]);
+    let guard = rig.locks.slots("a", 3).lock().expect("locks");
+    assert_eq!(guard.slot(), Some(3));
+    let holders = rig.locks.slots("a", 3).holders().expect("answers");
+    assert_eq!(holders.iter().map(|(n, _)| *n).collect::<Vec<_>>(), [2, 3]);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| rig.locks.slots("a", 3).lock().map(drop));
+        let error = waits.join().expect("no panic").expect_err("all are taken");
+        assert!(error.is_timeout(), "{error}");
+        assert!(error.to_string().contains("{a}#*"), "{error}");
+    });
+    rig.server.query::<()>(&["DEL", &slot(1)]);
+    drop(guard);
+    rig.server.query::<()>(&["DEL", &slot(2)]);
+    until_free(&rig.server, 3);
+}
+
+#[test]
+fn a_loss_and_a_force_unlock_are_those_of_the_slot() {
+    let rig = Rig::new();
+    let slots = rig.locks.slots("a", 2);
+    let guard = slots.lock().expect("locks");
+    let named = rig.locks.named("{a}#1");
+    assert_eq!(
+        named.holder().expect("answers").expect("held").raw,
+        guard.token()
+    );
+    assert!(named.force_unlock().expect("answers").is_some());
+    assert!(matches!(
+        slots.lock(),
+        Err(Error::Lost {
+            cause: LostCause::Deleted,
+            ..
+        })
+    ));
+    drop(guard);
+    for wrong in [slots.holder().map(drop), slots.force_unlock().map(drop)] {
+        assert!(
+            matches!(wrong, Err(Error::InvalidOption { .. })),
+            "{wrong:?}"
+        );
+    }
+    assert_eq!(slots.lock().expect("locks").slot(), Some(1));
+}
+
+#[test]
+fn slots_that_cannot_be_are_refused_and_nothing_is_sent() {
+    let rig = Rig::new();
+    let before = rig.server.all_calls();
+    for count in [0, 65, 1000] {
+        let error = rig
+            .locks
+            .slots("a", count)
+            .lock()
+            .map(drop)
+            .expect_err("no such set");
+        assert!(error.to_string().contains(&count.to_string()), "{error}");
+        assert!(
+            matches!(
+                error,
+                Error::InvalidOption {
+                    option: "slots",
+                    ..
+                }
+            ),
+            "{error:?}"
+        );
+    }
+    let fenced = rig.locks.slots("a", 2).fenced(true).lock().map(drop);
+    assert!(matches!(fenced, Err(Error::NoFence { .. })), "{fenced:?}");
+    let empty = rig.locks.slots("", 2).lock().map(drop);
+    assert!(
+        matches!(empty, Err(Error::InvalidKey { length: 0, .. })),
+        "{empty:?}"
+    );
+    let split = rig.locks.slots("}x", 2).lock().map(drop);
+    assert!(
+        matches!(split, Err(Error::InvalidOption { .. })),
+        "{split:?}"
+    );
+    assert_eq!(rig.server.all_calls(), before);
+    assert_eq!(
+        rig.locks.slots("{x}a", 64).lock().expect("locks").key(),
+        "{x}a#1"
+    );
+}
+
+/// Two threads each hold one of two slots of one set, and wait for a slot of another one, of which
+/// each holds one: a third slot is about to be free.
+#[test]
+fn a_wait_for_a_slot_is_no_deadlock() {
+    let rig = Rig::with(|builder| builder.wait(LONG / 4));
+    let free = take(&rig.locks, 1, 3);
+    let both = Barrier::new(2);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let _slot = rig.locks.slots("a", 3).lock().expect("locks");
+                both.wait();
+                let other = LockManager::builder(&rig.server.url())
+                    .wait(LONG / 4)
+                    .build();
+                // Through another manager, it is no reentry.
+                let other = other.expect("connects");
+                let second = other.slots("a", 3).lock();
+                assert!(second.is_ok(), "{second:?}");
+            });
+        }
+        eventually(LONG, "both wait", || rig.server.tracked_keys() >= 3);
+        thread::sleep(ANSWER);
+        drop(free);
+    });
+    until_free(&rig.server, 3);
+}
+
+/// For how long a process says in Redis that it uses a slot. It is done by then, or dead: shorter
+/// than the lease, so that what a dead one has said is gone before its slot is.
+const USES: Duration = Duration::from_millis(200);
+
+/// Processes take slots, and one of them is killed every 100 ms.
+#[test]
+fn killed_processes_leave_no_slot_to_two_and_none_to_nobody() {
+    let server = Server::start();
+    let spawn = || Worker::spawn("slots", &[("url", &server.url()), ("slots", "3")]);
+    let mut workers: Vec<_> = (0..4).map(|_| spawn()).collect();
+    let mut printed = String::new();
+    for killed in 0..20 {
+        thread::sleep(Duration::from_millis(100));
+        let mut dead = std::mem::replace(&mut workers[killed % 4], spawn());
+        dead.kill();
+        printed += &dead.printed();
+    }
+    for mut worker in workers {
+        worker.expect_line("done 100", LONG);
+        worker.kill();
+        printed += &worker.printed();
+    }
+    assert!(!printed.contains("taken by"), "{printed}");
+    eventually(LEASE + SOON, "all slots are free a lease later", || {
+        (1..=3).all(|it| !server.exists(&slot(it)))
+    });
+    assert!(!server.exists(&slot(4)));
+}
+
+/// Takes slots in four threads, and says if another process uses the same one.
+pub(crate) fn use_slots_as_told() {
+    let count: usize = role::arg("slots").parse().expect("a number");
+    let url = role::arg("url");
+    let builder = LockManager::builder(&url).lease(LEASE).wait(LONG);
+    let locks = builder.build().expect("connects");
+    let done = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut redis = redis_connection(&url);
+                loop {
+                    let guard = locks.slots("a", count).lock().expect("locks");
+                    use_slot(&guard, &mut redis);
+                    drop(guard);
+                    let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    if done.is_multiple_of(100) {
+                        role::report(format!("done {done}"));
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn use_slot(guard: &LockGuard, redis: &mut Connection) {
+    let key = format!("used:{}", guard.slot().expect("a slot"));
+    let mut set = redis::cmd("SET");
+    set.arg(&key).arg(guard.token()).arg("NX").arg("PX");
+    let millis = u64::try_from(USES.as_millis()).expect("a short time");
+    let is_free: Option<String> = set.arg(millis).query(redis).expect("answers");
+    thread::sleep(Duration::from_millis(1));
+    if is_free.is_none() && guard.is_valid() {
+        role::report(format!("taken by another, while I hold {}", guard.key()));
+    }
+    redis::cmd("DEL")
+        .arg(&key)
+        .query::<()>(redis)
+        .expect("answers");
+}
