@@ -34,7 +34,7 @@ struct Part {
     run: fn(&mut Report),
 }
 
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 12] = [
     Part {
         name: "cycle",
         title: "a lock that is free, and one that the thread has",
@@ -64,6 +64,11 @@ const PARTS: [Part; 11] = [
         name: "fifty",
         title: "50 processes take turns on one key, 1 ms each",
         run: crowds::fifty,
+    },
+    Part {
+        name: "slots",
+        title: "8 and 32 processes take turns on 3 slots, and 8 of 4 threads on 10",
+        run: crowds::slots,
     },
     Part {
         name: "cascade",

@@ -125,6 +125,8 @@ pub(crate) fn play() -> bool {
                 "waiter" => waiter(locks, key),
                 "holder" => holder(locks, key),
                 "relatch turns" => turns(|| Relatch { locks, key }),
+                "3 slots turns" => turns(|| locks.slots(key, 3)),
+                "10 slots turns" => turns(|| locks.slots(key, 10)),
                 "relatch once" => once(&mut Relatch { locks, key }),
                 other => panic!("no role {other:?}"),
             }

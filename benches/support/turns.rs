@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::LockManager;
+use relatch::{Lock, LockManager};
 
 use super::figures::{cpu_time, ratio};
 use super::{COMPARE_AND_DELETE, load};
@@ -28,6 +28,14 @@ impl Taker for Relatch<'_> {
             .map_err(|error| error.to_string())?;
         inside();
         guard.unlock().map(drop).map_err(|error| error.to_string())
+    }
+}
+
+/// A lock with options, or with slots.
+impl Taker for Lock {
+    fn turn(&mut self, inside: &mut dyn FnMut()) -> Result<(), String> {
+        let taken = self.with_lock(inside);
+        taken.map_err(|error| error.to_string())
     }
 }
 

@@ -61,6 +61,44 @@ pub(crate) fn long(report: &mut Report) {
     report.must_be_none("turns that failed", all.failed);
 }
 
+/// Processes that take turns on slots and, for comparison, on one lock.
+pub(crate) fn slots(report: &mut Report) {
+    const SPAN: Duration = Duration::from_secs(3);
+
+    for (who, slots, processes, threads, millis) in [
+        ("relatch", 1.0, 8, 1, 1),
+        ("3 slots", 3.0, 8, 1, 1),
+        ("3 slots", 3.0, 32, 1, 1),
+        ("10 slots", 10.0, 8, 4, 5),
+        ("relatch", 1.0, 8, 4, 5),
+    ] {
+        let (server, hold) = (Server::start(), Duration::from_millis(millis));
+        let of = |what: &str| format!("{who}, {processes} x {threads}, {millis} ms: {what}");
+        let mut crowd = Crowd::start(&server, who, processes);
+        crowd.take_turns(threads, SPAN / 6, hold);
+        let watch = Watch::start(&server);
+        let all = together(&crowd.take_turns(threads, SPAN, hold));
+        let commands = watch.end();
+        let used = all.per_second() * hold.as_secs_f64() / slots * 100.0;
+        let used = format!(", {used:.0} % of the holds that fit");
+        report.say(
+            &of("turns per second"),
+            Figure::number(all.per_second(), 0, &used),
+        );
+        report.say(&of("longest wait"), all.longest);
+        let each = ratio(commands.total(), all.turns.max(1));
+        let shown = Figure::number(each, 1, &format!("; {commands}"));
+        let is_met = each <= 6.0 || slots == 1.0;
+        report.must(
+            &of("commands sent a turn"),
+            shown,
+            "<= 6".to_owned(),
+            is_met,
+        );
+        report.must_be_none(&of("turns that failed"), all.failed);
+    }
+}
+
 fn say_shares(report: &mut Report, tallies: &[Tally], least: f64, most: f64) {
     let total = together(tallies).turns;
     for (number, tally) in tallies.iter().enumerate() {

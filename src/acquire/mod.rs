@@ -76,6 +76,8 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         // once.
         if !context.wait.patience.once && context.wait.key.slots().is_empty() {
             new.nap(joined.start.nap);
+        } else {
+            joined.turn.skips_nap();
         }
         if new.is_probably_busy() {
             new.progress.look_at_first_attempt();

@@ -111,6 +111,11 @@ impl Contention {
         nap
     }
 
+    /// The sleep before the first look was left out.
+    pub(crate) fn skip(&mut self) {
+        self.slept = Duration::ZERO;
+    }
+
     /// How long a rival needs for a turn, apart from its hold.
     fn turn(&self) -> Duration {
         self.look.unwrap_or_default().mul_f64(LOOKS)

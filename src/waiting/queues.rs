@@ -257,6 +257,11 @@ impl Turn {
         self.note(|mut it| it.nap())
     }
 
+    /// The thread has not slept for the time that its [`Start`] says.
+    pub(crate) fn skips_nap(&self) {
+        self.note(|it| it.past.contention.skip());
+    }
+
     /// The thread has the lock, and the keeper knows the hold. The turn lasts as long as the hold.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
         let mut table = self.queues.table.lock();
