@@ -252,6 +252,7 @@ pub use crate::guard::{DetachedHold, LockGuard, LockWatch, MultiLockGuard};
 pub use crate::hold::{HeldLock, LockParcel, Unlocked};
 pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;
+pub use crate::lock::read_write::ReadWriteLock;
 pub use crate::lock::several::MultiLock;
 pub use crate::manager::LockManager;
 pub use crate::manager::builder::Builder;

@@ -21,12 +21,13 @@ use std::sync::Arc;
 use crate::acquire::step::Ask;
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
+use crate::base::key::Key;
 use crate::base::options::Lease;
 use crate::base::owner::holder::Holder;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::Orphan;
 use crate::keeping::work::Keeper;
-use crate::store::{ClaimReply, Connection, Failure, Seen, Tracking, Wanted};
+use crate::store::{ClaimReply, Connection, Failure, Goal, Seen, Tracking, Wanted};
 use crate::waiting::core::Core;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::wait::Wait;
@@ -40,6 +41,26 @@ pub(crate) struct AcquireContext<'a> {
     pub(crate) wait: &'a Wait<'a>,
     pub(crate) lease: Lease,
     pub(crate) reclaim_dead: bool,
+    /// The caller's token of the gate of the slots, if they have a gate, and it is held.
+    pub(crate) gate: Option<&'a str>,
+}
+
+impl AcquireContext<'_> {
+    /// The listener to which Redis is to report a change of the key, if the caller will wait for
+    /// one.
+    pub(super) fn listener(&self, connection: &Connection<'_>) -> Option<Arc<Listener>> {
+        let node = connection.node().filter(|_| !self.wait.patience.once)?;
+        self.core.listeners.of(node)
+    }
+
+    /// True if Redis will send this listener an invalidation when the key changes.
+    pub(super) fn is_tracked(&self, listener: Option<&Listener>, tracking: Tracking) -> bool {
+        let number = listener.and_then(Listener::client_id);
+        matches!(tracking, Tracking::Direct)
+            || listener.zip(number).is_some_and(|(listener, number)| {
+                listener.will_wake(self.wait.key.in_redis(), number, tracking)
+            })
+    }
 }
 
 /// Redis holds this token for the caller.
@@ -167,7 +188,7 @@ impl PendingClaim<'_> {
         if wait.must_end() || keeper.claim(&token).is_err() {
             return Err(Failure::OutOfTime("the wait has ended".into()));
         }
-        let listener = self.listener(&connection);
+        let listener = self.context.listener(&connection);
         let number = listener.as_ref().and_then(|listener| listener.client_id());
         let sent = Moment::now();
         let wanted = self.wanted();
@@ -192,10 +213,7 @@ impl PendingClaim<'_> {
                 Err(self.refused_and_stored())
             }
             Ok((ClaimReply::Busy(holder), tracking)) => {
-                let tracked = matches!(tracking, Tracking::Direct)
-                    || listener.zip(number).is_some_and(|(listener, number)| {
-                        listener.will_wake(key, number, tracking)
-                    });
+                let tracked = self.context.is_tracked(listener.as_deref(), tracking);
                 Ok(Answer::Busy {
                     holder,
                     tracked,
@@ -231,21 +249,21 @@ impl PendingClaim<'_> {
 
     /// What the next attempt asks for.
     fn wanted(&self) -> Wanted<'_> {
+        let key = self.context.wait.key;
         Wanted {
-            key: self.context.wait.key.in_redis(),
-            slots: self.context.wait.key.slots(),
+            key: key.in_redis(),
+            goal: match key.slots() {
+                [] => Goal::Key,
+                slots => Goal::Slot {
+                    slots,
+                    gate: key.gate().map(Key::in_redis),
+                    mine: self.context.gate.unwrap_or_default(),
+                },
+            },
             token: self.token.as_deref().unwrap_or_default(),
             lease: self.context.lease.millis(),
             counter: self.counter.as_deref(),
         }
-    }
-
-    /// The listener to which Redis is to report a change of the key, if the caller will wait for
-    /// one.
-    fn listener(&self, connection: &Connection<'_>) -> Option<Arc<Listener>> {
-        let AcquireContext { core, wait, .. } = self.context;
-        let node = connection.node().filter(|_| !wait.patience.once)?;
-        core.listeners.of(node)
     }
 
     /// Asks who has the lock, without asking for the lock. Redis has said before that it is busy,

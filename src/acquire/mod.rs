@@ -3,10 +3,11 @@
 //! The loop is in `Session::enter`: an [`Acquisition`] asks, and waits until it asks again.
 //! [`step`] decides what it does next, and for how long it sleeps. [`claim`] is one attempt over
 //! the wire, and what a lost answer leaves behind. [`adopt`] takes over a lock that was handed
-//! over. This room may use `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
+//! over, and [`no_reader`] is the wait of a writer. This room may use `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
 
 mod adopt;
 mod claim;
+mod no_reader;
 mod step;
 
 use std::mem;
@@ -31,6 +32,7 @@ use crate::wakeups::table::Registration;
 
 pub(crate) use crate::acquire::adopt::Adoption;
 pub(crate) use crate::acquire::claim::{AcquireContext, Answer, AskRedis, Taken};
+pub(crate) use crate::acquire::no_reader::NoReader;
 #[cfg(test)]
 pub(crate) use crate::acquire::step::Ask;
 

@@ -61,14 +61,32 @@ pub(crate) struct Key {
 enum Part {
     /// Nothing: it is a lock of its own.
     Lock,
-    /// It stands for a set of slots. Whoever takes it has one of them.
-    Set(Arc<[Key]>),
     /// It is the slot with this number. The first has the number 1.
     Slot(u8),
+    /// It stands for the slots. Whoever takes it has one of them.
+    AnyOf(Arc<Set>),
+    /// It is the gate of the readers, which have the slots.
+    GateOf(Arc<Set>),
+    /// It stands for the slots. Whoever has the gate waits until all are free.
+    NoneOf(Arc<Set>),
+}
+
+/// The slots of one set.
+#[derive(Debug)]
+struct Set {
+    slots: Vec<Key>,
+    /// While somebody else has this lock, no slot is taken.
+    gate: Option<Key>,
+    /// The key of a wait for all slots.
+    all: Key,
 }
 
 /// The most slots of one set.
-pub(crate) const MOST_SLOTS: u8 = 64;
+const MOST_SLOTS: u8 = 64;
+
+/// The ends of keys that are not in Redis: of a wait for any slot of a set, and for all of them.
+const ANY: &str = "*";
+const ALL: &str = "-";
 
 /// The key of a [`Lock`](crate::Lock). The first use of the lock finds out whether its name is
 /// allowed.
@@ -94,11 +112,27 @@ impl UncheckedKey {
     /// set is `{mail}#*`, which is no key in Redis. The braces have Redis Cluster store all of them
     /// in one place. A prefix or a name with a [tag](hash_tag) does so without more braces.
     pub(crate) fn of_slots(prefix: &str, name: &str, count: usize) -> UncheckedKey {
-        if name.is_empty() {
-            return UncheckedKey::new(prefix, name);
-        }
+        UncheckedKey::of_set(prefix, name, count, false).0
+    }
+
+    /// The keys for readers and for writers: a set of slots, and their gate, `{cfg}#0`.
+    pub(crate) fn of_read_write(prefix: &str, name: &str, readers: usize) -> [UncheckedKey; 2] {
+        let (any, set) = UncheckedKey::of_set(prefix, name, readers, true);
+        let gate = set.gate.clone().map(|gate| Key {
+            part: Part::GateOf(set),
+            ..gate
+        });
+        let gate = UncheckedKey {
+            key: gate.unwrap_or_else(|| any.key.clone()),
+            ..any
+        };
+        [any, gate]
+    }
+
+    fn of_set(prefix: &str, name: &str, count: usize, is_gated: bool) -> (UncheckedKey, Arc<Set>) {
         let stem = match hash_tag([prefix, name].concat().as_bytes()) {
             Some(_) => name.to_owned(),
+            None if name.is_empty() => String::new(),
             None => ["{", name, "}"].concat(),
         };
         let key = |part, last: &str| Key {
@@ -107,17 +141,22 @@ impl UncheckedKey {
         };
         let most = u8::try_from(count).unwrap_or(u8::MAX).min(MOST_SLOTS);
         let slots = (1..=most).map(|n| key(Part::Slot(n), &n.to_string()));
-        let key = key(Part::Set(slots.collect()), "*");
+        let set = Arc::new(Set {
+            slots: slots.collect(),
+            gate: is_gated.then(|| key(Part::Lock, "0")),
+            all: key(Part::Lock, ALL),
+        });
+        let any = key(Part::AnyOf(Arc::clone(&set)), ANY);
         let reason = if usize::from(most) != count || count == 0 {
-            Some("a lock has between 1 and 64 slots")
+            Some("there are between 1 and 64 of them")
         } else {
-            let reason = "Redis Cluster could not keep them in one place, because of the braces in key or prefix";
-            hash_tag(key.in_redis.as_bytes())
-                .is_none()
-                .then_some(reason)
+            hash_tag(any.in_redis.as_bytes()).is_none().then_some(
+                "Redis Cluster could not keep them in one place, because of the braces in key or \
+                 prefix",
+            )
         };
         let invalid = reason.map(|reason| (count, reason));
-        UncheckedKey { key, invalid }
+        (UncheckedKey { key: any, invalid }, set)
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -128,7 +167,11 @@ impl UncheckedKey {
 impl Key {
     pub(crate) fn new<'a>(prefix: &str, name: impl Into<Name<'a>>) -> Result<Key, Error> {
         let given = name.into();
-        match given.as_str().len() {
+        let length = match given {
+            Name::Of(unchecked) if unchecked.key.is_unnamed() => 0,
+            given => given.as_str().len(),
+        };
+        match length {
             0 => Err(Error::InvalidKey {
                 length: 0,
                 reason: "it is empty",
@@ -157,11 +200,37 @@ impl Key {
         &self.in_redis
     }
 
-    /// The slots, if this is a set of slots.
-    pub(crate) fn slots(&self) -> &[Key] {
+    /// True if the program gave no name to these slots.
+    fn is_unnamed(&self) -> bool {
+        !matches!(self.part, Part::Lock | Part::Slot(_)) && self.name.starts_with('#')
+    }
+
+    /// The set whose slots this stands for.
+    fn set(&self) -> Option<&Set> {
         match &self.part {
-            Part::Set(slots) => slots,
-            Part::Lock | Part::Slot(_) => &[],
+            Part::AnyOf(set) | Part::NoneOf(set) => Some(set),
+            Part::Lock | Part::Slot(_) | Part::GateOf(_) => None,
+        }
+    }
+
+    /// The slots, if this stands for slots.
+    pub(crate) fn slots(&self) -> &[Key] {
+        self.set().map_or(&[], |set| &set.slots)
+    }
+
+    /// The gate of the slots, if this stands for slots with a gate.
+    pub(crate) fn gate(&self) -> Option<&Key> {
+        self.set()?.gate.as_ref()
+    }
+
+    /// The key of the wait until all slots behind this gate are free.
+    pub(crate) fn readers(&self) -> Option<Key> {
+        match &self.part {
+            Part::GateOf(set) => Some(Key {
+                part: Part::NoneOf(Arc::clone(set)),
+                ..set.all.clone()
+            }),
+            _ => None,
         }
     }
 
@@ -169,15 +238,15 @@ impl Key {
     pub(crate) fn slot(&self) -> Option<u8> {
         match self.part {
             Part::Slot(number) => Some(number),
-            Part::Lock | Part::Set(_) => None,
+            _ => None,
         }
     }
 
     /// The keys in Redis that may hold a token of this lock: its own, or those of the slots.
     pub(crate) fn places(&self) -> Vec<&str> {
-        match &self.part {
-            Part::Set(slots) => slots.iter().map(Key::in_redis).collect(),
-            Part::Lock | Part::Slot(_) => vec![&self.in_redis],
+        match self.slots() {
+            [] => vec![&self.in_redis],
+            slots => slots.iter().map(Key::in_redis).collect(),
         }
     }
 
@@ -222,11 +291,12 @@ impl Key {
     }
 }
 
-/// The set of a slot, if this may be the key of one, in Redis or without its prefix.
-pub(crate) fn set_of(key: &str) -> Option<String> {
+/// The keys of the waits for any slot and for all slots of a set, if this may be the key of a slot
+/// or a gate.
+pub(crate) fn waits_for_slots(key: &str) -> Option<[String; 2]> {
     let (stem, number) = key.rsplit_once('#')?;
-    let is_slot = matches!(number.parse(), Ok(1..=MOST_SLOTS));
-    is_slot.then(|| [stem, "#*"].concat())
+    let is_slot = matches!(number.parse(), Ok(0..=MOST_SLOTS));
+    is_slot.then(|| [ANY, ALL].map(|end| [stem, "#", end].concat()))
 }
 
 /// The part of a key that decides where Redis Cluster stores it: what is between the first `{` and

@@ -18,7 +18,7 @@ pub(crate) use crate::client::commands::look::{Looks, listen};
 pub(crate) use crate::client::commands::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
 pub(crate) use crate::client::commands::script::prepare;
 pub(crate) use crate::client::commands::seam::Commands;
-pub(crate) use crate::client::commands::wanted::Wanted;
+pub(crate) use crate::client::commands::wanted::{Goal, Wanted};
 pub(crate) use crate::client::servers::node::Node;
 pub(crate) use crate::client::servers::topology::Topology;
 pub(crate) use crate::client::servers::tracking::{Heard, TrackingConnection};

@@ -1,11 +1,12 @@
 //! A named lock.
 //!
 //! [`Lock`] and how it is taken are here; `options` has the setters of its options, `operators`
-//! what those do who look at other holders, and `several` has locks that are taken together. This
-//! room may use `guard`, `session`, `hold` and `base`.
+//! what those do who look at other holders, `several` has locks that are taken together, and
+//! `read_write` readers beside a writer. This room may use `guard`, `session`, `hold` and `base`.
 
 mod operators;
 mod options;
+pub(crate) mod read_write;
 pub(crate) mod several;
 pub(crate) mod request;
 
@@ -53,21 +54,22 @@ pub struct Lock {
 impl Lock {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> Lock {
         let key = UncheckedKey::new(&session.core.settings.prefix, name);
+        Lock::with_key(session, key)
+    }
+
+    /// A set of slots: see [`LockManager::slots`](crate::LockManager::slots).
+    pub(crate) fn slots(session: Arc<Session>, name: &str, count: usize) -> Lock {
+        let key = UncheckedKey::of_slots(&session.core.settings.prefix, name, count);
+        Lock::with_key(session, key)
+    }
+
+    fn with_key(session: Arc<Session>, key: UncheckedKey) -> Lock {
         let options = session.core.settings.options;
         Lock {
             session,
             key,
             options,
             stop: None,
-        }
-    }
-
-    /// A set of slots: see [`LockManager::slots`](crate::LockManager::slots).
-    pub(crate) fn slots(session: Arc<Session>, name: &str, count: usize) -> Lock {
-        let key = UncheckedKey::of_slots(&session.core.settings.prefix, name, count);
-        Lock {
-            key,
-            ..Lock::new(session, name)
         }
     }
 

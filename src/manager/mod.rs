@@ -15,6 +15,7 @@ use crate::base::stats::Stats;
 use crate::guard::LockGuard;
 use crate::hold::{HeldLock, LockParcel};
 use crate::lock::Lock;
+use crate::lock::read_write::ReadWriteLock;
 use crate::lock::request::Request;
 use crate::lock::several::MultiLock;
 use crate::session::looking::health::Health;
@@ -102,6 +103,20 @@ impl LockManager {
     /// ```
     pub fn slots(&self, name: impl AsRef<str>, count: usize) -> Lock {
         Lock::slots(Arc::clone(&self.session), name.as_ref(), count)
+    }
+
+    /// A lock for so many readers at a time, from 1 to 64, or one writer alone. Takes nothing and
+    /// sends nothing.
+    ///
+    /// ```
+    /// # fn look_up() {}
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// # let locks = relatch::LockManager::in_memory();
+    /// locks.read_write("cache", 32).with_read(|| look_up())
+    /// # }
+    /// ```
+    pub fn read_write(&self, name: impl AsRef<str>, readers: usize) -> ReadWriteLock {
+        ReadWriteLock::new(&self.session, name.as_ref(), readers)
     }
 
     /// Several named locks that are taken together: all of them, or none. Takes nothing and sends

@@ -81,7 +81,7 @@ impl Session {
             // 3. Redis. The thread asks. If the lock is busy, the thread sleeps until the key
             //    changes, and asks again. (If other processes are to have a chance first, `begin`
             //    sleeps.)
-            let context = taking.context(&wait, &claim);
+            let context = taking.context(&wait, claim.lease);
             let mut acquisition = Acquisition::begin(context, &joined, claim);
             let taken = loop {
                 if let Some(taken) = acquisition.ask()? {
@@ -102,11 +102,32 @@ impl Session {
         //    and the thread's map leads to it.
         let hold = taking.hold(taken, now);
         let turn = turn.of(&hold);
-        self.make_known(hold, turn, patience)
+        let held = self.make_known(hold, turn, patience)?;
+
+        // 5. (A writer has the gate now, and waits for the readers.)
+        match Taking::until_no_reader(self, &held, options, stop, patience) {
+            Ok(()) => Ok(held),
+            Err(error) => Err(self.undo(&held, error, patience)),
+        }
+    }
+
+    /// Gives back a lock that this thread has just taken and must not have. If it was to be kept,
+    /// it is not: nobody has done what it is kept for.
+    fn undo(&self, held: &Rc<Held>, error: Error, patience: &Patience) -> Error {
+        held.hold.keep_nothing();
+        let undone_by = patience.undone_by(&self.core.settings);
+        match (error, Leaving::begin(self, held, Some(undone_by)).finish()) {
+            // A writer that has lost its gate is refused.
+            (Error::Refused { .. }, Err(lost @ Error::Lost { .. })) => lost,
+            (error, given_back) => {
+                log_undone(&error, given_back);
+                error
+            }
+        }
     }
 
     /// Makes a new hold known: to the keeper, the queue and the thread's map. With an error, gives
-    /// the lock back. If it was to be kept, it is not: nobody has done what it is kept for.
+    /// the lock back.
     fn make_known(&self, hold: Hold, turn: Turn, patience: &Patience) -> Result<Rc<Held>, Error> {
         let hold = Arc::new(hold);
         let undone_by = || Some(patience.undone_by(&self.core.settings));
@@ -120,12 +141,10 @@ impl Session {
         turn.holds(&hold);
         let held = thread_map::enter(self.id, hold, turn);
         // A lock around this one may have been lost during the wait.
-        if let Err(lost) = still_has_outer(&held) {
-            held.hold.keep_nothing();
-            log_undone(&lost, Leaving::begin(self, &held, undone_by()).finish());
-            return Err(lost);
+        match still_has_outer(&held) {
+            Ok(()) => Ok(held),
+            Err(lost) => Err(self.undo(&held, lost, patience)),
         }
-        Ok(held)
     }
 
     /// Takes one guard off a hold, and gives the lock back with the last one.

@@ -1,9 +1,11 @@
 //! The steps of a thread that takes a lock: whether it may, the token, the wait, the turn, the
 //! hold.
 
-use crate::acquire::{AcquireContext, Acquisition, Taken};
+use std::sync::Arc;
+
+use crate::acquire::{AcquireContext, Acquisition, NoReader, Taken};
 use crate::base::clock::Moment;
-use crate::base::error::Error;
+use crate::base::error::{BlockedThread, Error};
 use crate::base::key::{Key, Name};
 use crate::base::options::{Lease, Options};
 use crate::base::owner::Owner;
@@ -11,7 +13,7 @@ use crate::base::stop::StopHandle;
 use crate::hold::Hold;
 use crate::session::Session;
 use crate::session::setup::no_randomness;
-use crate::session::thread_map;
+use crate::session::thread_map::{self, Held};
 use crate::store::Failure;
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
@@ -26,6 +28,8 @@ pub(super) struct Taking<'a> {
     thread: Owner,
     options: &'a Options,
     stop: Option<&'a StopHandle>,
+    /// The token of the gate, if this thread holds the gate of the slots.
+    gate: Option<Arc<str>>,
 }
 
 impl<'a> Taking<'a> {
@@ -47,13 +51,69 @@ impl<'a> Taking<'a> {
             });
         }
         thread_map::check_around(u64::MAX, name.as_str(), now)?;
+        let key = Key::new(&session.core.settings.prefix, name)?;
+        let thread = session.core.identity.this_thread();
+        let find = |key: &Key| thread_map::find(session.id, &**key.name());
+        if key
+            .readers()
+            .is_some_and(|all| all.slots().iter().any(|it| find(it).is_some()))
+        {
+            let key = key.name().to_string();
+            return Err(Error::WouldDeadlock {
+                cycle: vec![BlockedThread {
+                    thread,
+                    key: key.clone(),
+                }],
+                key,
+            });
+        }
+        let gate = key.gate().and_then(find);
         Ok(Taking {
             session,
-            key: Key::new(&session.core.settings.prefix, name)?,
-            thread: session.core.identity.this_thread(),
+            key,
+            thread,
             options,
             stop,
+            gate: gate.map(|held| Arc::clone(&held.hold.token)),
         })
+    }
+
+    /// Has the writer who holds this gate wait until no reader is left.
+    pub(super) fn until_no_reader(
+        session: &'a Session,
+        gate: &Held,
+        options: &'a Options,
+        stop: Option<&'a StopHandle>,
+        patience: &Patience,
+    ) -> Result<(), Error> {
+        let Some(key) = gate.hold.key.readers() else {
+            return Ok(());
+        };
+        let taking = Taking {
+            session,
+            key,
+            thread: gate.hold.owner.clone(),
+            options,
+            stop,
+            gate: None,
+        };
+        let wait = taking.wait(patience);
+        let context = taking.context(&wait, gate.hold.lease());
+        let joined = Joined::outside(&session.core.queues, taking.key.name());
+        let gate = &gate.hold;
+        let mut acquisition = Acquisition::with(context, &joined, NoReader { context, gate });
+        let free = loop {
+            match acquisition.ask() {
+                Ok(Some(_)) => break Ok(()),
+                Ok(None) => {}
+                Err(error) => break Err(error),
+            }
+            if let Err(error) = acquisition.wait_for_next_attempt() {
+                break Err(error);
+            }
+        };
+        drop(acquisition);
+        free.map_err(|error| wait.fails(error))
     }
 
     /// A claim with a token that nobody has used yet. It is drawn before the turn comes: the thread
@@ -97,7 +157,7 @@ impl<'a> Taking<'a> {
         }
         let joined = Joined::outside(queues, name);
         let claim = self.fresh_claim()?;
-        let context = self.context(wait, &claim);
+        let context = self.context(wait, claim.lease);
         let mut acquisition = Acquisition::begin(context, &joined, claim);
         loop {
             if let Some(taken) = acquisition.ask()? {
@@ -137,13 +197,14 @@ impl<'a> Taking<'a> {
     }
 
     /// What an acquisition of the thread that has the turn uses.
-    pub(super) fn context<'w>(&'w self, wait: &'w Wait<'w>, claim: &Claim) -> AcquireContext<'w> {
+    pub(super) fn context<'w>(&'w self, wait: &'w Wait<'w>, lease: Lease) -> AcquireContext<'w> {
         AcquireContext {
             core: &self.session.core,
             keeper: &self.session.keeper,
             wait,
-            lease: claim.lease,
+            lease,
             reclaim_dead: self.options.reclaim_dead,
+            gate: self.gate.as_deref(),
         }
     }
 

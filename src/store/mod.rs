@@ -26,7 +26,7 @@ pub(crate) use crate::client::Tls;
 pub use crate::client::Tls;
 pub(crate) use crate::client::{
     Address, AdoptReply, AskCredentials, Cause, ClaimReply, Commands, Compared, Extension,
-    FAIR_TRY, Failure, Heard, Holds, Info, Login, Looks, Missing, Node, Refusal, Seen,
+    FAIR_TRY, Failure, Goal, Heard, Holds, Info, Login, Looks, Missing, Node, Refusal, Seen,
     ServerConnection, Target, Tracking, TrackingConnection, Wanted,
 };
 pub(crate) use crate::store::memory::MemoryStore;

@@ -103,13 +103,11 @@ fn waiting_holders(managers: &[Manager]) -> Vec<WaitingHolder> {
 impl WaitingHolder {
     /// `None` if the thread holds nothing.
     fn of((_, queue, it): (&Arc<str>, &WaitQueue, &Arc<Waiter>)) -> Option<WaitingHolder> {
-        let blocked = it.blocked.as_ref()?;
-        let seen = queue.seen().filter(|_| !blocked.any);
         Some(WaitingHolder {
             thread: it.thread.clone(),
             deadline: it.patience.deadline,
-            blocked: Arc::clone(blocked),
-            seen: seen.map(|holder| holder.raw.clone()),
+            blocked: Arc::clone(it.blocked.as_ref()?),
+            seen: queue.seen().map(|holder| holder.raw.clone()),
         })
     }
 
@@ -120,7 +118,7 @@ impl WaitingHolder {
             let by_name = manager == wanted && hold.key.name() == name;
             (by_name || other.seen.as_deref() == Some(&*hold.token)) && hold.is_valid(now)
         };
-        self.blocked.holds.iter().any(is_wanted)
+        !other.blocked.wants_slots && self.blocked.holds.iter().any(is_wanted)
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::options::Lease;
-use crate::store::Wanted;
+use crate::store::{Goal, Wanted};
 
 /// What a waiting thread wants Redis to store: a token, and for how long. The thread in front may
 /// send this claim behind its own release. `counter` is the key of the lock's counter, if the hold
@@ -24,7 +24,7 @@ impl Claim {
     pub(crate) fn wanted<'a>(&'a self, key: &'a str) -> Wanted<'a> {
         Wanted {
             key,
-            slots: &[],
+            goal: Goal::Key,
             token: &self.token,
             lease: self.lease.millis(),
             counter: self.counter.as_deref(),

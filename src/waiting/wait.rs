@@ -105,9 +105,9 @@ impl<'a> Wait<'a> {
                 held()
             };
             let wants = (id, Arc::clone(self.key.name()));
-            let any = !self.key.slots().is_empty();
+            let slots = !self.key.slots().is_empty();
             let is_blocked = !held.is_empty();
-            let blocked = is_blocked.then(|| Arc::new(Blocked::new(wants, any, held, wake)));
+            let blocked = is_blocked.then(|| Arc::new(Blocked::new(wants, slots, held, wake)));
             Arc::new(Waiter::new(self.thread, self.patience, claim, blocked))
         })
     }

@@ -79,8 +79,8 @@ impl Waiter {
 pub(crate) struct Blocked {
     /// The lock for which the thread waits: its manager and its name.
     pub(super) wants: (u64, Arc<str>),
-    /// It waits for any of several slots, so nobody knows for whom.
-    pub(super) any: bool,
+    /// It waits for slots, which have several holders, so nobody knows for whom.
+    pub(super) wants_slots: bool,
     /// What the thread holds. That does not change while it sleeps.
     pub(super) holds: Vec<HeldBy>,
     /// The cycle of threads for which this wait ends.
@@ -99,13 +99,13 @@ impl fmt::Debug for Blocked {
 impl Blocked {
     pub(super) fn new(
         wants: (u64, Arc<str>),
-        any: bool,
+        wants_slots: bool,
         holds: Vec<HeldBy>,
         wake: &Arc<Wake>,
     ) -> Blocked {
         Blocked {
             wants,
-            any,
+            wants_slots,
             holds,
             cycle: OnceLock::new(),
             wake: Arc::clone(wake),

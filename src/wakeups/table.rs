@@ -4,12 +4,12 @@ use std::mem;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
-use crate::base::key::set_of;
+use crate::base::key::waits_for_slots;
 use crate::base::sync::HashMap;
 use crate::base::sync::{Condvar, Mutex};
 
 /// The sleeping threads of one manager: at most one for each key, since the others queue behind it.
-/// (A set of slots has a key here, too.)
+/// (A wait for any slot of a set has a key of its own here, and one for all of them another.)
 #[derive(Debug, Default)]
 pub(crate) struct Wakeups {
     /// The parker of each sleeping thread. This mutex is locked before those of a parker: parkers
@@ -48,12 +48,13 @@ impl Wakeups {
         }
     }
 
-    /// Wakes the thread that waits for this key, and the one that waits for any slot of its set.
+    /// Wakes the thread that waits for this key and, if it is that of a slot, those that wait for
+    /// any slot of its set, or for all.
     pub(crate) fn wake(&self, redis_key: &[u8]) {
-        let set = str::from_utf8(redis_key).ok().and_then(set_of);
+        let slots = str::from_utf8(redis_key).ok().and_then(waits_for_slots);
         let by_key = self.by_key.lock();
-        let both = [Some(redis_key), set.as_deref().map(str::as_bytes)];
-        let parkers = both.into_iter().flatten().filter_map(|key| by_key.get(key));
+        let slots = slots.iter().flatten().map(String::as_bytes);
+        let parkers = slots.chain([redis_key]).filter_map(|key| by_key.get(key));
         parkers.for_each(|parker| parker.unpark());
     }
 

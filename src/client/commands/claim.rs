@@ -7,7 +7,7 @@ use crate::client::commands::connection::{ServerConnection, next};
 use crate::client::commands::replicas::{ReplicaWait, left_behind};
 use crate::client::commands::reply::{AdoptReply, ClaimReply, Tracking, read_adoption, read_set};
 use crate::client::commands::runs::Runs;
-use crate::client::commands::wanted::{Wanted, set};
+use crate::client::commands::wanted::{Goal, Wanted, set};
 use crate::client::wire::failure::{Failure, accept_change};
 use crate::client::wire::resp::{Batch, Reply};
 
@@ -41,7 +41,7 @@ pub(crate) trait Claims {
 
 impl Claims for ServerConnection {
     fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
-        if !wanted.is_numbered() && !self.asking {
+        if wanted.is_plain() && !self.asking {
             let set = Batch::of(&set(wanted.key, wanted.token, &wanted.times()[0]));
             let mut reply = next(&mut self.exchange(&set, deadline)?.into_iter());
             if seeded_bugs::is_in("takes a redirect for success")
@@ -112,7 +112,7 @@ fn settled(
     deadline: Moment,
 ) -> Result<ClaimReply, Failure> {
     let claim = connection.judged(claim)?;
-    if !matches!(claim, ClaimReply::Taken { .. }) {
+    if !matches!(claim, ClaimReply::Taken { .. }) || matches!(wanted.goal, Goal::NoSlot { .. }) {
         return Ok(claim);
     }
     let wait = ReplicaWait::new(&connection.lent.node, deadline);

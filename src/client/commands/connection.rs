@@ -182,7 +182,7 @@ mod tests {
         let mut connection = ServerConnection::new(&router, reached);
         let wanted = Wanted {
             key: "key",
-            slots: &[],
+            goal: Goal::Key,
             token: "token",
             lease: 1000,
             counter: None,

@@ -19,6 +19,7 @@ pub(crate) fn prepare() {
         &CLAIM,
         &CLAIM_FENCED,
         &CLAIM_SLOT,
+        &NO_READER,
         &ADOPT,
         &ADOPT_FENCED,
         &RELEASE,
@@ -40,6 +41,7 @@ pub(crate) static CLAIM_FENCED: Script = Script::new(
 );
 pub(crate) static CLAIM_SLOT: Script =
     Script::new(include_str!("lua/claim_slot.lua"), "+set +get +pttl");
+pub(crate) static NO_READER: Script = Script::new(include_str!("lua/no_reader.lua"), "+get +pttl");
 pub(crate) static ADOPT: Script = Script::new(ADOPT_TEXT, "+get +pttl +set +pexpire");
 pub(crate) static ADOPT_FENCED: Script = Script::new(ADOPT_TEXT, "+get +pttl +set +pexpire +time");
 pub(crate) static RELEASE: Script = Script::new(include_str!("lua/release.lua"), "+get +del");

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use crate::base::key::Key;
 use crate::client::commands::reply::{ClaimReply, read_claim, read_set};
 use crate::client::commands::script::{
-    ADOPT, ADOPT_FENCED, CLAIM, CLAIM_FENCED, CLAIM_SLOT, Script,
+    ADOPT, ADOPT_FENCED, CLAIM, CLAIM_FENCED, CLAIM_SLOT, NO_READER, Script,
 };
 use crate::client::wire::failure::{Failure, accept_change, nonsense};
 use crate::client::wire::resp::Reply;
@@ -20,12 +20,26 @@ const COUNTER_STAYS: u64 = 24 * 3600 * 1000;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) key: &'a str,
-    /// One of these slots is to be taken, in place of the key. Empty for a lock.
-    pub(crate) slots: &'a [Key],
+    pub(crate) goal: Goal<'a>,
     pub(crate) token: &'a str,
     pub(crate) lease: u64,
     /// The key of the lock's counter, if the hold is to have a fencing token.
     pub(crate) counter: Option<&'a str>,
+}
+
+/// What is to be taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Goal<'a> {
+    /// The key.
+    Key,
+    /// One of these slots. If they have a gate, it must be free, or hold the token `mine`.
+    Slot {
+        slots: &'a [Key],
+        gate: Option<&'a str>,
+        mine: &'a str,
+    },
+    /// Nothing more: the gate holds the token. But all slots have to be free.
+    NoSlot { slots: &'a [Key], gate: &'a str },
 }
 
 impl<'a> Wanted<'a> {
@@ -42,37 +56,44 @@ impl<'a> Wanted<'a> {
         &self,
         [lease, stays]: &'a [String; 2],
     ) -> (&'static Script, Vec<&'a str>) {
-        match self.counter {
-            None if self.slots.is_empty() => (&CLAIM, vec![self.token, lease]),
-            None => (&CLAIM_SLOT, vec![self.token, lease]),
-            Some(_) => (&CLAIM_FENCED, vec![self.token, lease, stays]),
+        match self.goal {
+            Goal::Key if self.counter.is_none() => (&CLAIM, vec![self.token, lease]),
+            Goal::Key => (&CLAIM_FENCED, vec![self.token, lease, stays]),
+            Goal::Slot { gate: None, .. } => (&CLAIM_SLOT, vec![self.token, lease]),
+            Goal::Slot { mine, .. } => (&CLAIM_SLOT, vec![self.token, lease, mine]),
+            Goal::NoSlot { .. } => (&NO_READER, vec![self.token]),
         }
     }
 
-    /// The keys of that script: the lock's and its counter's, or those of the slots.
+    /// The keys of that script: the lock's and its counter's, or those of the slots and the gate.
     pub(crate) fn keys(&self) -> Vec<&'a str> {
-        if self.slots.is_empty() {
-            [Some(self.key), self.counter]
+        match self.goal {
+            Goal::Key => [Some(self.key), self.counter]
                 .into_iter()
                 .flatten()
-                .collect()
-        } else {
-            self.places()
+                .collect(),
+            Goal::Slot { slots, gate, .. } => of_slots(slots).chain(gate).collect(),
+            Goal::NoSlot { slots, gate } => of_slots(slots).chain([gate]).collect(),
         }
     }
 
-    /// The keys that may hold the token.
+    /// The keys that may hold the token since the script was sent.
     pub(crate) fn places(&self) -> Vec<&'a str> {
-        if self.slots.is_empty() {
-            vec![self.key]
-        } else {
-            self.slots.iter().map(Key::in_redis).collect()
+        match self.goal {
+            Goal::Key => vec![self.key],
+            Goal::Slot { slots, .. } => of_slots(slots).collect(),
+            Goal::NoSlot { .. } => Vec::new(),
         }
     }
 
     /// True if the answer of the script has a number behind the token: of the fence or of the slot.
-    pub(crate) fn is_numbered(&self) -> bool {
-        self.counter.is_some() || !self.slots.is_empty()
+    fn is_numbered(&self) -> bool {
+        self.counter.is_some() || matches!(self.goal, Goal::Slot { .. })
+    }
+
+    /// True if a `SET` is enough.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.counter.is_none() && matches!(self.goal, Goal::Key)
     }
 
     /// The script that takes the lock over from the holder of the token `old`, and its arguments.
@@ -100,7 +121,7 @@ impl<'a> Wanted<'a> {
         teach: bool,
         times: &'a [String; 2],
     ) -> Vec<Cow<'a, [u8]>> {
-        if !self.is_numbered() && !asking {
+        if self.is_plain() && !asking {
             let set = set(self.key, self.token, &times[0]);
             return set.map(|word| word.as_bytes().into()).to_vec();
         }
@@ -111,7 +132,7 @@ impl<'a> Wanted<'a> {
     /// Reads the reply of that command.
     pub(crate) fn read_claim(&self, asking: bool, reply: Reply) -> Result<ClaimReply, Failure> {
         let reply = accept_change(reply);
-        if !self.is_numbered() && !asking {
+        if self.is_plain() && !asking {
             read_set(&reply?)
         } else {
             self.read_script(reply)
@@ -121,15 +142,19 @@ impl<'a> Wanted<'a> {
     /// Reads the reply of the script that takes the lock.
     pub(crate) fn read_script(&self, reply: Result<Reply, Failure>) -> Result<ClaimReply, Failure> {
         let reply = read_claim(reply, self.token, self.is_numbered())?;
-        match reply {
-            ClaimReply::Taken { number: Some(n) }
-                if !self.slots.is_empty() && n > self.slots.len() as u64 =>
+        match (&reply, self.goal) {
+            (ClaimReply::Taken { number: Some(n) }, Goal::Slot { slots, .. })
+                if slots.len() < usize::try_from(*n).unwrap_or(usize::MAX) =>
             {
-                Err(nonsense(&Reply::Int(i64::try_from(n).unwrap_or(-1))))
+                Err(nonsense(&Reply::Line(format!("slot {n}"))))
             }
-            reply => Ok(reply),
+            _ => Ok(reply),
         }
     }
+}
+
+fn of_slots(slots: &[Key]) -> impl Iterator<Item = &str> {
+    slots.iter().map(Key::in_redis)
 }
 
 pub(crate) fn set<'a>(key: &'a str, token: &'a str, lease: &'a str) -> [&'a str; 6] {

@@ -7,10 +7,11 @@ use std::fmt;
 const LONGEST_MESSAGE: usize = 500;
 
 /// The codes of the errors that Redis and Valkey answer *instead of* executing a command that a
-/// lock sends. (`NOFENCE` is the answer of `claim_fenced.lua` to a counter that is no number.)
+/// lock sends. (`NOFENCE` is the answer of `claim_fenced.lua` to a counter that is no number, and
+/// `NOGATE` that of `no_reader.lua` to a writer that has lost its gate.)
 const DID_NOTHING: &str = "
     ASK BUSY CLUSTERDOWN CROSSSLOT DENIED EXECABORT LOADING MASTERDOWN MISCONF MOVED NOAUTH NOFENCE
-    NOGOODSLAVE NOPERM NOPROTO NOREPLICAS NOSCRIPT OOM READONLY REDIRECT TRYAGAIN WRONGPASS
+    NOGATE NOGOODSLAVE NOPERM NOPROTO NOREPLICAS NOSCRIPT OOM READONLY REDIRECT TRYAGAIN WRONGPASS
     WRONGTYPE";
 
 /// The same for errors with the code `ERR`. That code alone says nothing, so the message has to

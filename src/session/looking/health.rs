@@ -8,7 +8,7 @@ use crate::base::clock::Moment;
 use crate::base::random;
 use crate::session::Session;
 use crate::session::looking::findings::{self, Finding, Verdict};
-use crate::store::{ClaimReply, Compared, Extension, Failure, Node, Seen, Wanted};
+use crate::store::{ClaimReply, Compared, Extension, Failure, Goal, Node, Seen, Wanted};
 use crate::waiting::core::Core;
 
 /// What [`LockManager::check`](crate::LockManager::check) has found out.
@@ -152,7 +152,7 @@ impl Examination<'_> {
         let mut connection = core.store.checkout(key, *deadline)?;
         let wanted = Wanted {
             key,
-            slots: &[],
+            goal: Goal::Key,
             token,
             lease: LEASE,
             counter: None,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::base::clock::{Moment, since_1970};
 use crate::base::owner::holder::Holder;
 use crate::base::sync::HashMap;
-use crate::client::{ClaimReply, Compared, Wanted};
+use crate::client::{ClaimReply, Compared, Goal, Wanted};
 
 #[derive(Default)]
 pub(super) struct Keys {
@@ -55,33 +55,46 @@ impl Keys {
         }
     }
 
-    /// Takes the key if it is free, or the first slot that is.
+    /// Does what the scripts do that take a lock.
     pub(super) fn claim(&mut self, wanted: Wanted<'_>) -> ClaimReply {
-        if wanted.slots.is_empty() {
-            return match self.live(wanted.key) {
-                Some(entry) => ClaimReply::Busy(Some(entry.holder())),
-                None => ClaimReply::Taken {
+        let busy = |entry: Option<&mut StoredKey>| Some(ClaimReply::Busy(Some(entry?.holder())));
+        let (slots, gate, mine) = match wanted.goal {
+            Goal::Key => {
+                return busy(self.live(wanted.key)).unwrap_or_else(|| ClaimReply::Taken {
                     number: self.take(wanted),
-                },
-            };
-        }
-        let mut first: Option<(Moment, Holder)> = None;
-        for (number, slot) in (1..).zip(wanted.slots) {
-            let key = slot.in_redis();
-            match self.live(key) {
-                None => {
-                    self.take(Wanted { key, ..wanted });
-                    return ClaimReply::Taken {
-                        number: Some(number),
-                    };
-                }
-                Some(entry) if first.as_ref().is_none_or(|(end, _)| entry.expires < *end) => {
-                    first = Some((entry.expires, entry.holder()));
-                }
-                Some(_) => {}
+                });
             }
+            Goal::Slot { slots, gate, mine } => (slots, gate, mine),
+            Goal::NoSlot { slots, gate } => (slots, Some(gate), wanted.token),
+        };
+        let gate = gate.and_then(|gate| self.live(gate));
+        if let Some(others) = busy(gate.filter(|gate| gate.value != mine)) {
+            return others;
         }
-        ClaimReply::Busy(first.map(|(_, holder)| holder))
+        let live = slots.iter().filter_map(|slot| {
+            let entry = self.by_name.get(slot.in_redis())?;
+            entry.is_live().then_some(entry)
+        });
+        let holder = live
+            .min_by_key(|entry| entry.expires)
+            .map(StoredKey::holder);
+        if let Goal::NoSlot { .. } = wanted.goal {
+            let number = None;
+            return holder.map_or(ClaimReply::Taken { number }, |it| {
+                ClaimReply::Busy(Some(it))
+            });
+        }
+        let mut free = (1..).zip(slots);
+        let free = free.find(|(_, slot)| self.live(slot.in_redis()).is_none());
+        let Some((number, slot)) = free else {
+            return ClaimReply::Busy(holder);
+        };
+        self.take(Wanted {
+            key: slot.in_redis(),
+            ..wanted
+        });
+        let number = Some(number);
+        ClaimReply::Taken { number }
     }
 
     /// Takes a key that is free. Returns the fencing token, if one is wanted.

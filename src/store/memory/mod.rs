@@ -252,7 +252,7 @@ mod tests {
     fn wanted<'a>(key: &'a str, token: &'a str) -> Wanted<'a> {
         Wanted {
             key,
-            slots: &[],
+            goal: Goal::Key,
             token,
             lease: 60_000,
             counter: None,

@@ -1,0 +1,284 @@
+//! Readers beside each other, and a writer alone.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Connection;
+use relatch::{DetachedHold, Error, LockManager, LostCause, ReadWriteLock};
+use relatch_rig::{Fault, LONG, Server, Worker, eventually, role};
+
+use crate::support::{ANSWER, LEASE, MINUTE, Rig, SOON, connect, redis_connection};
+
+/// Reads, and leaves it to nobody.
+fn read(cache: &ReadWriteLock) -> DetachedHold {
+    let guard = cache.read_lock().lock().expect("reads");
+    guard.detach().expect("detaches")
+}
+
+fn others(server: &Server) -> LockManager {
+    let builder = LockManager::builder(&server.url()).poll_every(MINUTE);
+    builder.wait(LONG / 4).build().expect("connects")
+}
+
+#[test]
+fn readers_are_beside_each_other_and_a_writer_is_alone() {
+    for locks in [&Rig::new().locks, &LockManager::in_memory()] {
+        let cache = locks.read_write("a", 3);
+        let readers = [(); 2].map(|()| read(&cache));
+        assert!(cache.try_with_write(|| {}).expect("asks").is_none());
+        assert!(
+            cache.try_with_read(|| {}).expect("asks").is_some(),
+            "the gate is open again"
+        );
+        drop(readers);
+        let writing = cache
+            .write_lock()
+            .lock()
+            .expect("writes")
+            .detach()
+            .expect("detaches");
+        assert!(cache.try_with_write(|| {}).expect("asks").is_none());
+        assert!(cache.try_with_read(|| {}).expect("asks").is_none());
+        drop(writing);
+        assert_eq!(cache.with_read(|| 5).expect("reads"), 5);
+        assert_eq!(cache.with_write(|| 6).expect("writes"), 6);
+        let free = cache.read_lock().holders().expect("answers").is_empty();
+        assert!(free && cache.write_lock().holder().expect("answers").is_none());
+    }
+}
+
+#[test]
+fn a_thread_enters_again_and_never_waits_for_itself() {
+    let rig = Rig::with(|builder| builder.wait(LONG));
+    let cache = rig.locks.read_write("a", 3);
+    cache
+        .with_write_result(|outer| {
+            cache.with_write(|| assert_eq!(outer.depth(), 2))?;
+            cache.with_read_result(|inner| {
+                assert_eq!(inner.slot(), Some(1));
+                cache.with_write(|| assert_eq!(outer.depth(), 2))
+            })
+        })
+        .expect("writes");
+    cache
+        .with_read_result(|outer| {
+            let began = Instant::now();
+            let error = cache.with_write(|| {}).expect_err("it reads");
+            assert!(matches!(error, Error::WouldDeadlock { .. }), "{error:?}");
+            assert!(began.elapsed() < SOON && outer.is_valid());
+            Ok::<(), Error>(())
+        })
+        .expect("reads");
+    // A writer waits at the gate, and the reader reads again.
+    let reading = cache.read_lock().lock().expect("reads");
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| cache.with_write(|| {}));
+        eventually(LONG, "the writer has the gate", || {
+            rig.server.exists("lock:{a}#0")
+        });
+        cache
+            .with_read(|| assert_eq!(reading.depth(), 2))
+            .expect("reads again");
+        drop(reading);
+        writer.join().expect("no panic").expect("writes");
+    });
+}
+
+#[test]
+fn a_writer_waits_for_the_readers_that_are_there_and_for_no_other() {
+    let rig = Rig::with(|builder| builder.wait(LONG / 4).poll_every(MINUTE));
+    for writes in [&rig.locks, &others(&rig.server)] {
+        let (cache, theirs) = (rig.locks.read_write("a", 3), writes.read_write("a", 3));
+        let mut readers: Vec<_> = (0..2).map(|_| read(&cache)).collect();
+        thread::scope(|scope| {
+            let writer = scope.spawn(|| theirs.with_write(Instant::now).expect("writes"));
+            eventually(LONG, "the writer has the gate", || {
+                rig.server.exists("lock:{a}#0")
+            });
+            assert!(
+                cache.try_with_read(|| {}).expect("asks").is_none(),
+                "the gate is shut"
+            );
+            let reader = scope.spawn(|| cache.with_read(Instant::now).expect("reads"));
+            eventually(LONG, "the slots and the gate are tracked", || {
+                rig.server.tracked_keys() >= 3
+            });
+            drop(readers.pop());
+            thread::sleep(ANSWER);
+            assert!(!writer.is_finished() && !reader.is_finished());
+            let freed = Instant::now();
+            drop(readers.pop());
+            let wrote = writer.join().expect("no panic");
+            assert!(
+                wrote >= freed && wrote - freed < SOON / 2,
+                "{:?}",
+                wrote - freed
+            );
+            let read = reader.join().expect("no panic");
+            assert!(
+                read >= wrote && read - wrote < SOON / 2,
+                "{:?}",
+                read - wrote
+            );
+        });
+    }
+}
+
+#[test]
+fn a_writer_that_gives_up_opens_the_gate() {
+    let rig = Rig::with(|builder| builder.wait(ANSWER));
+    let cache = rig.locks.read_write("a", 3);
+    let reader = read(&cache);
+    let error = cache.with_write(|| {}).expect_err("somebody reads");
+    assert!(error.is_timeout(), "{error:?}");
+    assert!(!rig.server.exists("lock:{a}#0"));
+    cache.with_read(|| {}).expect("reads");
+    drop(reader);
+    cache.with_write(|| {}).expect("writes");
+}
+
+#[test]
+fn a_writer_that_loses_its_gate_while_it_waits_does_not_write() {
+    let rig = Rig::with(|builder| builder.wait(LONG / 4));
+    let cache = rig.locks.read_write("a", 3);
+    let reader = read(&cache);
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| cache.with_write(|| {}));
+        eventually(LONG, "the writer waits", || rig.server.tracked_keys() >= 2);
+        rig.server
+            .query::<()>(&["SET", "lock:{a}#0", "theirs", "PX", "60000"]);
+        eventually(SOON, "the writer ends", || writer.is_finished());
+        let error = writer
+            .join()
+            .expect("no panic")
+            .expect_err("it has lost the gate");
+        assert!(
+            matches!(error, Error::Lost { .. } | Error::OuterLost { .. }),
+            "{error:?}"
+        );
+    });
+    assert_eq!(rig.server.get("lock:{a}#0").as_deref(), Some("theirs"));
+    drop(reader);
+}
+
+#[test]
+fn lost_answers_leave_neither_gate_nor_slot() {
+    for fault in [Fault::DropReply, Fault::CutBeforeReply] {
+        let rig = Rig::new();
+        let cache = rig.locks.read_write("a", 3);
+        cache.with_write(|| {}).expect("writes"); // Redis knows the scripts.
+        cache.with_read(|| {}).expect("reads");
+        rig.proxy.on("EVALSHA * 4 lock:{a}#1", fault.clone());
+        cache.with_read(|| {}).expect("reads");
+        rig.proxy.on("EVALSHA * 4 lock:{a}#1", fault);
+        cache.with_write(|| {}).expect("writes");
+        assert_eq!(rig.proxy.fired(), 2);
+        eventually(SOON, "all is free", || {
+            (0..=3).all(|it| !rig.server.exists(&format!("lock:{{a}}#{it}")))
+        });
+    }
+}
+
+#[test]
+fn a_wrong_number_of_readers_is_named_and_a_fence_is_the_writers() {
+    let rig = Rig::new();
+    for count in [0, 65] {
+        let cache = rig.locks.read_write("a", count);
+        for error in [cache.with_read(|| {}), cache.with_write(|| {})] {
+            let error = error.expect_err("no such lock");
+            assert!(error.to_string().contains(&count.to_string()), "{error}");
+        }
+    }
+    let cache = rig.locks.read_write("a", 2);
+    let read = cache.read_lock().fenced(true).lock().map(drop);
+    assert!(matches!(read, Err(Error::NoFence { .. })), "{read:?}");
+    let write = cache.write_lock().fenced(true).lock().expect("writes");
+    assert!(write.fence() > Some(0));
+    assert!(write.set_lease(MINUTE).is_ok());
+    rig.server.query::<()>(&["DEL", "lock:{a}#0"]);
+    assert_eq!(write.watch().wait_lost(SOON), Some(LostCause::Deleted));
+}
+
+/// Processes read and write, and one of them is killed every 100 ms.
+#[test]
+fn killed_processes_leave_no_writer_beside_anybody() {
+    let server = Server::start();
+    let spawn = || Worker::spawn("readers", &[("url", &server.url())]);
+    let mut workers: Vec<_> = (0..4).map(|_| spawn()).collect();
+    let mut printed = String::new();
+    for killed in 0..20 {
+        thread::sleep(Duration::from_millis(100));
+        let mut dead = std::mem::replace(&mut workers[killed % 4], spawn());
+        dead.kill();
+        printed += &dead.printed();
+    }
+    for mut worker in workers {
+        worker.expect_line("done 100", LONG);
+        worker.kill();
+        printed += &worker.printed();
+    }
+    assert!(!printed.contains("beside"), "{printed}");
+    let locks = connect(&server);
+    let written = locks
+        .read_write("a", 3)
+        .write_lock()
+        .wait(LEASE + SOON)
+        .lock();
+    assert!(written.is_ok(), "{written:?}");
+}
+
+/// Reads in three threads and writes in one, and says if a writer is not alone.
+pub(crate) fn read_and_write_as_told() {
+    let url = role::arg("url");
+    let builder = LockManager::builder(&url).lease(LEASE).wait(LONG);
+    let locks = builder.build().expect("connects");
+    let (cache, done) = (locks.read_write("a", 3), AtomicU32::new(0));
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let (cache, done, url) = (&cache, &done, &url);
+            scope.spawn(move || {
+                let mut redis = redis_connection(url);
+                let lock = if thread == 0 {
+                    cache.write_lock()
+                } else {
+                    cache.read_lock()
+                };
+                loop {
+                    let guard = lock.lock().expect("locks");
+                    let who = guard.slot().unwrap_or_default();
+                    let met = meet(who, guard.token(), &mut redis);
+                    if !met.is_empty() && guard.is_valid() {
+                        role::report(format!("{who} is beside {met:?}"));
+                    }
+                    drop(guard);
+                    if (done.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(100) {
+                        role::report(format!("done {}", done.load(Ordering::Relaxed)));
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Says in Redis who is inside for a moment. Returns who must not be, but is.
+fn meet(who: u32, token: &str, redis: &mut Connection) -> Vec<String> {
+    let mut inside = redis::cmd("SET");
+    inside
+        .arg(format!("inside:{who}"))
+        .arg(token)
+        .arg("PX")
+        .arg(200);
+    inside.query::<()>(redis).expect("answers");
+    thread::sleep(Duration::from_millis(1));
+    let forbidden = if who == 0 { 1..=3 } else { 0..=0 };
+    let mut met = redis::cmd("MGET");
+    forbidden.for_each(|other| _ = met.arg(format!("inside:{other}")));
+    let met: Vec<Option<String>> = met.query(redis).expect("answers");
+    let mut leaves = redis::cmd("DEL");
+    leaves
+        .arg(format!("inside:{who}"))
+        .query::<()>(redis)
+        .expect("answers");
+    met.into_iter().flatten().collect()
+}
