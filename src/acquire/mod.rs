@@ -471,6 +471,7 @@ mod tests {
                 wait,
                 lease: Lease::new(LEASE),
                 reclaim_dead: false,
+                gate: None,
             }
         }
 
@@ -550,7 +551,7 @@ mod tests {
         };
         Answer::Taken(Taken {
             token: "ours".into(),
-            fence: None,
+            number: None,
             at,
         })
     }

@@ -9,12 +9,14 @@
 //! - `redis`: a Redis as a state machine, compared with a real one.
 //! - `judge`: what must hold, and what may be excused.
 //! - `rows`: scenes of their own, for promises whose point is a time or an order.
+//! - `many`: scenes of slots, readers and writers, with a judge of their own.
 //! - `interleavings`: threads of one process, with a model in place of Redis.
 //! - `garbled`: broken input, for the tests beside each reader of bytes from outside.
 
 pub(crate) mod garbled;
 mod interleavings;
 mod judge;
+mod many;
 mod redis;
 mod rows;
 mod scene;

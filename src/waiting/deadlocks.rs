@@ -181,7 +181,7 @@ mod tests {
         WaitingHolder {
             thread: Owner::new("host".into(), 1, 100 + number),
             deadline: Moment::NEVER,
-            blocked: Arc::new(Blocked::new((manager, wants.into()), holds, &wake)),
+            blocked: Arc::new(Blocked::new((manager, wants.into()), false, holds, &wake)),
             seen: None,
         }
     }

@@ -155,6 +155,7 @@ mod tests {
     use crate::base::options::Settings;
     use crate::client::commands::claim::Claims as _;
     use crate::client::commands::reply::{ClaimReply, Tracking};
+    use crate::client::commands::wanted::Goal;
     use crate::client::commands::wanted::Wanted;
     use crate::client::url::address::Address;
     use crate::client::wire::resp::tests::said;

@@ -321,7 +321,7 @@ mod tests {
         };
         assert!(matches!(
             read(bytes(token())),
-            Ok(ClaimReply::Taken { fence: None })
+            Ok(ClaimReply::Taken { number: None })
         ));
         assert!(matches!(busy(&token(), 5), Ok(ClaimReply::Busy(Some(own))) if own.raw == token()));
         let Ok(ClaimReply::Busy(Some(holder))) = busy("other", -1) else {
@@ -365,7 +365,7 @@ mod tests {
         assert!(matches!(
             numbered,
             Ok(ClaimReply::Taken {
-                fence: Some(1_784_000_000_000_007)
+                number: Some(1_784_000_000_000_007)
             })
         ));
         assert_eq!(fence_of(array(&[])), None);

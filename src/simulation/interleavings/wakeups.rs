@@ -220,6 +220,7 @@ impl Scene {
             wait: &wait,
             lease: Lease::new(LEASE),
             reclaim_dead: false,
+            gate: None,
         };
         let joined = keeper.core.queues.join_free(wait.key.name());
         let mut acquisition = Acquisition::with(context, &joined, self);
@@ -268,7 +269,7 @@ impl AskRedis for &Scene {
             };
             return Ok(Answer::Taken(Taken {
                 token: OURS.into(),
-                fence: None,
+                number: None,
                 at,
             }));
         }

@@ -48,6 +48,11 @@ impl Copies {
         count: 0,
         wanted: 0,
     };
+    /// All that there are have to acknowledge a lock.
+    pub(crate) const ONE_SAFE: Copies = Copies {
+        count: 1,
+        wanted: 1,
+    };
     pub(crate) const ONE: Copies = Copies {
         count: 1,
         wanted: 0,

@@ -248,6 +248,7 @@ impl fmt::Debug for MemoryStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::Goal;
 
     fn wanted<'a>(key: &'a str, token: &'a str) -> Wanted<'a> {
         Wanted {
@@ -424,7 +425,7 @@ mod tests {
             ..wanted(key, "one")
         };
         let fence = |key| match (&store).claim(numbered(key), Moment::NEVER) {
-            Ok(ClaimReply::Taken { fence }) => fence,
+            Ok(ClaimReply::Taken { number }) => number,
             other => panic!("{other:?}"),
         };
         let first = fence("a");
