@@ -1,10 +1,12 @@
 //! The handle that a program keeps.
 //!
-//! [`builder`] has its settings, and [`installed`] the one manager of a process. This room may use
-//! `lock`, `guard`, `session`, `keeping`, `waiting`, `hold`, `store` and `base`.
+//! [`builder`] has its settings, [`locks`] the locks that it makes, and [`installed`] the one manager
+//! of a process. This room may use `lock`, `guard`, `session`, `keeping`, `waiting`, `hold`, `store`
+//! and `base`.
 
 pub(crate) mod installed;
 pub(crate) mod builder;
+mod locks;
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
@@ -14,10 +16,7 @@ use crate::base::error::Error;
 use crate::base::stats::Stats;
 use crate::guard::LockGuard;
 use crate::hold::{HeldLock, LockParcel};
-use crate::lock::Lock;
-use crate::lock::read_write::ReadWriteLock;
 use crate::lock::request::Request;
-use crate::lock::several::MultiLock;
 use crate::session::looking::health::Health;
 use crate::session::looking::survey::Survey;
 use crate::session::{MemoryControls, Session};
@@ -57,81 +56,6 @@ pub struct LockManager {
 impl LockManager {
     pub(crate) fn new(session: Arc<Session>) -> LockManager {
         LockManager { session }
-    }
-
-    /// A named lock, whose options can be set. Takes nothing and sends nothing.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # let locks = relatch::LockManager::in_memory();
-    /// let nightly = locks.named("nightly").lease(Duration::from_secs(60));
-    /// nightly.with_lock(|| println!("report"))?;
-    /// # Ok::<(), relatch::Error>(())
-    /// ```
-    pub fn named(&self, key: impl AsRef<str>) -> Lock {
-        Lock::new(Arc::clone(&self.session), key.as_ref())
-    }
-
-    /// A lock with so many slots, from 1 to 64: at most that many threads hold it at a time, over
-    /// all processes. (Others call this a semaphore, and a slot a permit.) Takes nothing and sends
-    /// nothing.
-    ///
-    /// It is used like any other [`Lock`]: [`with_lock`](Lock::with_lock) waits for a slot that is
-    /// free, and runs its closure with that one. The guard says [which](LockGuard::slot), so that
-    /// the holder of slot 2 can use the second of three connections, devices or ports. A thread
-    /// that has a slot re-enters it.
-    ///
-    /// The slots of `mail` are the locks `{mail}#1`, `{mail}#2` and so on, each a key of its own in
-    /// Redis: each has a lease, is renewed, can be lost, and can be looked up, or force-unlocked,
-    /// under this name. The lowest that is free is taken, by one script. (The braces keep them in
-    /// one place of a cluster. If the prefix or the name has braces, there are no more.) Errors and
-    /// logs call the set `{mail}#*`.
-    ///
-    /// What is not promised: the number of slots is each caller's own, and is not in Redis. If
-    /// callers have different numbers, the largest counts. There is no order between processes.
-    /// Nobody looks for deadlocks through slots, and slots have no
-    /// [fences](Lock::fenced) ([`Error::NoFence`]).
-    ///
-    /// ```
-    /// # fn send() {}
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// # let locks = relatch::LockManager::in_memory();
-    /// let mail = locks.slots("mail", 3);
-    /// mail.with_lock(|| send())?; // at most three at a time, over all processes
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn slots(&self, name: impl AsRef<str>, count: usize) -> Lock {
-        Lock::slots(Arc::clone(&self.session), name.as_ref(), count)
-    }
-
-    /// A lock for so many readers at a time, from 1 to 64, or one writer alone. Takes nothing and
-    /// sends nothing.
-    ///
-    /// ```
-    /// # fn look_up() {}
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// # let locks = relatch::LockManager::in_memory();
-    /// locks.read_write("cache", 32).with_read(|| look_up())
-    /// # }
-    /// ```
-    pub fn read_write(&self, name: impl AsRef<str>, readers: usize) -> ReadWriteLock {
-        ReadWriteLock::new(&self.session, name.as_ref(), readers)
-    }
-
-    /// Several named locks that are taken together: all of them, or none. Takes nothing and sends
-    /// nothing.
-    ///
-    /// ```
-    /// # fn transfer() {}
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// let locks = relatch::LockManager::in_memory();
-    /// locks.several(["account:7", "account:3"]).with_lock(|| transfer())
-    /// # }
-    /// ```
-    pub fn several<K: AsRef<str>>(&self, keys: impl AsRef<[K]>) -> MultiLock {
-        let names = keys.as_ref().iter().map(|key| key.as_ref().to_owned());
-        MultiLock::new(Arc::clone(&self.session), names.collect())
     }
 
     /// [`Lock::lock`] on the lock named `key`, with the same errors.
