@@ -27,7 +27,7 @@ use crate::base::owner::holder::Holder;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::Orphan;
 use crate::keeping::work::Keeper;
-use crate::store::{ClaimReply, Connection, Failure, Goal, Seen, Tracking, Wanted};
+use crate::store::{ClaimReply, Compared, Connection, Failure, Goal, Seen, Tracking, Wanted};
 use crate::waiting::core::Core;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::wait::Wait;
@@ -53,11 +53,15 @@ impl AcquireContext<'_> {
         self.core.listeners.of(node)
     }
 
-    /// True if Redis will send this listener an invalidation when the key changes.
-    pub(super) fn is_tracked(&self, listener: Option<&Listener>, tracking: Tracking) -> bool {
-        let number = listener.and_then(Listener::client_id);
+    /// True if Redis will send this listener, which had that number when Redis was asked, an
+    /// invalidation when the key changes.
+    pub(super) fn is_tracked(
+        &self,
+        listener: Option<(Arc<Listener>, u64)>,
+        tracking: Tracking,
+    ) -> bool {
         matches!(tracking, Tracking::Direct)
-            || listener.zip(number).is_some_and(|(listener, number)| {
+            || listener.is_some_and(|(listener, number)| {
                 listener.will_wake(self.wait.key.in_redis(), number, tracking)
             })
     }
@@ -158,7 +162,9 @@ impl<'a> PendingClaim<'a> {
 impl AskRedis for PendingClaim<'_> {
     fn attempt(&mut self, ask: Ask) -> Result<Answer, Failure> {
         match ask {
-            Ask::Look => self.look(),
+            // Somebody may have left another slot meanwhile.
+            Ask::Look if self.context.wait.key.slots().is_empty() => self.look(),
+            Ask::Look => self.claim(true),
             Ask::Claim => self.claim(false),
             Ask::ClaimOrLook => self.claim(true),
         }
@@ -198,14 +204,22 @@ impl PendingClaim<'_> {
             let claimed = connection.claim(wanted, deadline);
             claimed.map(|reply| (reply, Tracking::Off))
         };
+        // (Of slots, the answer names only one holder.)
         if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
-            && *holder.raw == **given_up
+            && (*holder.raw == **given_up || !wait.key.slots().is_empty())
         {
-            if let Err(failure) = connection.remove(&wait.key.places(), given_up, deadline) {
-                keeper.gone(&token);
-                return Err(failure);
+            let places = wait.key.places();
+            match connection.remove(&places, given_up, deadline) {
+                Err(failure) => {
+                    keeper.gone(&token);
+                    return Err(failure);
+                }
+                Ok(Compared::Done) => {
+                    answer = connection.claim_or_look(wanted, number, deadline);
+                }
+                Ok(Compared::Absent | Compared::NotOurs) if places.len() > 1 => {}
+                Ok(_) => answer = connection.claim_or_look(wanted, number, deadline),
             }
-            answer = connection.claim_or_look(wanted, number, deadline);
         }
         let answer = match answer {
             Ok((ClaimReply::Taken { number }, _)) => self.taken(connection, number, sent),
@@ -213,7 +227,7 @@ impl PendingClaim<'_> {
                 Err(self.refused_and_stored())
             }
             Ok((ClaimReply::Busy(holder), tracking)) => {
-                let tracked = self.context.is_tracked(listener.as_deref(), tracking);
+                let tracked = self.context.is_tracked(listener.zip(number), tracking);
                 Ok(Answer::Busy {
                     holder,
                     tracked,

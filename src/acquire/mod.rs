@@ -19,7 +19,7 @@ use crate::acquire::step::{End, Progress, Step};
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, info};
 use crate::base::error::Error;
-use crate::base::key::NOT_A_STRING;
+use crate::base::key::{Key, NOT_A_STRING};
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
 use crate::store::{Compared, Failure};
@@ -148,6 +148,11 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         Ok(None)
     }
 
+    /// True if Redis has said that others have the lock, and the caller would wait for them.
+    pub(crate) fn would_wait(&self) -> bool {
+        matches!(self.next, Step::Register | Step::Wait { .. })
+    }
+
     /// Does what has to be done before the next attempt: sleeps until the key changes, or for a
     /// while. Returns the error that the caller gets if there is no next attempt.
     pub(crate) fn wait_for_next_attempt(&mut self) -> Result<(), Error> {
@@ -274,7 +279,8 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             if let Some(node) = core.store.node_of(wait.key.in_redis()) {
                 core.listeners.start(&node);
             }
-            if self.progress.is_first_busy() && !self.joined.waited {
+            let has_counted = self.joined.waited || self.joined.turn.is_outside();
+            if self.progress.is_first_busy() && !has_counted {
                 core.counters.of(wait.key.name()).waited.add(1);
             }
         }
@@ -313,12 +319,13 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         let AcquireContext { core, wait, .. } = self.context;
         let deadline = wait.patience.deadline;
         let key = wait.key.in_redis();
+        // It may be the holder of the gate.
+        let mut places = wait.key.places();
+        places.extend(wait.key.gate().map(Key::in_redis));
         let removed = core
             .store
             .checkout(key, deadline)
-            .and_then(|mut connection| {
-                connection.remove(&wait.key.places(), &holder.raw, deadline)
-            });
+            .and_then(|mut connection| connection.remove(&places, &holder.raw, deadline));
         let reclaimed = matches!(removed, Ok(Compared::Done));
         if reclaimed {
             core.counters.of(wait.key.name()).reclaimed.add(1);

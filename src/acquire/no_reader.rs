@@ -43,7 +43,7 @@ impl AskRedis for NoReader<'_> {
             }),
             ClaimReply::Busy(holder) => Answer::Busy {
                 holder,
-                tracked: self.context.is_tracked(listener.as_deref(), tracking),
+                tracked: self.context.is_tracked(listener.zip(number), tracking),
                 sent,
             },
             ClaimReply::NotAString => Answer::NotAString,

@@ -40,6 +40,14 @@ impl<'a> Name<'a> {
         own.into_iter()
             .chain(slots.iter().map(|slot| &**slot.name()))
     }
+
+    /// See [`Key::admits`].
+    pub(crate) fn admits(self, held: &Key) -> bool {
+        match self {
+            Name::Given(_) => true,
+            Name::Of(unchecked) => unchecked.key.admits(held),
+        }
+    }
 }
 
 impl<'a> From<&'a str> for Name<'a> {
@@ -62,7 +70,7 @@ enum Part {
     /// Nothing: it is a lock of its own.
     Lock,
     /// It is the slot with this number. The first has the number 1.
-    Slot(u8),
+    Slot { number: u8, is_gated: bool },
     /// It stands for the slots. Whoever takes it has one of them.
     AnyOf(Arc<Set>),
     /// It is the gate of the readers, which have the slots.
@@ -77,16 +85,10 @@ struct Set {
     slots: Vec<Key>,
     /// While somebody else has this lock, no slot is taken.
     gate: Option<Key>,
-    /// The key of a wait for all slots.
-    all: Key,
 }
 
 /// The most slots of one set.
 const MOST_SLOTS: u8 = 64;
-
-/// The ends of keys that are not in Redis: of a wait for any slot of a set, and for all of them.
-const ANY: &str = "*";
-const ALL: &str = "-";
 
 /// The key of a [`Lock`](crate::Lock). The first use of the lock finds out whether its name is
 /// allowed.
@@ -108,59 +110,78 @@ impl UncheckedKey {
         UncheckedKey { key, invalid }
     }
 
-    /// The key of a set of slots. The slots of `mail` are `{mail}#1`, `{mail}#2` and so on, and the
-    /// set is `{mail}#*`, which is no key in Redis. The braces have Redis Cluster store all of them
-    /// in one place. A prefix or a name with a [tag](hash_tag) does so without more braces.
+    /// The key of a set of slots. The slots of `mail` are `{mail}#1`, `{mail}#2` and so on, and three
+    /// of them are the set `{mail}#1-3`. The braces have Redis Cluster store all of them in one
+    /// place. A prefix or a name with a [tag](hash_tag) does so without more braces.
     pub(crate) fn of_slots(prefix: &str, name: &str, count: usize) -> UncheckedKey {
-        UncheckedKey::of_set(prefix, name, count, false).0
+        let stem = Stem::new(prefix, name);
+        let set = stem.set(count, false);
+        stem.unchecked(stem.key(Part::AnyOf(set), &format!("1-{count}")), count)
     }
 
-    /// The keys for readers and for writers: a set of slots, and their gate, `{cfg}#0`.
+    /// The keys for readers and for writers: a set of slots, `{cfg}#0-32`, and their gate,
+    /// `{cfg}#0`. A writer knows nothing of how many readers there may be.
     pub(crate) fn of_read_write(prefix: &str, name: &str, readers: usize) -> [UncheckedKey; 2] {
-        let (any, set) = UncheckedKey::of_set(prefix, name, readers, true);
-        let gate = set.gate.clone().map(|gate| Key {
-            part: Part::GateOf(set),
-            ..gate
-        });
-        let gate = UncheckedKey {
-            key: gate.unwrap_or_else(|| any.key.clone()),
-            ..any
-        };
-        [any, gate]
-    }
-
-    fn of_set(prefix: &str, name: &str, count: usize, is_gated: bool) -> (UncheckedKey, Arc<Set>) {
-        let stem = match hash_tag([prefix, name].concat().as_bytes()) {
-            Some(_) => name.to_owned(),
-            None if name.is_empty() => String::new(),
-            None => ["{", name, "}"].concat(),
-        };
-        let key = |part, last: &str| Key {
-            part,
-            ..UncheckedKey::new(prefix, &[&stem, "#", last].concat()).key
-        };
-        let most = u8::try_from(count).unwrap_or(u8::MAX).min(MOST_SLOTS);
-        let slots = (1..=most).map(|n| key(Part::Slot(n), &n.to_string()));
-        let set = Arc::new(Set {
-            slots: slots.collect(),
-            gate: is_gated.then(|| key(Part::Lock, "0")),
-            all: key(Part::Lock, ALL),
-        });
-        let any = key(Part::AnyOf(Arc::clone(&set)), ANY);
-        let reason = if usize::from(most) != count || count == 0 {
-            Some("there are between 1 and 64 of them")
-        } else {
-            hash_tag(any.in_redis.as_bytes()).is_none().then_some(
-                "Redis Cluster could not keep them in one place, because of the braces in key or \
-                 prefix",
-            )
-        };
-        let invalid = reason.map(|reason| (count, reason));
-        (UncheckedKey { key: any, invalid }, set)
+        let stem = Stem::new(prefix, name);
+        let any = Part::AnyOf(stem.set(readers, true));
+        let gate = Part::GateOf(stem.set(MOST_SLOTS.into(), true));
+        let keys = [stem.key(any, &format!("0-{readers}")), stem.key(gate, "0")];
+        keys.map(|key| stem.unchecked(key, readers))
     }
 
     pub(crate) fn name(&self) -> &str {
         &self.key.name
+    }
+}
+
+/// What the names of the slots of one set begin with, up to the `#`.
+struct Stem<'a> {
+    prefix: &'a str,
+    name: String,
+}
+
+impl Stem<'_> {
+    fn new<'a>(prefix: &'a str, name: &str) -> Stem<'a> {
+        let name = match hash_tag([prefix, name].concat().as_bytes()) {
+            None if !name.is_empty() => ["{", name, "}#"].concat(),
+            _ => [name, "#"].concat(),
+        };
+        Stem { prefix, name }
+    }
+
+    /// A slot or a gate is a key in Redis. What stands for slots has their stem in place of one.
+    fn key(&self, part: Part, end: &str) -> Key {
+        let name = [&self.name, end].concat();
+        let in_redis = match part {
+            Part::AnyOf(_) => [self.prefix, &self.name].concat(),
+            _ => [self.prefix, &name].concat(),
+        };
+        Key {
+            name: name.into(),
+            in_redis: in_redis.into(),
+            part,
+        }
+    }
+
+    fn set(&self, count: usize, is_gated: bool) -> Arc<Set> {
+        let most = u8::try_from(count).map_or(MOST_SLOTS, |count| count.min(MOST_SLOTS));
+        let slot = |number: u8| self.key(Part::Slot { number, is_gated }, &number.to_string());
+        Arc::new(Set {
+            slots: (1..=most).map(slot).collect(),
+            gate: is_gated.then(|| self.key(Part::Lock, "0")),
+        })
+    }
+
+    fn unchecked(&self, key: Key, count: usize) -> UncheckedKey {
+        let has_tag = hash_tag(key.in_redis.as_bytes()).is_some();
+        let reason = if (1..=MOST_SLOTS.into()).contains(&count) {
+            "Redis Cluster could not keep them in one place, because of the braces in key or prefix"
+        } else {
+            "there are between 1 and 64 of them"
+        };
+        let is_valid = has_tag && (1..=MOST_SLOTS.into()).contains(&count);
+        let invalid = (!is_valid).then_some((count, reason));
+        UncheckedKey { key, invalid }
     }
 }
 
@@ -202,43 +223,67 @@ impl Key {
 
     /// True if the program gave no name to these slots.
     fn is_unnamed(&self) -> bool {
-        !matches!(self.part, Part::Lock | Part::Slot(_)) && self.name.starts_with('#')
-    }
-
-    /// The set whose slots this stands for.
-    fn set(&self) -> Option<&Set> {
-        match &self.part {
-            Part::AnyOf(set) | Part::NoneOf(set) => Some(set),
-            Part::Lock | Part::Slot(_) | Part::GateOf(_) => None,
-        }
+        !matches!(self.part, Part::Lock) && self.name.rfind('#') == Some(0)
     }
 
     /// The slots, if this stands for slots.
     pub(crate) fn slots(&self) -> &[Key] {
-        self.set().map_or(&[], |set| &set.slots)
+        match &self.part {
+            Part::AnyOf(set) | Part::NoneOf(set) => &set.slots,
+            Part::Lock | Part::Slot { .. } | Part::GateOf(_) => &[],
+        }
     }
 
     /// The gate of the slots, if this stands for slots with a gate.
     pub(crate) fn gate(&self) -> Option<&Key> {
-        self.set()?.gate.as_ref()
+        match &self.part {
+            Part::AnyOf(set) | Part::NoneOf(set) => set.gate.as_ref(),
+            Part::Lock | Part::Slot { .. } | Part::GateOf(_) => None,
+        }
     }
 
     /// The key of the wait until all slots behind this gate are free.
     pub(crate) fn readers(&self) -> Option<Key> {
-        match &self.part {
-            Part::GateOf(set) => Some(Key {
-                part: Part::NoneOf(Arc::clone(set)),
-                ..set.all.clone()
-            }),
-            _ => None,
-        }
+        let Part::GateOf(set) = &self.part else {
+            return None;
+        };
+        Some(Key {
+            name: [&*self.name, " readers"].concat().into(),
+            in_redis: self.in_redis.trim_end_matches('0').into(),
+            part: Part::NoneOf(Arc::clone(set)),
+        })
     }
 
     /// The number of the slot, if this is one.
     pub(crate) fn slot(&self) -> Option<u8> {
         match self.part {
-            Part::Slot(number) => Some(number),
+            Part::Slot { number, .. } => Some(number),
             _ => None,
+        }
+    }
+
+    /// True if a hold of `held`, which has the same name, is one of what is wanted here. (A key of
+    /// the same name that was taken as a plain lock has passed no gate, and has waited for no
+    /// reader.)
+    pub(crate) fn admits(&self, held: &Key) -> bool {
+        match (&self.part, &held.part) {
+            (Part::GateOf(_), held) => matches!(held, Part::GateOf(_)),
+            (Part::AnyOf(set), held) if set.gate.is_some() => {
+                matches!(held, Part::Slot { is_gated: true, .. })
+            }
+            _ => true,
+        }
+    }
+
+    /// The names under which a thread may hold the other side of this read-write lock.
+    pub(crate) fn other_side(&self) -> Vec<String> {
+        match &self.part {
+            Part::GateOf(set) => set.slots.iter().map(|it| it.name.to_string()).collect(),
+            Part::Slot { is_gated: true, .. } => {
+                let stem = self.name.trim_end_matches(|it: char| it.is_ascii_digit());
+                vec![[stem, "0"].concat()]
+            }
+            _ => Vec::new(),
         }
     }
 
@@ -291,12 +336,12 @@ impl Key {
     }
 }
 
-/// The keys of the waits for any slot and for all slots of a set, if this may be the key of a slot
-/// or a gate.
-pub(crate) fn waits_for_slots(key: &str) -> Option<[String; 2]> {
-    let (stem, number) = key.rsplit_once('#')?;
-    let is_slot = matches!(number.parse(), Ok(0..=MOST_SLOTS));
-    is_slot.then(|| [ANY, ALL].map(|end| [stem, "#", end].concat()))
+/// What the keys of a set begin with, if this may be the key of a slot or of a gate.
+pub(crate) fn stem_of(key: &[u8]) -> Option<&[u8]> {
+    let at = key.iter().rposition(|byte| *byte == b'#')?;
+    let (stem, number) = key.split_at(at + 1);
+    let is_slot = matches!(str::from_utf8(number).ok()?.parse(), Ok(0..=MOST_SLOTS));
+    is_slot.then_some(stem)
 }
 
 /// The part of a key that decides where Redis Cluster stores it: what is between the first `{` and

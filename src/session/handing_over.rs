@@ -96,10 +96,16 @@ pub(crate) fn hand_over(session: &Session, held: &Rc<Held>) -> Result<LockParcel
 /// Returns an error unless a hold can leave its thread: it can be trusted, and has one guard.
 fn may_leave(session: &Session, held: &Held) -> Result<(), Error> {
     session.trust(&held.hold)?;
-    match held.hold.depth() {
+    let key = &held.hold.key;
+    // A writer that reads as well is alone with itself, but not with another thread.
+    let other_side = key.other_side().into_iter();
+    let other_side = other_side
+        .filter_map(|it| thread_map::find(session.id, &*it))
+        .next();
+    match held.hold.depth() + other_side.map_or(0, |other| other.hold.depth()) {
         1 => Ok(()),
         depth => Err(Error::OtherGuards {
-            key: held.hold.key.name().to_string(),
+            key: key.name().to_string(),
             depth,
         }),
     }
@@ -162,7 +168,9 @@ pub(crate) fn adopt(
     let taken = adopted
         .inspect_err(|error| core.counters.of(taking.key.name()).failed(error))
         .map_err(|error| error.while_holding(thread_map::names()))?;
-    session.make_known(taking.hold(taken, began), turn, &once)
+    let held = session.make_known(taking.hold(taken, began), turn, &once)?;
+    // The sender of a gate may have taken it as a plain lock.
+    session.until_alone(held, options, stop, &once)
 }
 
 /// Returns an error if this thread holds a lock.

@@ -103,11 +103,25 @@ impl Session {
         let hold = taking.hold(taken, now);
         let turn = turn.of(&hold);
         let held = self.make_known(hold, turn, patience)?;
+        self.until_alone(held, options, stop, patience)
+    }
 
-        // 5. (A writer has the gate now, and waits for the readers.)
+    /// A writer who has the gate of a read-write lock waits for the readers.
+    fn until_alone(
+        &self,
+        held: Rc<Held>,
+        options: &Options,
+        stop: Option<&StopHandle>,
+        patience: &Patience,
+    ) -> Result<Rc<Held>, Error> {
         match Taking::until_no_reader(self, &held, options, stop, patience) {
             Ok(()) => Ok(held),
-            Err(error) => Err(self.undo(&held, error, patience)),
+            Err(mut error) => {
+                if let Error::Timeout { key, .. } = &mut error {
+                    *key = held.hold.key.name().to_string();
+                }
+                Err(self.undo(&held, error, patience))
+            }
         }
     }
 

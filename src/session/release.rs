@@ -9,6 +9,7 @@ use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, warn};
 use crate::base::error::{Error, LostCause};
+use crate::base::key::stem_of;
 use crate::base::options::Lease;
 use crate::base::sync::thread;
 use crate::hold::{Hold, Unlocked};
@@ -206,9 +207,10 @@ impl<'a> Release<'a> {
         //    true if the waiter had the turn all along: this hold was adopted outside of the queue,
         //    or its thread is ending. If this came before step 3, the waiter would find the key and
         //    sleep again.
-        if self.valid_until.is_none() || self.turn.is_outside() {
-            let wakeups = &self.keeper.core.listeners.wakeups;
-            wakeups.wake(self.hold.key.in_redis().as_bytes());
+        //    And those that wait for slots are in no queue of this key.
+        let redis_key = self.hold.key.in_redis().as_bytes();
+        if self.valid_until.is_none() || self.turn.is_outside() || stem_of(redis_key).is_some() {
+            self.keeper.core.listeners.wakeups.wake(redis_key);
         }
     }
 

@@ -98,22 +98,37 @@ impl<'a> Taking<'a> {
             gate: None,
         };
         let wait = taking.wait(patience);
-        let context = taking.context(&wait, gate.hold.lease());
-        let joined = Joined::outside(&session.core.queues, taking.key.name());
-        let gate = &gate.hold;
-        let mut acquisition = Acquisition::with(context, &joined, NoReader { context, gate });
-        let free = loop {
-            match acquisition.ask() {
-                Ok(Some(_)) => break Ok(()),
-                Ok(None) => {}
-                Err(error) => break Err(error),
+        let until_free = || {
+            // Only who has the gate comes here, but one may have lost it and not know that yet.
+            let claim = Claim {
+                token: Arc::clone(&gate.hold.token),
+                lease: gate.hold.lease(),
+                counter: None,
+            };
+            let joined = taking.join_queue(&wait, &claim)?;
+            let context = taking.context(&wait, claim.lease);
+            let asks = NoReader {
+                context,
+                gate: &gate.hold,
+            };
+            let mut acquisition = Acquisition::with(context, &joined, asks);
+            while acquisition.ask()?.is_none() {
+                gate.hold.check(Moment::now())?;
+                acquisition.wait_for_next_attempt()?;
             }
-            if let Err(error) = acquisition.wait_for_next_attempt() {
-                break Err(error);
-            }
+            drop(acquisition); // It borrows the turn.
+            Ok(joined.turn)
         };
-        drop(acquisition);
-        free.map_err(|error| wait.fails(error))
+        gate.is_waiting.set(true);
+        let freed = until_free();
+        gate.is_waiting.set(false);
+        match freed {
+            Ok(turn) => turn.ends(wait),
+            Err(error) => return Err(wait.fails(error)),
+        }
+        // The answer may have taken longer than the lease, or than that of a lock around this one.
+        gate.hold.check(Moment::now())?;
+        thread_map::still_has_outer(gate)
     }
 
     /// A claim with a token that nobody has used yet. It is drawn before the turn comes: the thread
@@ -151,8 +166,9 @@ impl<'a> Taking<'a> {
         wait: &Wait<'_>,
     ) -> Result<Option<(Turn, Taken)>, Error> {
         let (queues, name) = (&self.session.core.queues, self.key.name());
-        let once = wait.patience.once;
-        if self.key.slots().is_empty() || !once && queues.somebody_waits(name) {
+        // A writer who reads must not wait behind a reader, who waits for that writer.
+        let is_alone = wait.patience.once || self.gate.is_some();
+        if self.key.slots().is_empty() || !is_alone && queues.somebody_waits(name) {
             return Ok(None);
         }
         let joined = Joined::outside(queues, name);
@@ -164,7 +180,7 @@ impl<'a> Taking<'a> {
                 drop(acquisition);
                 return Ok(Some((joined.turn, taken)));
             }
-            if !once {
+            if !is_alone && acquisition.would_wait() {
                 return Ok(None);
             }
             acquisition.wait_for_next_attempt()?;

@@ -72,6 +72,8 @@ pub(crate) struct Held {
     /// The thread's count of such entries. What has a lower one is around this: a hold that was
     /// attached may be older than one that is around it.
     pub(crate) entered: u64,
+    /// A writer who has the gate waits for readers. It has no guard yet.
+    pub(crate) is_waiting: Cell<bool>,
     pub(crate) span: Span,
 }
 
@@ -123,13 +125,14 @@ pub(crate) fn reenter<'a>(
     options: &Options,
     now: Moment,
 ) -> Result<Option<Rc<Held>>, Error> {
+    let name = name.into();
     let Some(held) = find(manager, name) else {
         return Ok(None);
     };
     let (depth, key) = (held.hold.depth(), || held.hold.key.name().to_string());
     // The loss comes first: the thread has to learn of it, whatever it wanted.
     held.hold.check(now)?;
-    if !options.reentrant {
+    if !options.reentrant || held.is_waiting.get() || !name.admits(&held.hold.key) {
         return Err(Error::AlreadyHeld { key: key() });
     }
     if options.fenced && held.hold.fence.is_none() {
@@ -153,6 +156,7 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     let held = Rc::new(Held {
         hold,
         entered: ENTERED.get(),
+        is_waiting: Cell::new(false),
         span,
     });
     let entry = HeldEntry {
@@ -176,6 +180,7 @@ pub(crate) fn held() -> Vec<HeldBy> {
         let all = holds
             .values()
             .flatten()
+            .filter(|entry| !entry.held.is_waiting.get())
             .map(|entry| (entry.manager, Arc::clone(&entry.held.hold)));
         all.collect()
     });

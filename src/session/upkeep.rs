@@ -29,7 +29,8 @@ impl Session {
     pub(crate) fn assert_held(&self, name: Name<'_>) -> Result<(), Error> {
         let now = Moment::now();
         self.core.own_process(now)?;
-        let held = thread_map::find(self.id, name);
+        let held = thread_map::find(self.id, name)
+            .filter(|held| !held.is_waiting.get() && name.admits(&held.hold.key));
         let not_held = || Error::NotHeld {
             key: name.as_str().to_owned(),
         };

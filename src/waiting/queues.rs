@@ -99,7 +99,7 @@ impl WaitQueues {
                 waited: false,
             });
         }
-        let me = wait.waiter(Some(claim()));
+        let me = wait.waiter(wait.key.slots().is_empty().then(claim));
         queue.waiting.push_back(Arc::clone(me));
         if me.blocked.is_some() {
             MutexGuard::unlocked(&mut table, || end_cycles_of(me));

@@ -39,7 +39,7 @@ pub(crate) struct Waiter {
     /// The turn in front is over, so it is this thread's turn.
     has_turn: AtomicBool,
     /// What the thread in front may send for this one. `None` if this one had the turn before it
-    /// had to wait.
+    /// had to wait, and for slots: a release makes one of them free, which need not be the lowest.
     pub(crate) claim: Option<Claim>,
     pub(super) thread: Owner,
     pub(super) patience: Patience,

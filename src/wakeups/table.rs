@@ -4,17 +4,17 @@ use std::mem;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
-use crate::base::key::waits_for_slots;
+use crate::base::key::stem_of;
 use crate::base::sync::HashMap;
 use crate::base::sync::{Condvar, Mutex};
 
-/// The sleeping threads of one manager: at most one for each key, since the others queue behind it.
-/// (A wait for any slot of a set has a key of its own here, and one for all of them another.)
+/// The sleeping threads of one manager: one for each key, since the others queue behind it, but
+/// several for the stem of a set of slots.
 #[derive(Debug, Default)]
 pub(crate) struct Wakeups {
-    /// The parker of each sleeping thread. This mutex is locked before those of a parker: parkers
+    /// The parkers of the sleeping threads. This mutex is locked before those of a parker: parkers
     /// are unparked under it, so the other order could deadlock.
-    by_key: Mutex<HashMap<Box<[u8]>, Arc<Parker>>>,
+    by_key: Mutex<HashMap<Box<[u8]>, Vec<Arc<Parker>>>>,
 }
 
 /// Wakes one thread. A wake-up that comes before the thread sleeps is not lost.
@@ -22,8 +22,9 @@ pub(crate) struct Wakeups {
 struct Parker {
     woken: Mutex<bool>,
     unparked: Condvar,
-    /// The connection over which the thread asked last, if Redis tracks what is read over it.
-    asked_over: Mutex<Option<u64>>,
+    /// The connections over which a thread has asked about the key since this one has asked, if
+    /// Redis tracks what is read over them.
+    asked_over: Mutex<Vec<u64>>,
 }
 
 /// A thread's place in the table, for as long as it waits.
@@ -38,9 +39,9 @@ impl Wakeups {
     /// From now on, invalidations of this key wake the thread.
     pub(crate) fn register<'a>(&'a self, redis_key: &'a str) -> Registration<'a> {
         let parker = Arc::<Parker>::default();
-        self.by_key
-            .lock()
-            .insert(redis_key.as_bytes().into(), Arc::clone(&parker));
+        let mut by_key = self.by_key.lock();
+        let same = by_key.entry(redis_key.as_bytes().into()).or_default();
+        same.push(Arc::clone(&parker));
         Registration {
             wakeups: self,
             redis_key,
@@ -48,43 +49,42 @@ impl Wakeups {
         }
     }
 
-    /// Wakes the thread that waits for this key and, if it is that of a slot, those that wait for
-    /// any slot of its set, or for all.
+    /// Wakes the thread that waits for this key and, if it is that of a slot or a gate, those that
+    /// wait for slots of the set.
     pub(crate) fn wake(&self, redis_key: &[u8]) {
-        let slots = str::from_utf8(redis_key).ok().and_then(waits_for_slots);
         let by_key = self.by_key.lock();
-        let slots = slots.iter().flatten().map(String::as_bytes);
-        let parkers = slots.chain([redis_key]).filter_map(|key| by_key.get(key));
+        let keys = [Some(redis_key), stem_of(redis_key)].into_iter().flatten();
+        let parkers = keys.filter_map(|key| by_key.get(key)).flatten();
         parkers.for_each(|parker| parker.unpark());
     }
 
     /// Wakes the threads that wait for such keys.
     pub(crate) fn wake_those(&self, is_meant: impl Fn(&[u8]) -> bool) {
         let by_key = self.by_key.lock();
-        by_key
-            .iter()
-            .filter(|(key, _)| is_meant(key))
-            .for_each(|(_, parker)| parker.unpark());
+        let meant = by_key.iter().filter(|(key, _)| is_meant(key));
+        let parkers = meant.flat_map(|(_, parkers)| parkers);
+        parkers.for_each(|parker| parker.unpark());
     }
 
-    /// The thread that waits for this key has asked over this connection, which it still has.
+    /// A thread that waits for this key has asked over this connection, which it still has.
     pub(crate) fn asked_over(&self, redis_key: &[u8], link: u64) {
-        if let Some(parker) = self.by_key.lock().get(redis_key) {
-            *parker.asked_over.lock() = Some(link);
+        let by_key = self.by_key.lock();
+        let parkers = by_key.get(redis_key).into_iter().flatten();
+        for parker in parkers {
+            let mut links = parker.asked_over.lock();
+            if !links.contains(&link) {
+                links.push(link);
+            }
         }
     }
 
     /// Wakes the threads that asked over this connection last. The connection is closed, so Redis
     /// sends no invalidations of the keys that were read over it.
     pub(crate) fn wake_over(&self, link: u64) {
-        for parker in self
-            .by_key
-            .lock()
-            .values()
-            .filter(|parker| *parker.asked_over.lock() == Some(link))
-        {
-            parker.unpark();
-        }
+        let by_key = self.by_key.lock();
+        let parkers = by_key.values().flatten();
+        let asked = parkers.filter(|parker| parker.asked_over.lock().contains(&link));
+        asked.for_each(|parker| parker.unpark());
     }
 }
 
@@ -99,6 +99,7 @@ impl Registration<'_> {
     /// Forgets earlier wake-ups. Call this before asking Redis: the answer is newer than the
     /// changes that caused them. True if there was a wake-up.
     pub(crate) fn forget(&self) -> bool {
+        self.parker.asked_over.lock().clear();
         mem::take(&mut self.parker.woken.lock())
     }
 
@@ -121,12 +122,12 @@ impl Drop for Registration<'_> {
     fn drop(&mut self) {
         let mut by_key = self.wakeups.by_key.lock();
         let redis_key = self.redis_key.as_bytes();
-        // The next thread of the queue may have registered already.
-        if by_key
-            .get(redis_key)
-            .is_some_and(|parker| Arc::ptr_eq(parker, &self.parker))
-        {
-            by_key.remove(redis_key);
+        if let Some(same) = by_key.get_mut(redis_key) {
+            // The next thread of the queue may have registered already.
+            same.retain(|parker| !Arc::ptr_eq(parker, &self.parker));
+            if same.is_empty() {
+                by_key.remove(redis_key);
+            }
         }
     }
 }
@@ -174,9 +175,11 @@ pub(crate) mod tests {
     fn a_connection_that_is_closed_wakes_the_threads_that_asked_over_it_last() {
         let wakeups = Wakeups::default();
         let [one, two, three] = ["one", "two", "three"].map(|key| wakeups.register(key));
-        for (key, link) in [("one", 1), ("two", 1), ("two", 2), ("gone", 1)] {
+        for (key, link) in [("one", 1), ("two", 1), ("gone", 1)] {
             wakeups.asked_over(key.as_bytes(), link);
         }
+        two.forget();
+        wakeups.asked_over(b"two", 2);
         wakeups.wake_over(1);
         assert!(one.wait(soon()));
         assert!(

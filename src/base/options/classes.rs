@@ -40,13 +40,16 @@ impl Classes {
         if self.prefixes.is_empty() {
             return 0;
         }
-        let slots = name.strip_prefix('{').filter(|_| name.contains("}#"));
-        let name = slots.unwrap_or(name);
+        let of_slots = || self.of_name(name.strip_prefix('{').filter(|it| it.contains("}#"))?);
+        self.of_name(name).or_else(of_slots).unwrap_or(0)
+    }
+
+    fn of_name(&self, name: &str) -> Option<usize> {
         let first = name.bytes().next().map_or(0, usize::from);
         let from = self.lower[first];
         (usize::from(from)..usize::from(self.lower[first + 1]))
             .find(|n| name.starts_with(&self.prefixes[*n]))
-            .map_or(0, |n| n + 1)
+            .map(|n| n + 1)
     }
 
     /// What each class is called, by its number. `None`: there are no classes.

@@ -95,9 +95,9 @@ impl Script {
             1 => Cow::Borrowed("1".as_bytes()),
             many => Cow::Owned(many.to_string().into_bytes()),
         };
-        let words = [keys, args].into_iter().flatten();
-        let words = words.map(|word| word.as_bytes().into());
-        let begin = [name.as_bytes().into(), script.as_bytes().into(), count];
-        begin.into_iter().chain(words).collect()
+        let mut words = Vec::with_capacity(3 + keys.len() + args.len());
+        words.extend([name.as_bytes().into(), script.as_bytes().into(), count]);
+        words.extend(keys.iter().chain(args).map(|word| word.as_bytes().into()));
+        words
     }
 }

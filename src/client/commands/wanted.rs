@@ -141,6 +141,13 @@ impl<'a> Wanted<'a> {
 
     /// Reads the reply of the script that takes the lock.
     pub(crate) fn read_script(&self, reply: Result<Reply, Failure>) -> Result<ClaimReply, Failure> {
+        if let (Goal::NoSlot { .. }, Ok(Reply::Bytes(said))) = (self.goal, &reply) {
+            let is_alone = said.strip_prefix(self.token.as_bytes()) == Some(b" alone");
+            let number = None;
+            return is_alone
+                .then_some(ClaimReply::Taken { number })
+                .ok_or_else(|| nonsense(&Reply::Bytes(said.clone())));
+        }
         let reply = read_claim(reply, self.token, self.is_numbered())?;
         match (&reply, self.goal) {
             (ClaimReply::Taken { number: Some(n) }, Goal::Slot { slots, .. })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::base::clock::{Moment, since_1970};
 use crate::base::owner::holder::Holder;
 use crate::base::sync::HashMap;
-use crate::client::{ClaimReply, Compared, Goal, Wanted};
+use crate::client::{ClaimReply, Compared, Failure, Goal, Refusal, Wanted};
 
 #[derive(Default)]
 pub(super) struct Keys {
@@ -56,20 +56,25 @@ impl Keys {
     }
 
     /// Does what the scripts do that take a lock.
-    pub(super) fn claim(&mut self, wanted: Wanted<'_>) -> ClaimReply {
+    pub(super) fn claim(&mut self, wanted: Wanted<'_>) -> Result<ClaimReply, Failure> {
         let busy = |entry: Option<&mut StoredKey>| Some(ClaimReply::Busy(Some(entry?.holder())));
         let (slots, gate, mine) = match wanted.goal {
             Goal::Key => {
-                return busy(self.live(wanted.key)).unwrap_or_else(|| ClaimReply::Taken {
-                    number: self.take(wanted),
-                });
+                let taken = |keys: &mut Keys| ClaimReply::Taken {
+                    number: keys.take(wanted),
+                };
+                return Ok(busy(self.live(wanted.key)).unwrap_or_else(|| taken(self)));
             }
             Goal::Slot { slots, gate, mine } => (slots, gate, mine),
-            Goal::NoSlot { slots, gate } => (slots, Some(gate), wanted.token),
+            Goal::NoSlot { gate, .. } if self.of_token(gate, wanted.token).is_err() => {
+                let message = "NOGATE the gate is not held any more";
+                return Err(Failure::Refused(Refusal::found("NOGATE", message)));
+            }
+            Goal::NoSlot { slots, .. } => (slots, None, ""),
         };
         let gate = gate.and_then(|gate| self.live(gate));
         if let Some(others) = busy(gate.filter(|gate| gate.value != mine)) {
-            return others;
+            return Ok(others);
         }
         let live = slots.iter().filter_map(|slot| {
             let entry = self.by_name.get(slot.in_redis())?;
@@ -80,21 +85,21 @@ impl Keys {
             .map(StoredKey::holder);
         if let Goal::NoSlot { .. } = wanted.goal {
             let number = None;
-            return holder.map_or(ClaimReply::Taken { number }, |it| {
+            return Ok(holder.map_or(ClaimReply::Taken { number }, |it| {
                 ClaimReply::Busy(Some(it))
-            });
+            }));
         }
         let mut free = (1..).zip(slots);
         let free = free.find(|(_, slot)| self.live(slot.in_redis()).is_none());
         let Some((number, slot)) = free else {
-            return ClaimReply::Busy(holder);
+            return Ok(ClaimReply::Busy(holder));
         };
         self.take(Wanted {
             key: slot.in_redis(),
             ..wanted
         });
         let number = Some(number);
-        ClaimReply::Taken { number }
+        Ok(ClaimReply::Taken { number })
     }
 
     /// Takes a key that is free. Returns the fencing token, if one is wanted.

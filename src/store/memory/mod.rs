@@ -89,7 +89,7 @@ impl MemoryStore {
 
 impl Claims for &MemoryStore {
     fn claim(&mut self, wanted: Wanted<'_>, _: Moment) -> Result<ClaimReply, Failure> {
-        self.run(|keys| keys.claim(wanted))
+        self.run(|keys| keys.claim(wanted))?
     }
 
     fn claim_or_look(

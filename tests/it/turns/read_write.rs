@@ -171,7 +171,7 @@ fn lost_answers_leave_neither_gate_nor_slot() {
         cache.with_read(|| {}).expect("reads");
         rig.proxy.on("EVALSHA * 4 lock:{a}#1", fault.clone());
         cache.with_read(|| {}).expect("reads");
-        rig.proxy.on("EVALSHA * 4 lock:{a}#1", fault);
+        rig.proxy.on("EVALSHA * 65 lock:{a}#1", fault);
         cache.with_write(|| {}).expect("writes");
         assert_eq!(rig.proxy.fired(), 2);
         eventually(SOON, "all is free", || {
@@ -198,6 +198,161 @@ fn a_wrong_number_of_readers_is_named_and_a_fence_is_the_writers() {
     assert!(write.set_lease(MINUTE).is_ok());
     rig.server.query::<()>(&["DEL", "lock:{a}#0"]);
     assert_eq!(write.watch().wait_lost(SOON), Some(LostCause::Deleted));
+}
+
+/// Another thread of the process waits at the gate.
+#[test]
+fn a_writer_reads_though_a_reader_waits_for_it() {
+    for locks in [
+        &Rig::with(|it| it.wait(LONG / 4)).locks,
+        &LockManager::in_memory(),
+    ] {
+        let cache = locks.read_write("a", 3);
+        let writing = cache.write_lock().lock().expect("writes");
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| cache.with_read(|| {}));
+            eventually(LONG, "a reader waits", || !locks.waiting().is_empty());
+            let began = Instant::now();
+            cache.with_read(|| {}).expect("a writer may read");
+            assert!(began.elapsed() < SOON);
+            drop(writing);
+            reader.join().expect("no panic").expect("reads");
+        });
+    }
+}
+
+/// Each caller has a number of readers of its own.
+#[test]
+fn a_writer_that_knows_of_fewer_readers_waits_for_all() {
+    let rig = Rig::with(|builder| builder.wait(LONG / 4));
+    let (many, few) = (rig.locks.read_write("a", 5), rig.locks.read_write("a", 3));
+    let mut readers: Vec<_> = (0..4).map(|_| read(&many)).collect();
+    drop(readers.drain(..3));
+    assert!(
+        few.try_with_write(|| {}).expect("asks").is_none(),
+        "the fourth slot is taken"
+    );
+    drop(readers);
+    let fourth: Vec<_> = (0..3).map(|_| read(&many)).collect();
+    many.with_read_result(|guard| {
+        assert_eq!(guard.slot(), Some(4));
+        let error = few.with_write(|| {}).expect_err("this thread reads");
+        assert!(matches!(error, Error::WouldDeadlock { .. }), "{error:?}");
+        Ok::<(), Error>(())
+    })
+    .expect("reads");
+    drop(fourth);
+}
+
+/// Redis sends no invalidation over the connection that has changed the key.
+#[test]
+fn a_writer_that_goes_wakes_the_readers_of_its_own_process() {
+    let rig = Rig::with(|builder| builder.pool_size(1).wait(LONG / 4).poll_every(MINUTE));
+    let cache = rig.locks.read_write("a", 3);
+    drop(read(&cache));
+    for _ in 0..3 {
+        let writing = cache.write_lock().lock().expect("writes");
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| cache.with_read(Instant::now).expect("reads"));
+            eventually(LONG, "a reader waits", || !rig.locks.waiting().is_empty());
+            thread::sleep(ANSWER / 2); // It sleeps by now.
+            let freed = Instant::now();
+            drop(writing);
+            let read = reader.join().expect("no panic");
+            assert!(read - freed < SOON / 2, "{:?}", read - freed);
+        });
+    }
+}
+
+/// Under the name of the gate or a slot, a thread may have a plain lock.
+#[test]
+fn a_plain_lock_of_that_name_is_no_write_and_no_read() {
+    let rig = Rig::with(|builder| builder.wait(ANSWER));
+    let cache = rig.locks.read_write("a", 3);
+    let reader = read(&cache);
+    let gate = rig.locks.lock("{a}#0").expect("locks");
+    let error = cache
+        .with_write(|| {})
+        .expect_err("it has not waited for the reader");
+    assert!(matches!(error, Error::AlreadyHeld { .. }), "{error:?}");
+    assert!(cache.write_lock().assert_held().is_err() && cache.write_lock().current().is_none());
+    drop((gate, reader));
+    let slot = rig.locks.lock("{a}#2").expect("locks");
+    let error = cache
+        .with_read(|| {})
+        .expect_err("it has not passed the gate");
+    assert!(matches!(error, Error::AlreadyHeld { .. }), "{error:?}");
+    assert!(cache.read_lock().assert_held().is_err());
+    drop(slot);
+}
+
+#[test]
+fn a_writer_that_reads_keeps_both_to_its_thread() {
+    let locks = LockManager::in_memory();
+    let cache = locks.read_write("a", 3);
+    let writing = cache.write_lock().lock().expect("writes");
+    let reading = cache.read_lock().lock().expect("reads");
+    let refused = reading.detach().map(drop).expect_err("it has both");
+    assert!(
+        matches!(refused, Error::OtherGuards { depth: 2, .. }),
+        "{refused:?}"
+    );
+    let _reading = cache.read_lock().lock().expect("reads");
+    let refused = writing.hand_over().map(drop).expect_err("it has both");
+    assert!(
+        matches!(refused, Error::OtherGuards { depth: 2, .. }),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_writer_that_waits_for_readers_is_listed_and_hears_of_a_loss() {
+    let rig = Rig::with(|builder| builder.wait(LONG / 4));
+    let cache = rig.locks.read_write("a", 3);
+    let reader = read(&cache);
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let _outer = rig.locks.lock("b").expect("locks");
+            cache.with_write(|| {})
+        });
+        eventually(LONG, "the writer waits", || rig.server.exists("lock:{a}#0"));
+        eventually(LONG, "it is listed", || rig.locks.waiting().len() == 1);
+        rig.locks.named("b").force_unlock().expect("deletes");
+        eventually(SOON, "the writer ends", || writer.is_finished());
+        let error = writer
+            .join()
+            .expect("no panic")
+            .expect_err("it has lost `b`");
+        assert!(matches!(error, Error::OuterLost { .. }), "{error:?}");
+    });
+    assert!(!rig.server.exists("lock:{a}#0"));
+    drop(reader);
+}
+
+#[test]
+fn a_read_of_a_dead_writer_is_reclaimed() {
+    let rig = Rig::with(|builder| builder.wait(LONG / 4).reclaim_dead(true));
+    let mut dead = Worker::spawn("writer", &[("url", &rig.server.url())]);
+    dead.expect_line("writes", LONG);
+    dead.kill();
+    let began = Instant::now();
+    rig.locks
+        .read_write("a", 3)
+        .with_read(|| {})
+        .expect("reads");
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}
+
+/// Writes until it is killed.
+pub(crate) fn write_as_told() {
+    let locks = LockManager::connect(&role::arg("url")).expect("connects");
+    let _writing = locks
+        .read_write("a", 3)
+        .write_lock()
+        .lock()
+        .expect("writes");
+    role::report("writes");
+    thread::sleep(MINUTE);
 }
 
 /// Processes read and write, and one of them is killed every 100 ms.

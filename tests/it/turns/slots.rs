@@ -144,7 +144,7 @@ fn what_is_no_lock_takes_a_slot_and_fails_no_caller() {
         let waits = scope.spawn(|| rig.locks.slots("a", 3).lock().map(drop));
         let error = waits.join().expect("no panic").expect_err("all are taken");
         assert!(error.is_timeout(), "{error}");
-        assert!(error.to_string().contains("{a}#*"), "{error}");
+        assert!(error.to_string().contains("{a}#1-3"), "{error}");
     });
     rig.server.query::<()>(&["DEL", &slot(1)]);
     drop(guard);
@@ -248,6 +248,75 @@ fn a_wait_for_a_slot_is_no_deadlock() {
         drop(free);
     });
     until_free(&rig.server, 3);
+}
+
+/// The attempt whose answer was lost has taken the last slot.
+#[test]
+fn no_caller_waits_for_its_own_lost_attempt() {
+    let rig = Rig::new();
+    let other = take(&rig.locks, 1, 2);
+    rig.proxy
+        .on("EVALSHA * 2 lock:{a}#1", Fault::CutBeforeReply);
+    let slot = rig.locks.slots("a", 2).try_lock().expect("asks");
+    let slot = slot.and_then(|guard| guard.slot());
+    assert_eq!(slot, Some(2), "{:?}", rig.proxy.log());
+    drop(other);
+    until_free(&rig.server, 2);
+}
+
+#[test]
+fn a_caller_that_knows_of_more_slots_does_not_wait_for_those_that_know_of_fewer() {
+    let rig = Rig::with(|builder| builder.wait(LONG / 4));
+    let held = take(&rig.locks, 3, 3);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| rig.locks.slots("a", 3).lock().map(drop));
+        eventually(LONG, "a thread waits", || !rig.locks.waiting().is_empty());
+        let began = Instant::now();
+        assert_eq!(
+            rig.locks.slots("a", 4).lock().expect("locks").slot(),
+            Some(4)
+        );
+        assert!(began.elapsed() < SOON);
+        drop(held);
+        waits.join().expect("no panic").expect("locks");
+    });
+}
+
+/// The name of the set is that of a lock as well.
+#[test]
+fn a_lock_that_is_called_like_the_set_is_another_one() {
+    let rig = Rig::with(|builder| builder.wait(LONG / 4).local_handoff(SOON));
+    let held = take(&rig.locks, 1, 1);
+    let named = rig.locks.lock("{a}#1-1").expect("locks");
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| rig.locks.slots("a", 1).lock().map(|guard| guard.slot()));
+        eventually(LONG, "a thread waits", || !rig.locks.waiting().is_empty());
+        drop(named);
+        thread::sleep(ANSWER);
+        assert!(!waits.is_finished(), "the only slot is taken");
+        drop(held);
+        assert_eq!(waits.join().expect("no panic").expect("locks"), Some(1));
+    });
+}
+
+#[test]
+fn a_single_try_of_slots_without_an_end_does_not_spin() {
+    let rig = Rig::new();
+    rig.server.query::<()>(&["SET", &slot(1), "theirs"]);
+    let before = rig.proxy.log().len();
+    let taken = rig.locks.slots("a", 1).try_lock();
+    assert!(matches!(taken, Err(Error::NotALock { .. })), "{taken:?}");
+    let sent = rig.proxy.log().split_off(before);
+    assert!(sent.len() < 6, "{sent:?}");
+}
+
+#[test]
+fn an_outage_is_told_as_one() {
+    let rig = Rig::new();
+    drop(take(&rig.locks, 1, 1));
+    rig.proxy.black_hole(true);
+    let taken = rig.locks.slots("a", 1).wait(ANSWER * 3).lock();
+    assert!(matches!(taken, Err(Error::Unavailable { .. })), "{taken:?}");
 }
 
 /// For how long a process says in Redis that it uses a slot. It is done by then, or dead: shorter

@@ -21,7 +21,7 @@
 if ARGV[3] then
   local gate = table.remove(KEYS)
   local found = redis.call('GET', gate)
-  if found and found ~= ARGV[3] then
+  if found and (found ~= ARGV[3] or found == '') then
     return {string.sub(found, 1, 256), redis.call('PTTL', gate)}
   end
 end

@@ -3,11 +3,14 @@
 --
 -- The gate is read in the same step: if the caller has lost it, new readers may come.
 --
+-- The answer is none that a command in front of this one may have: the token alone answers the one
+-- that took the gate.
+--
 -- KEYS     the slots' keys in Redis, and behind them the gate's
 -- ARGV[1]  the caller's token of the gate
 --
--- Replies  token        the gate holds the token, and no slot is taken
---          {value, ms}  as `claim_slot.lua` has it, of a slot that is taken
+-- Replies  'token alone'  the gate holds the token, and no slot is taken
+--          {value, ms}    as `claim_slot.lua` has it, of a slot that is taken
 local gate = table.remove(KEYS)
 if redis.call('GET', gate) ~= ARGV[1] then
   return redis.error_reply('NOGATE the gate ' .. gate .. ' is not held any more')
@@ -29,6 +32,6 @@ for _, key in ipairs(KEYS) do
   end
 end
 if not first then
-  return ARGV[1]
+  return ARGV[1] .. ' alone'
 end
 return {string.sub(first, 1, 256), least}
