@@ -168,7 +168,6 @@ impl Keeper {
     pub(crate) fn lose_token(&self, token: &str, cause: LostCause) {
         let lost = self.work.lock().tokens.deleted(token, cause);
         if let Some(hold) = lost {
-            self.changed.notify_all();
             self.report_loss(&hold);
         }
     }
