@@ -16,7 +16,7 @@ impl LockManager {
     /// Threads exclude each other, queue, re-enter, time out and lose locks as with a Redis: only
     /// the store is another one. A key has its lease, and the keeper's thread renews it. A process
     /// that is stopped for longer than the lease loses its locks. [Controls](LockManager::memory)
-    /// end leases, delete keys, make time pass and have the store go away. Each call makes a store
+    /// end leases, delete keys and have the store go away. Each call makes a store
     /// of its own, which the clones of the manager share. Other processes are not excluded.
     ///
     /// One thing is different: threads hand a lock off without a limit of time, since no other
@@ -87,5 +87,37 @@ pub(super) fn without_server(option: &'static str) -> Error {
         option,
         value: None,
         reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Unlocked;
+    use crate::store::Store;
+
+    /// Nothing but a file, a variant of `Store` and its arm in `Store::local`.
+    #[test]
+    fn a_third_store_has_locks_that_are_renewed_waited_for_and_lost() {
+        let mut settings = Settings::default();
+        settings.options.lease = Duration::from_millis(100);
+        let session = Session::without_servers(Store::third(), settings, None);
+        let locks = LockManager::new(Arc::new(session));
+        let guard = locks.lock("a").unwrap();
+        thread::sleep(Duration::from_millis(300));
+        assert!(guard.is_valid(), "the keeper renews it");
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| locks.lock("a").map(drop));
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            waits.join().unwrap().unwrap();
+        });
+        let lock = locks.named("a");
+        let guard = lock.lock().unwrap();
+        let forced = lock.force_unlock().unwrap().unwrap();
+        assert_eq!(forced.raw, guard.token());
+        assert!(guard.unlock().is_err_and(|error| error.is_lost()));
     }
 }
