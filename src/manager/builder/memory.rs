@@ -89,35 +89,3 @@ pub(super) fn without_server(option: &'static str) -> Error {
         reason,
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::thread;
-    use std::time::Duration;
-
-    use super::*;
-    use crate::Unlocked;
-    use crate::store::Store;
-
-    /// Nothing but a file, a variant of `Store` and its arm in `Store::local`.
-    #[test]
-    fn a_third_store_has_locks_that_are_renewed_waited_for_and_lost() {
-        let mut settings = Settings::default();
-        settings.options.lease = Duration::from_millis(100);
-        let session = Session::without_servers(Store::third(), settings, None);
-        let locks = LockManager::new(Arc::new(session));
-        let guard = locks.lock("a").unwrap();
-        thread::sleep(Duration::from_millis(300));
-        assert!(guard.is_valid(), "the keeper renews it");
-        thread::scope(|scope| {
-            let waits = scope.spawn(|| locks.lock("a").map(drop));
-            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-            waits.join().unwrap().unwrap();
-        });
-        let lock = locks.named("a");
-        let guard = lock.lock().unwrap();
-        let forced = lock.force_unlock().unwrap().unwrap();
-        assert_eq!(forced.raw, guard.token());
-        assert!(guard.unlock().is_err_and(|error| error.is_lost()));
-    }
-}
