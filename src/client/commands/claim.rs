@@ -3,7 +3,7 @@
 use crate::base::clock::Moment;
 use crate::base::seeded_bugs;
 use crate::client::commands::compare::Holds as _;
-use crate::client::commands::connection::ServerConnection;
+use crate::client::commands::connection::{ServerConnection, next};
 use crate::client::commands::replicas::{ReplicaWait, left_behind};
 use crate::client::commands::reply::{AdoptReply, ClaimReply, Tracking, read_adoption, read_set};
 use crate::client::commands::runs::Runs;
@@ -43,7 +43,7 @@ impl Claims for ServerConnection {
     fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
         if wanted.counter.is_none() && !self.asking {
             let set = Batch::of(&set(wanted.key, wanted.token, &wanted.times()[0]));
-            let mut reply = self.ask(&set, deadline)?;
+            let mut reply = next(&mut self.exchange(&set, deadline)?.into_iter());
             if seeded_bugs::is_in("takes a redirect for success")
                 && matches!(&reply, Reply::Error(error) if error.is_redirect())
             {

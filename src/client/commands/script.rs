@@ -1,20 +1,20 @@
 //! Lua scripts: sent by their hash, or whole if Redis does not know them.
 
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 use crate::client::wire::failure::Failure;
 
 /// A script, its hash, and the rights that it needs besides `+evalsha +eval`.
 pub(crate) struct Script {
     text: &'static str,
-    hash: String,
+    hash: OnceLock<String>,
     /// How many keys it has.
     keys: &'static str,
     rights: &'static str,
 }
 
-/// Makes all scripts now. If a thread made a script at its first use, and the process were forked
-/// at that moment, the child would wait for ever for the script to be made.
+/// Makes all hashes now. If a thread made one at the first use of its script, and the process were
+/// forked at that moment, the child would wait for ever for the hash to be made.
 pub(crate) fn prepare() {
     for script in [
         &CLAIM,
@@ -28,65 +28,51 @@ pub(crate) fn prepare() {
         &LOOK,
         &LOOK_FENCED,
     ] {
-        LazyLock::force(script);
+        script.hash();
     }
 }
 
-pub(crate) static CLAIM: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/claim.lua"), "+set +get +pttl"));
+const ADOPT_TEXT: &str = include_str!("lua/adopt.lua");
+const LOOK_TEXT: &str = include_str!("lua/look.lua");
+
+pub(crate) static CLAIM: Script =
+    Script::new(include_str!("lua/claim.lua"), "1", "+set +get +pttl");
 /// Has a second key: its first argument is the key of the lock's counter.
-pub(crate) static CLAIM_FENCED: LazyLock<Script> = LazyLock::new(|| {
-    let script = Script::new(
-        include_str!("lua/claim_fenced.lua"),
-        "+set +get +pttl +time",
-    );
-    Script {
-        keys: "2",
-        ..script
-    }
-});
-pub(crate) static ADOPT: LazyLock<Script> =
-    LazyLock::new(|| adopt("1", "+get +pttl +set +pexpire"));
+pub(crate) static CLAIM_FENCED: Script = Script::new(
+    include_str!("lua/claim_fenced.lua"),
+    "2",
+    "+set +get +pttl +time",
+);
+pub(crate) static ADOPT: Script = Script::new(ADOPT_TEXT, "1", "+get +pttl +set +pexpire");
 /// Has a second key, as [`CLAIM_FENCED`].
-pub(crate) static ADOPT_FENCED: LazyLock<Script> =
-    LazyLock::new(|| adopt("2", "+get +pttl +set +pexpire +time"));
-pub(crate) static RELEASE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/release.lua"), "+get +del"));
+pub(crate) static ADOPT_FENCED: Script =
+    Script::new(ADOPT_TEXT, "2", "+get +pttl +set +pexpire +time");
+pub(crate) static RELEASE: Script = Script::new(include_str!("lua/release.lua"), "1", "+get +del");
 /// Only for a bug that is built in.
-pub(crate) static DELETE: LazyLock<Script> =
-    LazyLock::new(|| Script::new("return redis.call('DEL', KEYS[1])", "+del"));
-pub(crate) static KEEP: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/keep.lua"), "+get +pexpire +set"));
-pub(crate) static RENEW: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/renew.lua"), "+get +pttl +pexpire"));
-pub(crate) static LOOK: LazyLock<Script> = LazyLock::new(|| look("1"));
+pub(crate) static DELETE: Script = Script::new("return redis.call('DEL', KEYS[1])", "1", "+del");
+pub(crate) static KEEP: Script =
+    Script::new(include_str!("lua/keep.lua"), "1", "+get +pexpire +set");
+pub(crate) static RENEW: Script =
+    Script::new(include_str!("lua/renew.lua"), "1", "+get +pttl +pexpire");
+pub(crate) static LOOK: Script = Script::new(LOOK_TEXT, "1", "+get +pttl");
 /// Has a second key, as [`CLAIM_FENCED`].
-pub(crate) static LOOK_FENCED: LazyLock<Script> = LazyLock::new(|| look("2"));
-pub(crate) static FORCE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("lua/force.lua"), "+pttl +get +del"));
-
-fn adopt(keys: &'static str, rights: &'static str) -> Script {
-    Script {
-        keys,
-        ..Script::new(include_str!("lua/adopt.lua"), rights)
-    }
-}
-
-fn look(keys: &'static str) -> Script {
-    Script {
-        keys,
-        ..Script::new(include_str!("lua/look.lua"), "+get +pttl")
-    }
-}
+pub(crate) static LOOK_FENCED: Script = Script::new(LOOK_TEXT, "2", "+get +pttl");
+pub(crate) static FORCE: Script =
+    Script::new(include_str!("lua/force.lua"), "1", "+pttl +get +del");
 
 impl Script {
-    fn new(text: &'static str, rights: &'static str) -> Script {
+    const fn new(text: &'static str, keys: &'static str, rights: &'static str) -> Script {
         Script {
-            hash: redis::Script::new(text).get_hash().to_owned(),
             text,
-            keys: "1",
+            hash: OnceLock::new(),
+            keys,
             rights,
         }
+    }
+
+    fn hash(&self) -> &str {
+        let hash = || redis::Script::new(self.text).get_hash().to_owned();
+        self.hash.get_or_init(hash)
     }
 
     /// If a right was missing, adds the rights that the script needs to the failure's message:
@@ -112,7 +98,7 @@ impl Script {
         let (name, script) = if whole {
             ("EVAL", self.text)
         } else {
-            ("EVALSHA", &*self.hash)
+            ("EVALSHA", self.hash())
         };
         [&[name, script, self.keys, key], args].concat()
     }

@@ -72,14 +72,13 @@ impl Map {
             .any(|master| master.number == node.number)
     }
 
-    /// True if each slot surely has the same node in both, as nearly every time.
-    pub(crate) fn is_same_as(&self, other: &Map) -> bool {
-        let is_same = |(one, other): (&Arc<Node>, &Arc<Node>)| one.number == other.number;
-        self.owners == other.owners && self.masters.iter().zip(&other.masters).all(is_same)
-    }
-
-    /// For each slot, whether it has another node than `before`.
+    /// For each slot, whether it has another node than `before`. Empty if each surely has the same
+    /// one, as nearly every time.
     pub(crate) fn differs_from(&self, before: &Map) -> Vec<bool> {
+        let is_same = |(one, other): (&Arc<Node>, &Arc<Node>)| one.number == other.number;
+        if self.owners == before.owners && self.masters.iter().zip(&before.masters).all(is_same) {
+            return Vec::new();
+        }
         let number = |map: &Map, slot| map.owner(slot).map(|node| node.number);
         (0..SLOTS)
             .map(|slot| number(before, slot) != number(self, slot))

@@ -17,7 +17,6 @@ use crate::client::wire::failure::{Failure, expect_pong};
 use crate::client::wire::link::Link;
 use crate::client::wire::login::{Access, Expected, NO_NODE};
 use crate::client::wire::pool::{BorrowedSlot, OnClose, Pool, Worker};
-use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::{Batch, Reply};
 use crate::client::wire::socket::Ender;
 
@@ -234,22 +233,6 @@ impl Node {
         let link = self.open(Moment::NEVER).map_err(Failure::of_an_attempt)?;
         TrackingConnection::open(link, Moment::now().after(self.common.connect_timeout))
     }
-
-    /// Waits for the invalidation of `probe`, which was changed over another connection. If none
-    /// comes, the result is `Refused`: a proxy may accept `CLIENT TRACKING` without passing it on.
-    pub(crate) fn hears(
-        &self,
-        tracking: &mut TrackingConnection,
-        probe: &str,
-    ) -> Result<(), Failure> {
-        if tracking.hears(probe, Moment::now().after(self.common.response_timeout))? {
-            Ok(())
-        } else {
-            let message = "`CLIENT TRACKING` was accepted, but no invalidation came for a key that \
-                           was changed";
-            Err(Failure::Refused(Refusal::found("", message)))
-        }
-    }
 }
 
 /// A link to send commands over.
@@ -368,7 +351,8 @@ mod tests {
         };
         let node = node(&proxy.address(), &settings);
         let mut tracking = node.open_tracking().unwrap();
-        let heard = node.hears(&mut tracking, "a");
+        let limit = Moment::now().after(settings.response_timeout);
+        let heard = tracking.expect("a", limit);
         assert!(matches!(heard, Err(Failure::Refused(_))), "{heard:?}");
     }
 }

@@ -9,9 +9,9 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::client::wire::failure::Failure;
-use crate::client::wire::failure::accept;
+use crate::client::wire::failure::{Failure, accept};
 use crate::client::wire::link::Link;
+use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::{Batch, Reply};
 use crate::client::wire::socket::Ender;
 use crate::client::wire::subscription::Subscription;
@@ -58,16 +58,19 @@ impl TrackingConnection {
         self.subscription.probe()
     }
 
-    /// Waits for the invalidation of a key. False if it does not come in time.
-    pub(crate) fn hears(&mut self, key: &str, deadline: Moment) -> Result<bool, Failure> {
+    /// Waits for the invalidation of a key, which was changed over another connection. If none
+    /// comes, the result is `Refused`: a proxy may accept `CLIENT TRACKING` without passing it on.
+    pub(crate) fn expect(&mut self, key: &str, deadline: Moment) -> Result<(), Failure> {
         while let Some(message) = self.subscription.next(deadline)? {
             match read(message) {
                 Heard::Keys(keys) if !keys.iter().any(|it| it == key.as_bytes()) => {}
                 // After a flush of the whole database, Redis does not name this key.
-                _ => return Ok(true),
+                _ => return Ok(()),
             }
         }
-        Ok(false)
+        let message = "`CLIENT TRACKING` was accepted, but no invalidation came for a key that was \
+                       changed";
+        Err(Failure::Refused(Refusal::found("", message)))
     }
 
     /// Passes each invalidation to `hear`, until `hear` breaks or the connection fails: see

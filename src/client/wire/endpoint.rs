@@ -9,6 +9,7 @@ use crate::base::sync::Mutex;
 #[cfg(test)]
 use crate::base::sync::scheduler;
 use crate::client::wire::failure::Failure;
+use crate::client::wire::socket::Way;
 use crate::client::wire::tls;
 
 pub(crate) struct Endpoint {
@@ -36,14 +37,6 @@ pub(crate) enum Place {
 pub(crate) struct Login {
     pub(crate) username: Option<String>,
     pub(crate) password: String,
-}
-
-/// One way to reach a server.
-#[derive(Clone, Debug)]
-pub(crate) enum Way {
-    Tcp(SocketAddr),
-    #[cfg(unix)]
-    Unix(PathBuf),
 }
 
 impl Endpoint {
@@ -140,14 +133,6 @@ impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // What was meant as the password may stand where the user belongs.
         f.debug_struct("Login").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
     }
 }
 

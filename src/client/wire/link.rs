@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::sync::PerProcess;
-use crate::client::wire::endpoint::{Endpoint, Way};
+use crate::client::wire::endpoint::Endpoint;
 use crate::client::wire::failure::Failure;
 use crate::client::wire::io_error;
 use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::{Batch, Reply};
-use crate::client::wire::socket::SHORTEST;
+use crate::client::wire::socket::{SHORTEST, Way};
 use crate::client::wire::stream::Stream;
 
 /// The shortest timeout whose expiry says something about Redis. On a busy machine, an attempt with

@@ -13,12 +13,12 @@ use crate::base::emit::debug;
 use crate::base::owner::host_name;
 use crate::base::sync::mpsc::{self, RecvTimeoutError};
 use crate::base::sync::{process, thread};
-use crate::client::wire::endpoint::{Endpoint, Login, Way};
+use crate::client::wire::endpoint::{Endpoint, Login};
 use crate::client::wire::failure::{Failure, accept, expect_ok, nonsense};
 use crate::client::wire::link::{Link, Role};
 use crate::client::wire::refusal::{Refusal, legible};
 use crate::client::wire::resp::{Batch, Reply};
-use crate::client::wire::socket::{Ender, SHORTEST};
+use crate::client::wire::socket::{Ender, SHORTEST, Way};
 
 /// A function that returns a user and a password.
 pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
@@ -358,15 +358,6 @@ fn is_about_the_client(refusal: &Refusal) -> bool {
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access")
-            .field("db", &self.db)
-            .field("expected", &self.expected)
-            .finish_non_exhaustive()
     }
 }
 

@@ -1,20 +1,19 @@
 //! A socket of the system, over TCP or on a Unix path, whose calls end by a deadline.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 #[cfg(unix)]
-use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use redis::io::tcp::socket2::{self, TcpKeepalive};
 #[cfg(unix)]
-use redis::io::tcp::socket2::{self, Domain, SockAddr, Type};
-use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
+use redis::io::tcp::socket2::{Domain, SockAddr, Type};
 
 use crate::base::clock::Moment;
 #[cfg(test)]
 use crate::base::sync::scheduler;
-use crate::client::wire::endpoint::Way;
 
 /// The shortest timeout that is set on a socket. Zero would mean no timeout.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
@@ -23,9 +22,17 @@ pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 /// keep firewalls from dropping an idle connection, and end a connection whose other end is gone.
 const ASKED_AFTER: Duration = Duration::from_secs(30);
 
+/// One way to reach a server.
+#[derive(Clone, Debug)]
+pub(crate) enum Way {
+    Tcp(SocketAddr),
+    #[cfg(unix)]
+    Unix(PathBuf),
+}
+
 /// A socket that reads and writes until a deadline: that of the last call of
 /// [`until`](Self::until).
-pub(super) struct Socket {
+pub(crate) struct Socket {
     handle: Arc<Handle>,
     /// The current timeout of the handle.
     timeout: Duration,
@@ -34,15 +41,11 @@ pub(super) struct Socket {
     begun: bool,
 }
 
-/// What the system knows a socket by.
-#[derive(Debug)]
-enum Handle {
-    Tcp(TcpStream),
-    #[cfg(unix)]
-    Unix(UnixStream),
-    #[cfg(test)]
-    Simulated(scheduler::Socket),
-}
+#[cfg(not(test))]
+type Handle = socket2::Socket;
+
+#[cfg(test)]
+use simulated::Handle;
 
 /// Ends a connection, even while another thread is blocked in it. Keeps no connection open.
 #[derive(Clone, Debug)]
@@ -60,7 +63,7 @@ impl Ender {
     pub(crate) fn end(&self) {
         if let Some(socket) = self.0.upgrade() {
             // An error means that the connection has ended already.
-            let _ = socket.shutdown();
+            let _ = socket.shutdown(Shutdown::Both);
         }
     }
 
@@ -74,24 +77,19 @@ impl Socket {
     /// Connects within `limit`.
     pub(super) fn open(way: &Way, limit: Duration) -> io::Result<Socket> {
         let deadline = Moment::now().after(limit);
-        let of = |handle| Socket {
-            handle: Arc::new(handle),
-            timeout: Duration::ZERO,
-            deadline,
-            begun: false,
-        };
         match way {
             Way::Tcp(address) => {
                 #[cfg(test)]
                 if let Some(socket) = scheduler::connect(*address, limit) {
-                    return Ok(of(Handle::Simulated(socket?)));
+                    return Ok(Socket::new(socket?, deadline));
                 }
                 let stream = TcpStream::connect_timeout(address, limit)?;
                 // With Nagle's algorithm, a clean-up that is written behind an unanswered command
                 // would wait for that answer.
                 stream.set_nodelay(true)?;
-                SockRef::from(&stream).set_tcp_keepalive(&keepalive())?;
-                Ok(of(Handle::Tcp(stream)))
+                let socket = socket2::Socket::from(stream);
+                socket.set_tcp_keepalive(&keepalive())?;
+                Ok(Socket::new(socket, deadline))
             }
             #[cfg(unix)]
             Way::Unix(path) => {
@@ -99,10 +97,19 @@ impl Socket {
                 // would do so for ever. It blocks no longer than a write may.
                 let address = SockAddr::unix(path)?;
                 let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
-                let mut socket = of(Handle::Unix(socket.into()));
-                socket.call(|handle| handle.raw().connect(&address))?;
+                let mut socket = Socket::new(socket, deadline);
+                socket.call(|handle| handle.connect(&address))?;
                 Ok(socket)
             }
+        }
+    }
+
+    fn new(handle: impl Into<Handle>, deadline: Moment) -> Socket {
+        Socket {
+            handle: Arc::new(handle.into()),
+            timeout: Duration::ZERO,
+            deadline,
+            begun: false,
         }
     }
 
@@ -114,8 +121,22 @@ impl Socket {
     }
 
     /// Reads what has arrived. Does not wait.
+    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
     pub(super) fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.handle.read_now(buffer)
+        #[cfg(test)]
+        if let Handle::Simulated(socket) = &*self.handle {
+            return socket.read_now(buffer);
+        }
+        let handle: &socket2::Socket = &self.handle;
+        Ok(rustix::net::recv(handle, buffer, rustix::net::RecvFlags::DONTWAIT)?.1)
+    }
+
+    /// Reads what has arrived. Does not wait.
+    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+    pub(super) fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.handle.set_nonblocking(true)?;
+        let read = (&*self.handle).read(buffer);
+        self.handle.set_nonblocking(false).and(read)
     }
 
     /// A handle by which another thread can end the connection.
@@ -129,7 +150,7 @@ impl Socket {
     /// The timeout of the socket is set only if the old one is longer than the time that is left,
     /// or much shorter. If the old timeout ends too soon, the socket is called again. So most
     /// commands need no system call to set a timeout, although their deadlines differ.
-    fn call<T>(&mut self, mut call: impl FnMut(&Handle) -> io::Result<T>) -> io::Result<T> {
+    fn call<T>(&mut self, mut call: impl FnMut(&mut &Handle) -> io::Result<T>) -> io::Result<T> {
         loop {
             let left = self.deadline.since(Moment::now());
             if self.begun && left.is_zero() {
@@ -142,10 +163,11 @@ impl Socket {
             let timeout = left.max(SHORTEST);
             let set = self.timeout;
             if set > timeout.saturating_add(SHORTEST) || set < timeout / 4 {
-                self.handle.set_timeout(timeout)?;
+                self.handle.set_read_timeout(Some(timeout))?;
+                self.handle.set_write_timeout(Some(timeout))?;
                 self.timeout = timeout;
             }
-            match call(&self.handle) {
+            match call(&mut &*self.handle) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // The timeout of the socket has passed, but the deadline may be later.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -172,76 +194,6 @@ impl Write for Socket {
     }
 }
 
-impl Handle {
-    /// The socket itself, to set its options.
-    fn raw(&self) -> SockRef<'_> {
-        match self {
-            Handle::Tcp(stream) => SockRef::from(stream),
-            #[cfg(unix)]
-            Handle::Unix(stream) => SockRef::from(stream),
-            #[cfg(test)]
-            Handle::Simulated(_) => unreachable!("there is no socket of the system"),
-        }
-    }
-
-    fn shutdown(&self) -> io::Result<()> {
-        #[cfg(test)]
-        if let Handle::Simulated(socket) = self {
-            socket.shutdown();
-            return Ok(());
-        }
-        self.raw().shutdown(Shutdown::Both)
-    }
-
-    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
-        #[cfg(test)]
-        if let Handle::Simulated(socket) = self {
-            socket.set_timeout(timeout);
-            return Ok(());
-        }
-        self.raw().set_read_timeout(Some(timeout))?;
-        self.raw().set_write_timeout(Some(timeout))
-    }
-
-    fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Handle::Tcp(stream) => (&*stream).read(buffer),
-            #[cfg(unix)]
-            Handle::Unix(stream) => (&*stream).read(buffer),
-            #[cfg(test)]
-            Handle::Simulated(socket) => socket.read(buffer),
-        }
-    }
-
-    /// Reads what has arrived. Does not wait.
-    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
-    fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        #[cfg(test)]
-        if let Handle::Simulated(socket) = self {
-            return socket.read_now(buffer);
-        }
-        Ok(rustix::net::recv(&*self.raw(), buffer, rustix::net::RecvFlags::DONTWAIT)?.1)
-    }
-
-    /// Reads what has arrived. Does not wait.
-    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-    fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.raw().set_nonblocking(true)?;
-        let read = self.read(buffer);
-        self.raw().set_nonblocking(false).and(read)
-    }
-
-    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Handle::Tcp(stream) => (&*stream).write(bytes),
-            #[cfg(unix)]
-            Handle::Unix(stream) => (&*stream).write(bytes),
-            #[cfg(test)]
-            Handle::Simulated(socket) => socket.write(bytes),
-        }
-    }
-}
-
 /// The settings of TCP keepalive: see [`ASKED_AFTER`].
 fn keepalive() -> TcpKeepalive {
     let keepalive = TcpKeepalive::new().with_time(ASKED_AFTER);
@@ -252,6 +204,98 @@ fn keepalive() -> TcpKeepalive {
         keepalive.with_interval(EVERY).with_retries(TIMES)
     };
     keepalive
+}
+
+/// A socket of the system or, inside of a run of the simulator, one of that.
+#[cfg(test)]
+mod simulated {
+    use std::io::{self, Read, Write};
+    use std::net::Shutdown;
+    use std::ops::Deref;
+    use std::time::Duration;
+
+    use redis::io::tcp::socket2;
+
+    use crate::base::sync::scheduler;
+
+    #[derive(Debug)]
+    pub(super) enum Handle {
+        System(socket2::Socket),
+        Simulated(scheduler::Socket),
+    }
+
+    impl Handle {
+        pub(super) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+            match self {
+                Handle::System(socket) => socket.shutdown(how),
+                Handle::Simulated(socket) => {
+                    socket.shutdown();
+                    Ok(())
+                }
+            }
+        }
+
+        pub(super) fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+            match (self, timeout) {
+                (Handle::System(socket), _) => return socket.set_read_timeout(timeout),
+                (Handle::Simulated(socket), Some(timeout)) => socket.set_timeout(timeout),
+                (Handle::Simulated(_), None) => {}
+            }
+            Ok(())
+        }
+
+        pub(super) fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+            match self {
+                Handle::System(socket) => socket.set_write_timeout(timeout),
+                Handle::Simulated(_) => Ok(()),
+            }
+        }
+    }
+
+    impl Read for &Handle {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            match self {
+                Handle::System(socket) => (&*socket).read(buffer),
+                Handle::Simulated(socket) => socket.read(buffer),
+            }
+        }
+    }
+
+    impl Write for &Handle {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match self {
+                Handle::System(socket) => (&*socket).write(bytes),
+                Handle::Simulated(socket) => socket.write(bytes),
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Deref for Handle {
+        type Target = socket2::Socket;
+
+        fn deref(&self) -> &socket2::Socket {
+            match self {
+                Handle::System(socket) => socket,
+                Handle::Simulated(_) => unreachable!("there is no socket of the system"),
+            }
+        }
+    }
+
+    impl From<socket2::Socket> for Handle {
+        fn from(socket: socket2::Socket) -> Handle {
+            Handle::System(socket)
+        }
+    }
+
+    impl From<scheduler::Socket> for Handle {
+        fn from(socket: scheduler::Socket) -> Handle {
+            Handle::Simulated(socket)
+        }
+    }
 }
 
 #[cfg(test)]

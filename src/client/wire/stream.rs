@@ -6,10 +6,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::client::wire::endpoint::Way;
 use crate::client::wire::io_error;
 use crate::client::wire::resp::{Reader, Reply};
-use crate::client::wire::socket::{Ender, Socket};
+use crate::client::wire::socket::{Ender, Socket, Way};
 use crate::client::wire::tls;
 
 /// The bytes of a connection, as replies.
@@ -100,9 +99,9 @@ impl Stream {
     /// True if the connection has ended, or has received bytes that nobody asked for. Does not
     /// wait: this is one system call.
     pub(crate) fn probe(&mut self) -> bool {
-        let socket = &self.socket;
+        let socket = &mut self.socket;
         let probe = match &mut self.tls {
-            Some(tls) => tls.probe(&mut |buffer| socket.read_now(buffer)),
+            Some(tls) => tls.probe(socket),
             // The byte is dropped: a connection that receives unasked bytes is not used again.
             None => {
                 !matches!(socket.read_now(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)

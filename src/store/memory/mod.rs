@@ -6,15 +6,15 @@
 mod keys;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::owner::holder::{Holder, KEPT};
 use crate::base::sync::Mutex;
 use crate::client::{
-    AdoptReply, ClaimReply, Claims, Commands, Compared, Extension, Failure, Holds, Looks, Node,
-    Seen, Tracking, Wanted,
+    AdoptReply, ClaimReply, Claims, Commands, Compared, Extension, Failure, Holds, Looks, Seen,
+    Tracking, Wanted,
 };
 use crate::store::memory::keys::{Keys, StoredKey};
 
@@ -33,10 +33,6 @@ impl MemoryStore {
         let _ = self.on_change.set(Box::new(call)); // `Listeners::new` sets it once.
     }
 
-    pub(super) fn is_away(&self) -> bool {
-        self.keys.lock().is_away()
-    }
-
     /// Runs a command, unless the store is away.
     fn run<T>(&self, command: impl FnOnce(&mut Keys) -> T) -> Result<T, Failure> {
         let mut keys = self.keys.lock();
@@ -52,10 +48,6 @@ impl MemoryStore {
         if let Some(call) = self.on_change.get() {
             call(key);
         }
-    }
-
-    pub(super) fn ping(&self) -> Result<(), Failure> {
-        self.run(|_| ())
     }
 
     fn compare(
@@ -141,17 +133,6 @@ impl Holds for &MemoryStore {
         })
     }
 
-    fn remove_all(
-        &mut self,
-        removals: &[(&str, &str)],
-        deadline: Moment,
-    ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
-        let all = removals.iter();
-        Ok(all
-            .map(|(key, token)| self.remove(key, token, deadline))
-            .collect())
-    }
-
     fn remove_and_claim(
         &mut self,
         token: &str,
@@ -178,10 +159,6 @@ impl Holds for &MemoryStore {
             entry.expires = entry.expires.max(end);
         })
     }
-
-    fn abandon(mut self: Box<Self>, key: &str, token: &str) {
-        let _ = self.remove(key, token, Moment::NEVER);
-    }
 }
 
 impl Looks for &MemoryStore {
@@ -195,10 +172,6 @@ impl Looks for &MemoryStore {
         })
     }
 
-    fn expect_master(&self) -> Result<(), Failure> {
-        Ok(())
-    }
-
     fn force(&mut self, key: &str, _: Moment) -> Result<Option<Holder>, Failure> {
         self.run(|_| ())?;
         Ok(self.delete(key))
@@ -209,11 +182,7 @@ impl Looks for &MemoryStore {
     }
 }
 
-impl Commands for &MemoryStore {
-    fn node(&self) -> Option<&Arc<Node>> {
-        None
-    }
-}
+impl Commands for &MemoryStore {}
 
 /// The controls for tests.
 impl MemoryStore {
@@ -385,12 +354,13 @@ mod tests {
     #[test]
     fn the_latest_outage_counts() {
         let store = MemoryStore::default();
+        let is_away = || (&store).look("a", None, Moment::NEVER).is_err();
         store.go_away(Duration::ZERO);
-        assert!(store.ping().is_ok() && !store.is_away());
+        assert!(!is_away());
         store.go_away(Duration::from_secs(60));
-        assert!(store.ping().is_err() && store.is_away());
+        assert!(is_away());
         store.go_away(Duration::ZERO);
-        assert!(store.ping().is_ok() && !store.is_away());
+        assert!(!is_away());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::base::emit::{debug, info, warn};
 use crate::client::servers::node::Common;
 use crate::client::servers::slots::ranges;
-use crate::client::servers::source::{Limits, News, Source, Subscribed, View};
+use crate::client::servers::source::{Limits, News, Source, View};
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::{Failure, accept};
 use crate::client::wire::resp::Reply;
@@ -76,16 +76,6 @@ impl Source for Cluster {
     }
 
     fn is_quick(&self) -> bool {
-        false
-    }
-
-    fn subscribe(&self, _: &Endpoint, _: &Limits<'_>) -> Option<Subscribed> {
-        None
-    }
-
-    fn prefer(&self, _: &Place) {}
-
-    fn is_change(&self, _: &str) -> bool {
         false
     }
 

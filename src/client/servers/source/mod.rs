@@ -34,17 +34,21 @@ pub(super) trait Source: Send + Sync {
     fn explain(&self, failures: Vec<(Arc<Endpoint>, Failure)>) -> Failure;
 
     /// Notes that this one has the newest map.
-    fn prefer(&self, candidate: &Place);
+    fn prefer(&self, _: &Place) {}
 
     /// True if an answer costs little. Then all are asked now and then, and each time that a node
     /// of the map cannot be used: for that, a command waits.
     fn is_quick(&self) -> bool;
 
     /// Subscribes to the reports of one of them. `None` if they send none.
-    fn subscribe(&self, candidate: &Endpoint, limits: &Limits<'_>) -> Option<Subscribed>;
+    fn subscribe(&self, _: &Endpoint, _: &Limits<'_>) -> Option<Subscribed> {
+        None
+    }
 
     /// True if this report says that the map may have changed.
-    fn is_change(&self, report: &str) -> bool;
+    fn is_change(&self, _: &str) -> bool {
+        false
+    }
 
     /// Writes to the log what is new.
     fn tell(&self, news: News<'_>);

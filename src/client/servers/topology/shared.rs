@@ -44,13 +44,6 @@ pub(super) struct State {
     pub(super) sleeps_in: Option<Ender>,
 }
 
-impl State {
-    /// The map, if it was asked for at this moment or later.
-    pub(super) fn map_since(&self, moment: Moment) -> Option<Arc<Map>> {
-        self.nodes.map().filter(|_| self.began >= moment).cloned()
-    }
-}
-
 impl Shared {
     pub(super) fn new(
         source: Option<Box<dyn Source>>,
@@ -121,8 +114,8 @@ impl Shared {
         let mut state = self.state.lock();
         let asked = state.ended;
         loop {
-            if let Some(map) = state.map_since(since) {
-                return Ok(map);
+            if let Some(map) = state.nodes.map().filter(|_| state.began >= since) {
+                return Ok(Arc::clone(map));
             }
             // The failure of a reading that ended before this call is no answer to it: the reason
             // may be gone.

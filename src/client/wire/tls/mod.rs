@@ -1,8 +1,8 @@
 //! TLS: the settings, and the bytes of a connection that is encrypted.
 //!
-//! rustls does the cryptography and never touches a socket. So the handshake and each read and
-//! write end by the same deadlines as without TLS. Without the feature `tls-no-provider`, nothing
-//! of this is compiled: a type without values stands for it.
+//! rustls does the cryptography, and moves its bytes by the calls of [`Socket`]. So the handshake
+//! and each read and write end by the same deadlines as without TLS. Without the feature
+//! `tls-no-provider`, nothing of this is compiled: a type without values stands for it.
 
 #[cfg(not(feature = "tls-no-provider"))]
 mod absent;
@@ -20,32 +20,29 @@ pub(crate) use self::channel::Client;
 #[cfg(feature = "tls-no-provider")]
 pub use self::options::Tls;
 
-use std::io::{self, Read, Write};
+use std::io;
 
-/// A socket that reads and writes until a deadline.
-pub(crate) trait Duplex: Read + Write {}
-
-impl<T: Read + Write> Duplex for T {}
+use crate::client::wire::socket::Socket;
 
 /// The bytes of a connection that is encrypted.
 pub(crate) trait Layer: Send + Sync {
     /// Does the handshake. After a time-out, the caller can call this again.
-    fn shake_hands(&mut self, socket: &mut dyn Duplex) -> io::Result<()>;
+    fn shake_hands(&mut self, socket: &mut Socket) -> io::Result<()>;
 
     /// True if the server has sent nothing.
     fn is_silent(&self) -> bool;
 
     /// Writes all bytes. After an error, at least the last of them cannot be read by the server.
-    fn write(&mut self, bytes: &[u8], socket: &mut dyn Duplex) -> io::Result<()>;
+    fn write(&mut self, bytes: &[u8], socket: &mut Socket) -> io::Result<()>;
 
     /// Reads some bytes. Zero means that the server has ended the connection. After a time-out,
     /// what has come of a record stays here.
-    fn read(&mut self, buffer: &mut [u8], socket: &mut dyn Duplex) -> io::Result<usize>;
+    fn read(&mut self, buffer: &mut [u8], socket: &mut Socket) -> io::Result<usize>;
 
-    /// True if the connection has ended. `read` does not wait. A server may send messages without
+    /// True if the connection has ended. Does not wait. A server may send messages without
     /// data at any time: they do not end the connection. What comes with data is kept, and found by
     /// [`unread`](Self::unread).
-    fn probe(&mut self, read: &mut dyn FnMut(&mut [u8]) -> io::Result<usize>) -> bool;
+    fn probe(&mut self, socket: &mut Socket) -> bool;
 
     /// True if data has come that was not read.
     fn unread(&mut self) -> bool;
@@ -67,9 +64,9 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::base::clock::Moment;
-    use crate::client::wire::endpoint::Way;
     use crate::client::wire::io_error;
     use crate::client::wire::resp::Reply;
+    use crate::client::wire::socket::Way;
     use crate::client::wire::stream::Stream;
     use crate::client::wire::stream::tests::Far;
 
