@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::base::clock::Moment;
 use crate::keeping::work::Keeper;
 use crate::store::{
-    Compared, Extension, Failure, Holds, MemoryStore, Node, ServerConnection, Tracking,
+    Compared, Connection, Extension, Failure, Holds, Node, ServerConnection, Tracking,
 };
 
 /// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests have a fake.
@@ -180,7 +180,8 @@ fn most_of_the_time(deadline: Moment) -> Moment {
     now.after(deadline.since(now) / 4 * 3)
 }
 
-impl KeeperCommands for &MemoryStore {
+/// To a store without servers.
+impl KeeperCommands for Connection<'_> {
     fn node(&self) -> Option<&Arc<Node>> {
         None
     }
@@ -207,7 +208,7 @@ impl KeeperCommands for &MemoryStore {
     }
 
     fn remove_all(&mut self, removals: &[(&[&str], &str)], until: Moment) -> Removed {
-        Holds::remove_all(self, removals, until)
+        (**self).remove_all(removals, until)
     }
 }
 

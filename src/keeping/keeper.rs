@@ -168,7 +168,6 @@ impl Keeper {
     pub(crate) fn lose_token(&self, token: &str, cause: LostCause) {
         let lost = self.work.lock().tokens.deleted(token, cause);
         if let Some(hold) = lost {
-            self.changed.notify_all();
             self.report_loss(&hold);
         }
     }
@@ -217,16 +216,16 @@ impl Keeper {
 
 fn run(keeper: &Arc<Keeper>) {
     let mut slow = keeper.work.lock().warn_after.map(Slow::new);
-    let memory = keeper.core.store.memory();
-    let part = memory.map_or(Part::Ends, |_| Part::All);
+    let mut local = keeper.core.store.local();
+    let part = local.as_ref().map_or(Part::Ends, |_| Part::All);
     let latest = |slow: &Option<Slow>| slow.as_ref().map_or(Moment::NEVER, Slow::next);
     while let Some(work) = keeper.next_round(part, latest(&slow)) {
         if let Some(slow) = &mut slow {
             slow.warn(keeper);
         }
         keeper.expire(&work.over);
-        match memory {
-            Some(memory) => renewal::round(keeper, &mut &**memory, &work),
+        match &mut local {
+            Some(local) => renewal::round(keeper, local, &work),
             None => keeper.start_renewers(),
         }
     }

@@ -113,8 +113,16 @@ impl Session {
             local_handoff: Duration::MAX,
             ..settings
         };
-        let store = Arc::new(Store::in_memory());
-        let core = Core::new(Identity::in_memory(), store, settings, None);
+        Session::without_servers(Store::in_memory(), settings, on_lost)
+    }
+
+    /// A session over a store without servers.
+    pub(crate) fn without_servers(
+        store: Store,
+        settings: Settings,
+        on_lost: Option<OnLost>,
+    ) -> Session {
+        let core = Core::new(Identity::in_memory(), Arc::new(store), settings, None);
         Session::over(core, on_lost)
     }
 }

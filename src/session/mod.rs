@@ -140,19 +140,19 @@ impl Session {
         }
     }
 
-    /// Makes a new hold known: to the keeper, the queue and the thread's map. With an error, gives
+    /// Makes a new hold known: to the queue, the keeper and the thread's map. With an error, gives
     /// the lock back.
     fn make_known(&self, hold: Hold, turn: Turn, patience: &Patience) -> Result<Rc<Held>, Error> {
         let hold = Arc::new(hold);
         let undone_by = || Some(patience.undone_by(&self.core.settings));
-        // The keeper comes first. So a hold that the queue knows is in the table of tokens, where a
-        // shutdown and `force_unlock` look for it.
+        // The queue comes first. If the keeper did, it could find the hold lost, and wake the next
+        // thread in vain: for the queue, the lock would not be held yet.
+        turn.holds(&hold);
         if let Err(error) = self.keeper.enter(&hold) {
             hold.keep_nothing();
             log_undone(&error, self.release(&hold, turn, undone_by()));
             return Err(error.while_holding(thread_map::names()));
         }
-        turn.holds(&hold);
         let held = thread_map::enter(self.id, hold, turn);
         // A lock around this one may have been lost during the wait.
         match still_has_outer(&held) {

@@ -57,10 +57,8 @@ impl Session {
         let is_kept = |hold: &Arc<Hold>| hold.keep_until() > Moment::now();
         let (kept, ended): (Vec<_>, Vec<_>) = holds.into_iter().partition(is_kept);
         for hold in kept {
-            let answer = release::keep(&self.core.store, &hold, hold.keep_until(), deadline);
-            if answer.is_ok() {
-                self.keeper.gone(&hold.token);
-            }
+            // Without an answer, the keeper deletes the key at its time.
+            let _ = release::keep(&self.core.store, &hold, hold.keep_until(), deadline);
         }
         self.keeper.shut_down(|tokens, now| {
             let answers = tokens.awaited(|_| true, now, now, latest);

@@ -3,14 +3,15 @@
 //!
 //! [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the commands
 //! of a lock. [`memory`] has the keys of this process. What comes back is in small enums. Only
-//! `keeping` above knows that there are servers: a thread renews for each node. A third store would
-//! be one file, with [`Commands`] and those of the keeper (`KeeperCommands` in `keeping`), and a
-//! variant of `Store`.
+//! `keeping` above knows that there are servers: a thread renews for each node. `third` shows what
+//! one more store takes: a file with [`Commands`], a variant of [`Store`], and its arm in
+//! [`Store::local`].
 //! This room may use `client` and `base`.
 
 mod memory;
+#[cfg(test)]
+mod third;
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
@@ -35,9 +36,12 @@ pub(crate) use crate::store::memory::MemoryStore;
 pub(crate) type Connection<'a> = Box<dyn Commands + 'a>;
 
 /// Where the keys are.
+#[derive(Debug)]
 pub(crate) enum Store {
     Servers(Arc<Topology>),
     Memory(Arc<MemoryStore>),
+    #[cfg(test)]
+    Third(third::Third),
 }
 
 impl Store {
@@ -45,17 +49,32 @@ impl Store {
         Store::Memory(Arc::default())
     }
 
+    #[cfg(test)]
+    pub(crate) fn third() -> Store {
+        Store::Third(third::Third::default())
+    }
+
     pub(crate) fn memory(&self) -> Option<&Arc<MemoryStore>> {
-        match self {
-            Store::Memory(memory) => Some(memory),
-            Store::Servers(_) => None,
-        }
+        let Store::Memory(memory) = self else {
+            return None;
+        };
+        Some(memory)
     }
 
     fn router(&self) -> Option<&Arc<Topology>> {
+        let Store::Servers(router) = self else {
+            return None;
+        };
+        Some(router)
+    }
+
+    /// The commands of a store without servers: it answers at once.
+    pub(crate) fn local(&self) -> Option<Connection<'_>> {
         match self {
-            Store::Servers(router) => Some(router),
-            Store::Memory(_) => None,
+            Store::Servers(_) => None,
+            Store::Memory(memory) => Some(Box::new(&**memory)),
+            #[cfg(test)]
+            Store::Third(third) => Some(Box::new(third)),
         }
     }
 
@@ -67,38 +86,44 @@ impl Store {
 
     /// Speaks to Redis once. In a cluster, any node will do.
     pub(crate) fn ping(&self, action: &'static str, deadline: Moment) -> Result<(), Error> {
-        match self {
-            Store::Servers(router) => {
+        match self.router() {
+            Some(router) => {
                 let answer = router.ping(deadline);
                 answer.map_err(|(failure, server)| error_of(server, None, action, failure))
             }
-            Store::Memory(memory) => memory
-                .ping()
+            None => self
+                .answers_at_once()
                 .map_err(|failure| self.error(None, action, failure)),
         }
+    }
+
+    /// An error if a store without servers is away.
+    fn answers_at_once(&self) -> Result<(), Failure> {
+        let looked = |mut it: Connection<'_>| it.look("", None, Moment::NEVER).map(drop);
+        self.local().map_or_else(|| Err(no_server()), looked)
     }
 
     /// Borrows a connection to the server that has this key. Waits for one and connects if
     /// necessary, until the deadline.
     pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
-        match self {
-            Store::Servers(servers) => {
+        match self.router() {
+            Some(servers) => {
                 let reached = servers.reach(key, deadline, Node::lend)?;
                 Ok(Box::new(ServerConnection::new(servers, reached)))
             }
-            Store::Memory(memory) => Ok(Box::new(&**memory)),
+            None => self.local().ok_or_else(no_server),
         }
     }
 
     /// Opens a connection outside the pool, for a command that must not go over a connection that
     /// may be dead.
     pub(crate) fn connect(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
-        match self {
-            Store::Servers(servers) => {
+        match self.router() {
+            Some(servers) => {
                 let reached = servers.reach(key, deadline, Node::own)?;
                 Ok(Box::new(ServerConnection::new(servers, reached)))
             }
-            Store::Memory(memory) => Ok(Box::new(&**memory)),
+            None => self.local().ok_or_else(no_server),
         }
     }
 
@@ -173,14 +198,12 @@ impl Store {
     }
 
     /// When the node that has this key last answered any thread, over a connection that has gone
-    /// back to the pool. Memory answers at once, unless it is away.
+    /// back to the pool. A store without servers answers at once, unless it is away.
     pub(crate) fn answered_at(&self, key: &str) -> Moment {
-        match self {
-            Store::Servers(_) => self
-                .node_of(key)
-                .map_or(Moment::PAST, |node| node.answered_at()),
-            Store::Memory(memory) if memory.is_away() => Moment::PAST,
-            Store::Memory(_) => Moment::now(),
+        match self.node_of(key) {
+            Some(node) => node.answered_at(),
+            None if self.answers_at_once().is_ok() => Moment::now(),
+            None => Moment::PAST,
         }
     }
 
@@ -241,18 +264,6 @@ fn error_of(server: String, key: Option<&Key>, action: &'static str, failure: Fa
             cause: other.into_cause(),
             held: Vec::new(),
         },
-    }
-}
-
-impl fmt::Debug for Store {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Store::Servers(router) => f
-                .debug_struct("Store")
-                .field("router", router)
-                .finish_non_exhaustive(),
-            Store::Memory(memory) => memory.fmt(f),
-        }
     }
 }
 

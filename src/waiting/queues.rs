@@ -262,15 +262,11 @@ impl Turn {
         self.note(|it| it.past.contention.skip());
     }
 
-    /// The thread has the lock, and the keeper knows the hold. The turn lasts as long as the hold.
+    /// The thread has the lock. The turn lasts as long as the hold.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
         let mut table = self.queues.table.lock();
         if let Some(mut it) = self.in_front(&mut table) {
             it.holds(hold, hold.acquired.answered);
-        }
-        // If the hold was lost before the queue knew it, the wake-up for that was in vain.
-        if hold.lost().is_some() {
-            notify_first(table, &self.name);
         }
     }
 

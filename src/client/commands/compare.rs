@@ -48,7 +48,12 @@ pub(crate) trait Holds {
         &mut self,
         removals: &[(&[&str], &str)],
         deadline: Moment,
-    ) -> Result<Vec<Result<Compared, Failure>>, Failure>;
+    ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
+        let all = removals.iter();
+        Ok(all
+            .map(|(key, token)| self.remove(key, token, deadline))
+            .collect())
+    }
 
     /// Compare and delete the `token` and, behind it in the same round trip, take the lock for
     /// another thread. A claim that Redis refused found the lock busy.
@@ -67,7 +72,9 @@ pub(crate) trait Holds {
     ///
     /// Nobody reads the answers, and the connection is not used again. So the script is sent whole:
     /// a NOSCRIPT answer to its hash would go unnoticed.
-    fn abandon(self: Box<Self>, keys: &[&str], token: &str);
+    fn abandon(mut self: Box<Self>, keys: &[&str], token: &str) {
+        let _ = self.remove(keys, token, Moment::NEVER);
+    }
 }
 
 impl Holds for ServerConnection {

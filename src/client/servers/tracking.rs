@@ -9,8 +9,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::client::wire::failure::Failure;
-use crate::client::wire::failure::accept;
+use crate::client::wire::failure::{Failure, accept};
 use crate::client::wire::link::Link;
 use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::{Batch, Reply};

@@ -99,7 +99,7 @@ impl Stream {
     /// True if the connection has ended, or has received bytes that nobody asked for. Does not
     /// wait: this is one system call.
     pub(crate) fn probe(&mut self) -> bool {
-        let socket = &self.socket;
+        let socket = &mut self.socket;
         let probe = match &mut self.tls {
             Some(tls) => tls.probe(socket),
             // The byte is dropped: a connection that receives unasked bytes is not used again.

@@ -5,8 +5,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::client::wire::failure::Failure;
-use crate::client::wire::failure::accept;
+use crate::client::wire::failure::{Failure, accept};
 use crate::client::wire::io_error;
 use crate::client::wire::link::Link;
 use crate::client::wire::resp::{Batch, Reply};
@@ -95,13 +94,9 @@ impl Subscription {
                     .map_err(Failure::not_sent)?;
                 self.asked_at = Some(now);
             }
-            let dead_at = self
-                .asked_at
-                .map_or(Moment::NEVER, |at| at.max(quiet_since).after(patience));
-            let ask_at = if self.asked_at.is_none() {
-                quiet_since.after(QUIET)
-            } else {
-                Moment::NEVER
+            let (ask_at, dead_at) = match self.asked_at {
+                None => (quiet_since.after(QUIET), Moment::NEVER),
+                Some(at) => (Moment::NEVER, at.max(quiet_since).after(patience)),
             };
             let heard = match self.message(now.after(silence).min(ask_at).min(dead_at)) {
                 Ok(Some(payload)) => {

@@ -16,7 +16,7 @@ impl LockManager {
     /// Threads exclude each other, queue, re-enter, time out and lose locks as with a Redis: only
     /// the store is another one. A key has its lease, and the keeper's thread renews it. A process
     /// that is stopped for longer than the lease loses its locks. [Controls](LockManager::memory)
-    /// end leases, delete keys, make time pass and have the store go away. Each call makes a store
+    /// end leases, delete keys and have the store go away. Each call makes a store
     /// of its own, which the clones of the manager share. Other processes are not excluded.
     ///
     /// One thing is different: threads hand a lock off without a limit of time, since no other

@@ -299,6 +299,68 @@ fn an_unconfirmed_release_says_for_how_long_its_key_may_exist() {
     });
 }
 
+/// Its last lock is given back, or kept for the keeper to delete.
+#[test]
+fn a_shutdown_returns_with_the_last_release_whether_that_is_answered_or_not() {
+    in_scenes(40, |world| {
+        let mine = locks(|builder| builder.response_timeout(SECOND / 4));
+        let theirs = mine.clone();
+        let holds = thread::spawn(move || {
+            let guard = theirs.lock("a").expect("locks");
+            thread::sleep(SECOND / 2 + some(2 * SECOND));
+            drop(guard);
+            now()
+        });
+        thread::sleep(SECOND / 4);
+        if one_in(2) {
+            ends_after(world, Duration::ZERO, 60 * SECOND);
+        }
+        let _ = mine.shutdown(10 * SECOND);
+        let ended = now();
+        let late = ended.saturating_sub(holds.join().expect("no panic"));
+        assert!(late < 1_000_000, "it returns {late} ns later");
+    });
+}
+
+/// It has found the token of an earlier one, and perhaps not deleted it; or its answer has come
+/// after the lease.
+#[test]
+fn a_shutdown_waits_for_no_attempt_that_has_failed() {
+    in_scenes(500, |world| {
+        let mine = locks(|builder| builder.lease(SECOND / 10).tolerate_outage(SECOND));
+        drop(mine.lock("b").expect("locks"));
+        if one_in(10) {
+            change_link(world.servers.address(0), |link| {
+                link.latency = (60_000_000, 60_000_000);
+            });
+        } else {
+            ends_after(world, some(QUICK / 4), Duration::ZERO);
+            ends_after(world, some(2 * QUICK), 60 * SECOND);
+        }
+        drop(mine.lock("a"));
+        let asked = now();
+        let _ = mine.shutdown(Duration::ZERO);
+        assert!(since(asked) < 10 * QUICK, "took {:?}", since(asked));
+    });
+}
+
+/// The shutdown could not tell Redis for how long to keep it.
+#[test]
+fn a_lock_that_a_shutdown_takes_away_is_kept_for_its_time() {
+    in_scenes(20, |world| {
+        let mine = locks(|builder| builder.response_timeout(SECOND / 4));
+        let asked = now();
+        let lock = mine.named("a").keep_at_least(5 * SECOND);
+        let _guard = lock.lock().expect("locks");
+        ends_after(world, Duration::ZERO, SECOND);
+        let _ = mine.shutdown_and_release(Duration::ZERO);
+        thread::sleep((5 * SECOND - QUICK).saturating_sub(since(asked)));
+        assert!(world.exists("a"), "it is not kept");
+        thread::sleep(SECOND);
+        assert!(!world.exists("a"), "it is kept for too long");
+    });
+}
+
 /// Somebody has changed the key once, and Redis has reported that.
 #[test]
 fn a_change_of_its_key_renews_a_hold_once() {

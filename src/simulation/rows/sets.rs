@@ -200,8 +200,8 @@ fn a_shutdown_waits_for_no_hold_that_is_lost() {
     });
 }
 
-/// A claim that was answered with "busy", and one that was to go out behind a release for which
-/// there was no server.
+/// A claim that was answered with "busy", one that was to go out behind a release for which there
+/// was no server, and that of a lock that was handed over.
 #[test]
 fn a_shutdown_waits_for_no_claim_that_is_over() {
     in_scenes(20, |world| {
@@ -209,6 +209,7 @@ fn a_shutdown_waits_for_no_claim_that_is_over() {
         let (other, mine) = (locks(|builder| builder), locks(hands_off));
         let busy = other.lock("a").expect("locks");
         let guard = mine.lock("b").expect("locks");
+        let _parcel = mine.lock("c").expect("locks").hand_over();
         let waits = ["a", "b"].map(|key| {
             let waiter = mine.clone();
             thread::spawn(move || waiter.named(key).try_lock_for(20 * SECOND).map(drop))
@@ -249,6 +250,41 @@ fn a_shutdown_ends_with_the_last_lease() {
         let _ = mine.shutdown(1000 * SECOND);
         assert!(since(asked) < 3 * SECOND, "took {:?}", since(asked));
         takes.join().expect("no panic");
+    });
+}
+
+/// The keeper deletes it a moment later, as any key that nobody uses.
+#[test]
+fn a_shutdown_returns_as_soon_as_what_it_takes_away_is_deleted() {
+    in_scenes(20, |world| {
+        let mine = locks(|builder| builder);
+        let _guard = mine.lock("a").expect("locks");
+        let asked = now();
+        let _ = mine.shutdown_and_release(Duration::ZERO);
+        assert!(since(asked) < 50 * QUICK, "took {:?}", since(asked));
+        assert!(!world.exists("a"));
+    });
+}
+
+/// The claim takes two round trips, since Redis does not know its script. The shutdown waits for
+/// one.
+#[test]
+fn a_claim_that_is_answered_behind_a_shutdown_gives_no_lock() {
+    in_scenes(20, |world| {
+        let mine = locks(|builder| {
+            let builder = builder.response_timeout(SECOND / 4);
+            builder.connect_timeout(5 * QUICK)
+        });
+        drop(mine.lock("b").expect("locks")); // There is a connection from now on.
+        change_link(world.servers.address(0), |link| {
+            link.latency = (120_000_000, 120_000_000);
+        });
+        let theirs = mine.clone();
+        let takes = thread::spawn(move || theirs.named("a").fenced(true).lock().map(drop));
+        thread::sleep(some(SECOND / 10));
+        let _ = mine.shutdown(Duration::ZERO);
+        let taken = takes.join().expect("no panic");
+        assert!(matches!(taken, Err(Error::Stopped { .. })), "{taken:?}");
     });
 }
 

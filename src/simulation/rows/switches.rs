@@ -2,14 +2,15 @@
 
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use crate::LockManager;
-use crate::base::sync::scheduler::{change_link, later, now, one_in, reset_all, thread};
+use crate::base::sync::scheduler::{change_link, later, now, one_in, pause, reset_all, thread};
 use crate::simulation::redis::{Redis, Settings};
 use crate::simulation::rows::nodes::{locks, silence};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
 use crate::simulation::world::engine::{Copies, Engine, address};
-use crate::simulation::world::replication::leave;
+use crate::simulation::world::replication::{follow, leave};
 use crate::simulation::world::sentinels;
 use crate::simulation::world::server::Server;
 
@@ -19,9 +20,20 @@ const SENTINELS: Engine = Engine::Sentinel(Copies::ONE);
 impl World {
     /// The replica is the master from now on. The old one does not know of that.
     fn promote(&self) {
-        let [old, new] = [0, 1].map(|number| &self.servers.nodes[number]);
+        self.promotes(0, 1);
+    }
+
+    fn promotes(&self, old: usize, new: usize) {
+        let [old, new] = [old, new].map(|number| &self.servers.nodes[number]);
         leave(old, new);
         new.borrow_mut().act(Redis::promote);
+    }
+
+    /// A sentinel makes this one a replica of the new master.
+    fn demotes(&self, old: usize, new: usize) {
+        let [old, new] = [old, new].map(|number| &self.servers.nodes[number]);
+        old.borrow_mut().act(Redis::kill_clients);
+        follow(new, old);
     }
 
     fn sentinel_names(&self, sentinel: usize, node: SocketAddr, epoch: u64) {
@@ -192,5 +204,74 @@ fn a_question_is_not_refused_by_the_old_master_if_another_sentinel_knows_the_new
         (1..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
         let found = force();
         assert!(matches!(found, Ok(None)), "{found:?}");
+    });
+}
+
+/// What happens, and when.
+type Event = (Duration, fn(&World));
+
+/// This process is stopped for `span`, and `events` happen meanwhile.
+fn during_a_stop(world: &World, span: Duration, events: [Event; 2]) {
+    for (after, event) in events {
+        let servers = Rc::clone(&world.servers);
+        later(after, move || event(&World { servers }));
+    }
+    pause(0, span);
+    thread::sleep(Duration::ZERO);
+}
+
+/// The map is the same as before. The hold was lost by the first switch.
+#[test]
+fn a_switch_there_and_back_during_a_stop_loses_no_time_and_hides_no_loss() {
+    in_scenes_with(SENTINELS, 60, |world| {
+        let locks = locks(SENTINELS, |builder| builder.lease(60 * SECOND));
+        let guard = locks.lock("a").expect("locks");
+        // It is renewed once.
+        thread::sleep(25 * SECOND + some(SECOND));
+        let there = |world: &World| {
+            world.promotes(0, 1);
+            (0..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+            let key = "lock:a".as_bytes();
+            let delete = |redis: &mut Redis, now| redis.delete(key, now);
+            world.servers.nodes[1].borrow_mut().act(delete);
+            world.demotes(0, 1);
+        };
+        let back = |world: &World| {
+            world.promotes(1, 0);
+            (0..3).for_each(|it| world.sentinel_names(it, world.servers.address(0), 3));
+            world.demotes(1, 0);
+        };
+        during_a_stop(world, 2 * SECOND, [(SECOND / 2, there), (SECOND, back)]);
+        thread::sleep(20 * QUICK);
+        assert!(!guard.is_valid(), "nobody has asked");
+        drop(guard);
+        let asked = now();
+        let _guard = locks.lock("b").expect("locks");
+        assert!(since(asked) < 10 * QUICK, "took {:?}", since(asked));
+        assert!(world.node_has(0, "b"));
+    });
+}
+
+/// The sentinel that reports has heard of the first switch only. None of the masters was told.
+#[test]
+fn two_switches_during_a_stop_lead_to_the_last_master() {
+    let engine = Engine::Sentinel(Copies::TWO);
+    in_scenes_with(engine, 60, move |world| {
+        let locks = locks(engine, |builder| builder);
+        drop(locks.lock("a").expect("locks"));
+        thread::sleep(SECOND + some(SECOND));
+        let first = |world: &World| {
+            world.promotes(0, 1);
+            (0..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+        };
+        let second = |world: &World| {
+            world.promotes(1, 2);
+            (1..3).for_each(|it| world.sentinel_names(it, world.servers.address(2), 3));
+        };
+        during_a_stop(world, 12 * SECOND, [(SECOND, first), (2 * SECOND, second)]);
+        thread::sleep(20 * QUICK);
+        let _guard = locks.lock("b").expect("locks");
+        let has = [0, 1, 2].map(|node| world.node_has(node, "b"));
+        assert_eq!(has, [false, false, true]);
     });
 }

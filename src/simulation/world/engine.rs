@@ -57,6 +57,10 @@ impl Copies {
         count: 1,
         wanted: 0,
     };
+    pub(crate) const TWO: Copies = Copies {
+        count: 2,
+        wanted: 0,
+    };
 
     /// All replicas have what was acknowledged, so no failover loses it.
     pub(crate) fn are_safe(self) -> bool {

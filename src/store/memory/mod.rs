@@ -6,15 +6,15 @@
 mod keys;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::owner::holder::{Holder, KEPT};
 use crate::base::sync::Mutex;
 use crate::client::{
-    AdoptReply, ClaimReply, Claims, Commands, Compared, Extension, Failure, Holds, Looks, Node,
-    Seen, Tracking, Wanted,
+    AdoptReply, ClaimReply, Claims, Commands, Compared, Extension, Failure, Holds, Looks, Seen,
+    Tracking, Wanted,
 };
 use crate::store::memory::keys::{Keys, StoredKey};
 
@@ -33,10 +33,6 @@ impl MemoryStore {
         let _ = self.on_change.set(Box::new(call)); // `Listeners::new` sets it once.
     }
 
-    pub(super) fn is_away(&self) -> bool {
-        self.keys.lock().is_away()
-    }
-
     /// Runs a command, unless the store is away.
     fn run<T>(&self, command: impl FnOnce(&mut Keys) -> T) -> Result<T, Failure> {
         let mut keys = self.keys.lock();
@@ -52,10 +48,6 @@ impl MemoryStore {
         if let Some(call) = self.on_change.get() {
             call(key);
         }
-    }
-
-    pub(super) fn ping(&self) -> Result<(), Failure> {
-        self.run(|_| ())
     }
 
     fn compare(
@@ -145,17 +137,6 @@ impl Holds for &MemoryStore {
         })
     }
 
-    fn remove_all(
-        &mut self,
-        removals: &[(&[&str], &str)],
-        deadline: Moment,
-    ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
-        let all = removals.iter();
-        Ok(all
-            .map(|(keys, token)| self.remove(keys, token, deadline))
-            .collect())
-    }
-
     fn remove_and_claim(
         &mut self,
         token: &str,
@@ -182,10 +163,6 @@ impl Holds for &MemoryStore {
             entry.expires = entry.expires.max(end);
         })
     }
-
-    fn abandon(mut self: Box<Self>, keys: &[&str], token: &str) {
-        let _ = self.remove(keys, token, Moment::NEVER);
-    }
 }
 
 impl Looks for &MemoryStore {
@@ -199,10 +176,6 @@ impl Looks for &MemoryStore {
         })
     }
 
-    fn expect_master(&self) -> Result<(), Failure> {
-        Ok(())
-    }
-
     fn force(&mut self, key: &str, _: Moment) -> Result<Option<Holder>, Failure> {
         self.run(|_| ())?;
         Ok(self.delete(key))
@@ -213,11 +186,7 @@ impl Looks for &MemoryStore {
     }
 }
 
-impl Commands for &MemoryStore {
-    fn node(&self) -> Option<&Arc<Node>> {
-        None
-    }
-}
+impl Commands for &MemoryStore {}
 
 /// The controls for tests.
 impl MemoryStore {
@@ -391,12 +360,13 @@ mod tests {
     #[test]
     fn the_latest_outage_counts() {
         let store = MemoryStore::default();
+        let is_away = || (&store).look("a", None, Moment::NEVER).is_err();
         store.go_away(Duration::ZERO);
-        assert!(store.ping().is_ok() && !store.is_away());
+        assert!(!is_away());
         store.go_away(Duration::from_secs(60));
-        assert!(store.ping().is_err() && store.is_away());
+        assert!(is_away());
         store.go_away(Duration::ZERO);
-        assert!(store.ping().is_ok() && !store.is_away());
+        assert!(!is_away());
     }
 
     #[test]

@@ -122,28 +122,21 @@ impl<'a> Poll<'a> {
         if view.ranges.is_empty() {
             return false;
         }
-        let is_outdated = self.epochs.is_outdated(&view, self.doubted);
-        let is_sound = view.is_well && !is_outdated && self.undoubted(&view);
+        let doubted = self.doubted;
+        let undoubted = |view: &View| doubted.is_none() || view.only_master() != doubted;
+        let is_outdated = self.epochs.is_outdated(&view, doubted);
+        let is_sound = view.is_well && !is_outdated && undoubted(&view);
         self.doubts += u32::from(!view.is_well && !is_outdated);
-        let rank = |view: &View| (view.is_well, view.epoch, self.undoubted(view));
+        let rank = |view: &View| (view.is_well, view.epoch, undoubted(view));
         let best = if is_outdated {
-            &self.outdated
+            &mut self.outdated
         } else {
-            &self.current
+            &mut self.current
         };
         if best.as_ref().is_none_or(|best| rank(best) < rank(&view)) {
-            let best = if is_outdated {
-                &mut self.outdated
-            } else {
-                &mut self.current
-            };
             *best = Some(view);
         }
         is_sound && !self.asks_all || self.doubts == MOST_DOUBTS
-    }
-
-    fn undoubted(&self, view: &View) -> bool {
-        self.doubted.is_none() || view.only_master() != self.doubted
     }
 
     /// The view that is believed. One that is out of date is believed only if all have answered, or

@@ -12,7 +12,7 @@ use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::client::servers::slots::slot;
 use crate::client::servers::source::belief::{Epochs, Poll};
-use crate::client::servers::source::{News, Source, View};
+use crate::client::servers::source::{Limits, News, Source, View};
 use crate::client::servers::topology::shared::Shared;
 use crate::client::servers::topology::turns::in_turn;
 use crate::client::wire::endpoint::{Endpoint, Place};
@@ -121,16 +121,16 @@ impl<'a> Reader<'a> {
     }
 
     fn pause(&mut self, source: &dyn Source, is_new: Option<bool>) -> Duration {
-        match is_new {
-            Some(true) => self.pauses.reset(),
-            Some(false) if !source.is_quick() => self.pauses.reset(),
-            _ => {}
-        }
-        match is_new {
-            Some(_) if !source.is_quick() => LEAST_INTERVAL,
-            Some(true) => Duration::ZERO,
-            _ if source.is_quick() => self.pauses.pause().min(LONGEST_PAUSE),
-            _ => self.pauses.pause().min(LEAST_INTERVAL),
+        let [least, longest] = if source.is_quick() {
+            [Duration::ZERO, LONGEST_PAUSE]
+        } else {
+            [LEAST_INTERVAL; 2]
+        };
+        if is_new.is_some_and(|is_new| is_new || !source.is_quick()) {
+            self.pauses.reset();
+            least
+        } else {
+            self.pauses.pause().min(longest)
         }
     }
 
@@ -142,36 +142,27 @@ impl<'a> Reader<'a> {
         asks_all: bool,
     ) -> Result<View, Failure> {
         let shared = self.shared;
-        let known = shared.state.lock().nodes.endpoints();
-        let mut candidates = source.candidates(known);
-        let mut epochs = mem::take(&mut self.epochs);
         let mut is_patient = false;
-        let view = loop {
-            let mut poll = Poll::new(&mut epochs, doubted, asks_all);
-            let all = candidates.len();
-            let silent = in_turn(
-                shared,
-                source,
-                candidates,
-                is_patient,
-                |candidate, limits| poll.hear(candidate, source.ask(candidate, limits)),
-            );
-            let failures = match poll.believe() {
-                Ok(view) => break Ok(view),
-                Err(failures) => failures,
+        loop {
+            let known = shared.state.lock().nodes.endpoints();
+            let candidates = source.candidates(known);
+            let mut poll = Poll::new(&mut self.epochs, doubted, asks_all);
+            let ask = |candidate: &_, limits: &Limits<'_>| {
+                poll.hear(candidate, source.ask(candidate, limits))
             };
-            let failure = source.explain(failures);
+            let silent = in_turn(shared, source, &candidates, is_patient, ask);
+            let failure = match poll.believe() {
+                Ok(view) => return Ok(view),
+                Err(failures) => source.explain(failures),
+            };
             // Where an answer costs little, and somebody was there to answer, nobody is far away.
-            let is_near = source.is_quick() && silent.len() < all;
-            if silent.is_empty() || is_patient || is_near || !failure.can_pass() {
-                break Err(failure);
+            let is_near = source.is_quick() && silent < candidates.len();
+            if silent == 0 || is_patient || is_near || !failure.can_pass() {
+                return Err(failure);
             }
             // Perhaps they are far away, or the machine is busy.
             is_patient = true;
-            candidates = source.candidates(shared.state.lock().nodes.endpoints());
-        };
-        self.epochs = epochs;
-        view
+        }
     }
 
     /// Notes that nobody has sent a map.
@@ -242,27 +233,19 @@ impl<'a> Reader<'a> {
         if self.reports.is_some() || Moment::now() < self.subscribe_at {
             return false;
         }
-        let candidates = source.candidates(Vec::new());
+        let all = source.candidates(Vec::new());
         let mut last = None;
-        let mut is_patient = false;
-        let mut all = candidates;
-        loop {
-            let count = all.len();
-            let silent = in_turn(self.shared, source, all, is_patient, |candidate, limits| {
-                match source.subscribe(candidate, limits) {
-                    Some(Ok(subscription)) => {
-                        self.reports = Some((subscription, Arc::clone(candidate)));
-                    }
-                    Some(Err(failure)) => _ = last.get_or_insert(failure),
-                    None => {}
-                }
-                self.reports.is_some()
-            });
-            if is_patient || silent.len() < count || silent.is_empty() {
-                break;
+        let (shared, reports) = (self.shared, &mut self.reports);
+        let mut ask = |candidate: &Arc<_>, limits: &Limits<'_>| {
+            match source.subscribe(candidate, limits) {
+                Some(Ok(subscription)) => *reports = Some((subscription, Arc::clone(candidate))),
+                Some(Err(failure)) => _ = last.get_or_insert(failure),
+                None => {}
             }
-            is_patient = true;
-            all = silent;
+            reports.is_some()
+        };
+        if in_turn(shared, source, &all, false, &mut ask) == all.len() {
+            in_turn(shared, source, &all, true, ask);
         }
         if let Some((_, sentinel)) = &self.reports {
             source.prefer(sentinel.place());

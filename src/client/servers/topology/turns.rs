@@ -14,16 +14,16 @@ use crate::client::wire::socket::Ender;
 /// answer costs little, and another one.
 const LONGEST_ASK: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(500)];
 
-/// Asks one candidate after the other, until `ask` is content. Returns those that were silent. A
+/// Asks one candidate after the other, until `ask` is content. Returns how many were silent. A
 /// silent one leaves half of the time in which a caller wants to be connected for others; with
 /// patience, each gets all of it.
 pub(super) fn in_turn(
     shared: &Shared,
     source: &dyn Source,
-    candidates: Vec<Arc<Endpoint>>,
+    candidates: &[Arc<Endpoint>],
     is_patient: bool,
     mut ask: impl FnMut(&Arc<Endpoint>, &Limits<'_>) -> bool,
-) -> Vec<Arc<Endpoint>> {
+) -> usize {
     let longest = LONGEST_ASK[usize::from(!source.is_quick())];
     let whole = shared.common.connect_timeout;
     let end = Moment::now().after(whole);
@@ -32,7 +32,7 @@ pub(super) fn in_turn(
         let goes_on = shared.thread.ends_by(move || ender.end());
         goes_on.then_some(()).ok_or_else(stopping)
     };
-    let mut silent = Vec::new();
+    let mut silent = 0;
     for candidate in candidates {
         if shared.thread.is_stopping() {
             break;
@@ -41,12 +41,10 @@ pub(super) fn in_turn(
         let share = (end.since(now) / 2).min(longest);
         let time = if is_patient { whole } else { share };
         let connected = &connected;
-        if ask(&candidate, &Limits { time, connected }) {
+        if ask(candidate, &Limits { time, connected }) {
             break;
         }
-        if now.after(time) <= Moment::now() {
-            silent.push(candidate);
-        }
+        silent += usize::from(now.after(time) <= Moment::now());
     }
     silent
 }

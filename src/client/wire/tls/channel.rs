@@ -6,7 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, Error, IoState};
+use rustls::{ClientConfig, ClientConnection, Error};
 
 use super::{Layer, cause};
 use crate::base::error::TlsCause;
@@ -53,6 +53,7 @@ impl Client {
             })?,
         };
         let connection = contain(|| ClientConnection::new(Arc::clone(&self.config), name))
+            .and_then(|begun| begun)
             .map_err(|error| cause::in_handshake(error, &[], false))?;
         Ok(Box::new(Channel {
             connection,
@@ -72,79 +73,70 @@ impl fmt::Debug for Client {
 }
 
 impl Channel {
-    fn try_to_shake_hands(&mut self, socket: &mut Socket) -> io::Result<()> {
-        while self.connection.is_handshaking() {
-            self.flush(socket)
-                .map_err(|error| self.reason(error, socket))?;
-            self.pull(|buffer| socket.read(buffer))
-                .inspect_err(|_| self.tell_why(socket))?;
-        }
-        self.flush(socket)
-            .map_err(|error| self.reason(error, socket))
-    }
-
-    /// Reads from the socket once, and decrypts all records that are whole.
-    fn pull(&mut self, read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<IoState> {
+    /// Has rustls move bytes in both directions. If it `waits` for nothing, it reads what has
+    /// arrived, and writes nothing.
+    fn run<T>(
+        &mut self,
+        socket: &mut Socket,
+        waits: bool,
+        call: impl FnOnce(rustls::Stream<'_, ClientConnection, Wire<'_>>) -> io::Result<T>,
+    ) -> io::Result<T> {
         let is_handshaking = self.connection.is_handshaking();
-        let count = self.connection.read_tls(&mut Receiver {
-            read,
+        let mut wire = Wire {
+            socket,
+            waits,
             head: &mut self.head,
-        })?;
-        if count == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        self.without_data += count;
-        if self.without_data > MOST_WITHOUT_DATA {
-            return Err(io::Error::new(
-                ErrorKind::InvalidData,
-                "the server sends bytes without any data",
-            ));
-        }
-        contain(|| self.connection.process_new_packets()).map_err(|error| {
-            if is_handshaking {
+            without_data: &mut self.without_data,
+        };
+        let stream = rustls::Stream::new(&mut self.connection, &mut wire);
+        let done =
+            contain(|| call(stream)).unwrap_or_else(|panicked| Err(io::Error::other(panicked)));
+        done.map_err(|error| match error.downcast() {
+            Ok(error) if is_handshaking => {
                 let agreed_on_cipher = self.connection.negotiated_cipher_suite().is_some();
                 cause::in_handshake(error, &self.head, agreed_on_cipher)
-            } else {
-                cause::after_handshake(error, !self.has_answered)
             }
+            Ok(error) => cause::after_handshake(error, !self.has_answered),
+            Err(error) => error,
         })
     }
 
-    /// Sends what has been encrypted.
-    fn flush(&mut self, socket: &mut Socket) -> io::Result<()> {
-        while self.connection.wants_write() {
-            if self.connection.write_tls(socket)? == 0 {
-                return Err(ErrorKind::WriteZero.into());
-            }
-        }
-        Ok(())
+    /// Sends all that has been encrypted, behind `bytes` if there are any.
+    fn send(&mut self, bytes: &[u8], socket: &mut Socket) -> io::Result<()> {
+        let sent = self.run(socket, true, |mut tls| {
+            tls.write_all(bytes)?;
+            tls.flush()
+        });
+        sent.map_err(|error| self.reason(error, socket))
     }
 
-    /// Tells the server why this side ends the connection, if rustls has something to tell.
-    fn tell_why(&mut self, socket: &mut Socket) {
-        let _ = self.flush(socket); // The error that led here says more.
+    /// True if the server has ended the connection. An error of the kind `WouldBlock` says that it
+    /// has not, and has sent nothing.
+    fn look(&mut self, socket: &mut Socket) -> io::Result<bool> {
+        self.run(socket, false, |mut tls| Ok(tls.fill_buf()?.is_empty()))
     }
 
-    /// Why the server has closed the connection, if it has told; or else `error`, which the write
-    /// met. A server that refuses the client's certificate may have closed the connection before
-    /// all is written.
+    /// Why the server has closed the connection, if it has told; or else `error`, which came first.
+    /// A server that refuses the client's certificate may have closed the connection before all is
+    /// written. What it has told has arrived by then.
     fn reason(&mut self, error: io::Error, socket: &mut Socket) -> io::Error {
         if self.has_answered || !io_error::ends_link(&error) {
             return error;
         }
-        loop {
-            match self.pull(|buffer| socket.read(buffer)) {
-                Ok(state) if state.plaintext_bytes_to_read() == 0 => {}
-                Err(refused) if io_error::tls_cause_of(&refused).is_some() => return refused,
-                _ => return error,
-            }
+        while self.connection.wants_write() {
+            // In a handshake, rustls reads nothing before all is sent. This goes nowhere.
+            let _ = self.connection.write_tls(&mut io::sink());
+        }
+        match self.look(socket) {
+            Err(refused) if io_error::tls_cause_of(&refused).is_some() => refused,
+            _ => error,
         }
     }
 }
 
 impl Layer for Channel {
     fn shake_hands(&mut self, socket: &mut Socket) -> io::Result<()> {
-        let shaken = self.try_to_shake_hands(socket);
+        let shaken = self.send(&[], socket);
         let words = |error: &io::Error| match error.kind() {
             ErrorKind::TimedOut if self.is_silent() => Some(
                 "the server sent nothing in the time for the TLS handshake, and may not speak TLS",
@@ -166,38 +158,20 @@ impl Layer for Channel {
     }
 
     fn write(&mut self, bytes: &[u8], socket: &mut Socket) -> io::Result<()> {
-        for part in bytes.chunks(RECORD) {
-            self.connection.writer().write_all(part)?;
-            self.flush(socket)
-                .map_err(|error| self.reason(error, socket))?;
-        }
-        Ok(())
+        let mut records = bytes.chunks(RECORD);
+        records.try_for_each(|record| self.send(record, socket))
     }
 
     fn read(&mut self, buffer: &mut [u8], socket: &mut Socket) -> io::Result<usize> {
-        loop {
-            match self.connection.reader().read(buffer) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Ok(count) => {
-                    self.has_answered |= count > 0;
-                    self.without_data = 0;
-                    return Ok(count);
-                }
-                Err(error) => return Err(error),
-            }
-            self.pull(|buffer| socket.read(buffer))
-                .inspect_err(|_| self.tell_why(socket))?;
-            // The server may have asked for new keys.
-            self.flush(socket)?;
-        }
+        let count = self.run(socket, true, |mut tls| tls.read(buffer))?;
+        self.has_answered |= count > 0;
+        self.without_data = 0;
+        Ok(count)
     }
 
-    fn probe(&mut self, socket: &Socket) -> bool {
-        loop {
-            if let Err(error) = self.pull(|buffer| socket.read_now(buffer)) {
-                return error.kind() != ErrorKind::WouldBlock;
-            }
-        }
+    fn probe(&mut self, socket: &mut Socket) -> bool {
+        self.look(socket)
+            .unwrap_or_else(|error| error.kind() != ErrorKind::WouldBlock)
     }
 
     fn unread(&mut self) -> bool {
@@ -210,26 +184,47 @@ impl Layer for Channel {
 
 /// Has rustls do what may call code of the program: a verifier, a key log, a logger. If that
 /// panics, the connection ends, and the thread of the manager or the drop of a guard goes on.
-fn contain<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    let panicked = |_| {
-        Err(Error::General(
-            "a verifier, a key log or a logger panicked".to_owned(),
-        ))
-    };
-    panic::catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(panicked)
+fn contain<T>(call: impl FnOnce() -> T) -> Result<T, Error> {
+    let panicked = |_| Error::General("a verifier, a key log or a logger panicked".to_owned());
+    panic::catch_unwind(AssertUnwindSafe(call)).map_err(panicked)
 }
 
-/// Passes on what a socket receives, and keeps the beginning.
-struct Receiver<'a, F> {
-    read: F,
+/// The socket, as rustls may use it. Counts what comes, and keeps the beginning.
+struct Wire<'a> {
+    socket: &'a mut Socket,
+    waits: bool,
     head: &'a mut Vec<u8>,
+    without_data: &'a mut usize,
 }
 
-impl<F: FnMut(&mut [u8]) -> io::Result<usize>> Read for Receiver<'_, F> {
+impl Read for Wire<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = (self.read)(buffer)?;
+        let count = if self.waits {
+            self.socket.read(buffer)
+        } else {
+            self.socket.read_now(buffer)
+        }?;
         let missing = 2_usize.saturating_sub(self.head.len());
         self.head.extend(buffer[..count].iter().take(missing));
+        *self.without_data += count;
+        if *self.without_data > MOST_WITHOUT_DATA {
+            let endless = "the server sends bytes without any data";
+            return Err(io::Error::new(ErrorKind::InvalidData, endless));
+        }
         Ok(count)
+    }
+}
+
+impl Write for Wire<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.waits {
+            self.socket.write(bytes)
+        } else {
+            Err(ErrorKind::WouldBlock.into())
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

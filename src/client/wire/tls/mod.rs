@@ -1,8 +1,8 @@
 //! TLS: the settings, and the bytes of a connection that is encrypted.
 //!
-//! rustls does the cryptography and never touches a socket. So the handshake and each read and
-//! write end by the same deadlines as without TLS. Without the feature `tls-no-provider`, nothing
-//! of this is compiled: a type without values stands for it.
+//! rustls does the cryptography, and moves its bytes by the calls of [`Socket`]. So the handshake
+//! and each read and write end by the same deadlines as without TLS. Without the feature
+//! `tls-no-provider`, nothing of this is compiled: a type without values stands for it.
 
 #[cfg(not(feature = "tls-no-provider"))]
 mod absent;
@@ -42,7 +42,7 @@ pub(crate) trait Layer: Send + Sync {
     /// True if the connection has ended. Does not wait. A server may send messages without
     /// data at any time: they do not end the connection. What comes with data is kept, and found by
     /// [`unread`](Self::unread).
-    fn probe(&mut self, socket: &Socket) -> bool;
+    fn probe(&mut self, socket: &mut Socket) -> bool;
 
     /// True if data has come that was not read.
     fn unread(&mut self) -> bool;
