@@ -50,7 +50,8 @@ play() {
     local name=$1 program=$built/examples/$1
     shift
     case $name in
-        hello | bank | busy | cron | fence | lost | moved | rayon | tokio | turns | leader | migration | worker | web)
+        hello | bank | busy | cache | cron | fence | lost | mail | moved | rayon | tokio | turns | leader | migration | \
+            worker | web)
             need_redis
             ;;
     esac
@@ -120,8 +121,8 @@ case $example in
         ;;
     all)
         build --workspace --bins --examples --features relatch-examples/tls
-        for example in hello busy bank cron worker moved lost fence migration leader turns web rayon tokio tls \
-            sentinel cluster command; do
+        for example in hello busy bank mail cache cron worker moved lost fence migration leader turns web rayon tokio \
+            tls sentinel cluster command; do
             say "$example"
             play "$example"
         done

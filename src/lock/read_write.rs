@@ -23,8 +23,9 @@ use crate::session::Session;
 /// A thread that reads may read again, also while a writer waits. A thread that writes may write
 /// again, and may read. A thread that reads must not write: [`Error::WouldDeadlock`], at once.
 ///
-/// What is not promised: at most as many readers as `read_write` was told, 64 at most. There is no
-/// order between processes. Nobody looks for deadlocks through readers. The lock named `cfg` is
+/// What is not promised: at most as many readers as `read_write` was told, 64 at most. All programs
+/// have to say the same number, since a writer looks at no more readers than it was told. There is
+/// no order between processes. Nobody looks for deadlocks through readers. The lock named `cfg` is
 /// another lock, and excludes nobody here.
 ///
 /// ```

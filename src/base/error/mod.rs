@@ -241,8 +241,9 @@ pub enum Error {
     /// ```
     ///
     /// If the cycle has one thread, this thread itself holds the lock, through another
-    /// [`LockManager`](crate::LockManager). Reentry works within one manager: clone it in place of
-    /// making a second one.
+    /// [`LockManager`](crate::LockManager), or it reads and wants to
+    /// [write](crate::ReadWriteLock). Reentry works within one manager: clone it in place of making
+    /// a second one.
     #[error("{}", would_deadlock(cycle))]
     WouldDeadlock {
         /// The lock's key.

@@ -6,8 +6,9 @@ use crate::tidy::{sources, text, without_tests};
 
 /// The most functions. A new one takes the place of another, or says why the face has to grow:
 /// `survey` and `check` are what an operator and a probe ask of a Redis, which nothing else
-/// answers; without `classes`, no metric says which locks it is about.
-const MOST: usize = 142;
+/// answers; without `classes`, no metric says which locks it is about; a lock that N may hold, or
+/// readers together, is none of the others: `slots`, `holders`, `slot`, `read_write` and its eight.
+const MOST: usize = 154;
 
 /// A function that a program can call.
 struct Function {
