@@ -162,11 +162,10 @@ impl<'a> PendingClaim<'a> {
 impl AskRedis for PendingClaim<'_> {
     fn attempt(&mut self, ask: Ask) -> Result<Answer, Failure> {
         match ask {
-            // Somebody may have left another slot meanwhile.
+            // (Another slot may be free meanwhile.)
             Ask::Look if self.context.wait.key.slots().is_empty() => self.look(),
-            Ask::Look => self.claim(true),
             Ask::Claim => self.claim(false),
-            Ask::ClaimOrLook => self.claim(true),
+            Ask::Look | Ask::ClaimOrLook => self.claim(true),
         }
     }
 
@@ -204,22 +203,14 @@ impl PendingClaim<'_> {
             let claimed = connection.claim(wanted, deadline);
             claimed.map(|reply| (reply, Tracking::Off))
         };
-        // (Of slots, the answer names only one holder.)
-        if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
-            && (*holder.raw == **given_up || !wait.key.slots().is_empty())
+        if let Ok((ClaimReply::Busy(Some(holder)), _)) = &answer
+            && let Some(removed) = self.remove_given_up(&mut connection, holder)
         {
-            let places = wait.key.places();
-            match connection.remove(&places, given_up, deadline) {
-                Err(failure) => {
-                    keeper.gone(&token);
-                    return Err(failure);
-                }
-                Ok(Compared::Done) => {
-                    answer = connection.claim_or_look(wanted, number, deadline);
-                }
-                Ok(Compared::Absent | Compared::NotOurs) if places.len() > 1 => {}
-                Ok(_) => answer = connection.claim_or_look(wanted, number, deadline),
+            if let Err(failure) = removed {
+                keeper.gone(&token);
+                return Err(failure);
             }
+            answer = connection.claim_or_look(wanted, number, deadline);
         }
         let answer = match answer {
             Ok((ClaimReply::Taken { number }, _)) => self.taken(connection, number, sent),
@@ -245,6 +236,24 @@ impl PendingClaim<'_> {
             keeper.gone(not_stored);
         }
         answer
+    }
+
+    /// Deletes the last token that was given up, if that keeps the lock busy. `None` if it does not.
+    /// (Of slots, the answer names one holder of many.)
+    fn remove_given_up(
+        &self,
+        connection: &mut Connection<'_>,
+        holder: &Holder,
+    ) -> Option<Result<Compared, Failure>> {
+        let (given_up, wait) = (self.given_up.as_ref()?, self.context.wait);
+        let is_named = *holder.raw == **given_up;
+        if !is_named && wait.key.slots().is_empty() {
+            return None;
+        }
+        let removed = connection.remove(&wait.key.places(), given_up, wait.patience.deadline);
+        let is_in_the_way =
+            is_named || !matches!(removed, Ok(Compared::Absent | Compared::NotOurs));
+        is_in_the_way.then_some(removed)
     }
 
     /// Draws a token for the next attempt, unless there is one that is not used up.

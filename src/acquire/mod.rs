@@ -3,11 +3,13 @@
 //! The loop is in `Session::enter`: an [`Acquisition`] asks, and waits until it asks again.
 //! [`step`] decides what it does next, and for how long it sleeps. [`claim`] is one attempt over
 //! the wire, and what a lost answer leaves behind. [`adopt`] takes over a lock that was handed
-//! over, and [`no_reader`] is the wait of a writer. This room may use `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
+//! over, [`reclaim`] that of a dead process, and [`no_reader`] is the wait of a writer. This room may
+//! use `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
 
 mod adopt;
-mod claim;
 mod no_reader;
+mod reclaim;
+mod claim;
 mod step;
 
 use std::mem;
@@ -17,12 +19,12 @@ use std::time::Duration;
 use crate::acquire::claim::PendingClaim;
 use crate::acquire::step::{End, Progress, Step};
 use crate::base::clock::Moment;
-use crate::base::emit::{debug, info};
+use crate::base::emit::debug;
 use crate::base::error::Error;
-use crate::base::key::{Key, NOT_A_STRING};
+use crate::base::key::NOT_A_STRING;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
-use crate::store::{Compared, Failure};
+use crate::store::Failure;
 use crate::waiting::deadlocks::end_cycles;
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Kind;
@@ -246,7 +248,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             let is_dead = || {
                 self.progress
                     .holder()
-                    .is_some_and(|holder| self.is_dead(holder))
+                    .is_some_and(|holder| self.context.is_dead(holder))
             };
             if woken || until <= Moment::now() || is_dead() || wait.must_end() {
                 return woken;
@@ -269,7 +271,10 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             if let Some(end) = self.examine(holder, sent) {
                 return Step::GiveUp(end);
             }
-            if self.is_dead(holder) && self.reclaim(holder) && self.progress.reclaimed() {
+            if self.context.is_dead(holder)
+                && self.context.reclaim(holder)
+                && self.progress.reclaimed()
+            {
                 return Step::AskAgain;
             }
         }
@@ -303,38 +308,6 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         }
         let may_sleep = turn.may_sleep(wait);
         may_sleep.err().map(End::MustNotWait).or(end)
-    }
-
-    /// True if the holder has certainly died, and the options allow this thread to take its lock
-    /// over.
-    fn is_dead(&self, holder: &Holder) -> bool {
-        let identity = &self.context.core.identity;
-        self.context.reclaim_dead && identity.is_certainly_dead(&holder.raw)
-    }
-
-    /// Deletes the key of a dead holder, if the key still holds that holder's token. True if Redis
-    /// says that it has done so. A lost answer does no harm: the next attempt finds out whether the
-    /// key is gone.
-    fn reclaim(&self, holder: &Holder) -> bool {
-        let AcquireContext { core, wait, .. } = self.context;
-        let deadline = wait.patience.deadline;
-        let key = wait.key.in_redis();
-        // It may be the holder of the gate.
-        let mut places = wait.key.places();
-        places.extend(wait.key.gate().map(Key::in_redis));
-        let removed = core
-            .store
-            .checkout(key, deadline)
-            .and_then(|mut connection| connection.remove(&places, &holder.raw, deadline));
-        let reclaimed = matches!(removed, Ok(Compared::Done));
-        if reclaimed {
-            core.counters.of(wait.key.name()).reclaimed.add(1);
-            info!(
-                target: "relatch::acquire",
-                "lock {:?} was taken over from {holder}, a process that is gone", wait.key.name()
-            );
-        }
-        reclaimed
     }
 
     /// The listener of the node that has the key.

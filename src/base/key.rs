@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::base::error::Error;
-use crate::base::options::invalid_option;
 
 /// The longest name, in bytes. People read the names of locks, so a longer name is a mistake of the
 /// program.
@@ -116,7 +115,7 @@ impl UncheckedKey {
     pub(crate) fn of_slots(prefix: &str, name: &str, count: usize) -> UncheckedKey {
         let stem = Stem::new(prefix, name);
         let set = stem.set(count, false);
-        stem.unchecked(stem.key(Part::AnyOf(set), &format!("1-{count}")), count)
+        Stem::unchecked(stem.key(Part::AnyOf(set), &format!("1-{count}")), count)
     }
 
     /// The keys for readers and for writers: a set of slots, `{cfg}#0-32`, and their gate,
@@ -126,7 +125,7 @@ impl UncheckedKey {
         let any = Part::AnyOf(stem.set(readers, true));
         let gate = Part::GateOf(stem.set(MOST_SLOTS.into(), true));
         let keys = [stem.key(any, &format!("0-{readers}")), stem.key(gate, "0")];
-        keys.map(|key| stem.unchecked(key, readers))
+        keys.map(|key| Stem::unchecked(key, readers))
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -172,7 +171,7 @@ impl Stem<'_> {
         })
     }
 
-    fn unchecked(&self, key: Key, count: usize) -> UncheckedKey {
+    fn unchecked(key: Key, count: usize) -> UncheckedKey {
         let has_tag = hash_tag(key.in_redis.as_bytes()).is_some();
         let reason = if (1..=MOST_SLOTS.into()).contains(&count) {
             "Redis Cluster could not keep them in one place, because of the braces in key or prefix"
@@ -202,7 +201,11 @@ impl Key {
                 Name::Of(UncheckedKey {
                     invalid: Some((count, reason)),
                     ..
-                }) => Err(invalid_option("slots", count, reason)),
+                }) => Err(Error::InvalidOption {
+                    option: "slots",
+                    value: Some(count.to_string()),
+                    reason,
+                }),
                 Name::Of(unchecked) => Ok(unchecked.key.clone()),
             },
             length => Err(Error::InvalidKey {

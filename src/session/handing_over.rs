@@ -98,10 +98,8 @@ fn may_leave(session: &Session, held: &Held) -> Result<(), Error> {
     session.trust(&held.hold)?;
     let key = &held.hold.key;
     // A writer that reads as well is alone with itself, but not with another thread.
-    let other_side = key.other_side().into_iter();
-    let other_side = other_side
-        .filter_map(|it| thread_map::find(session.id, &*it))
-        .next();
+    let mut other_side = key.other_side().into_iter();
+    let other_side = other_side.find_map(|it| thread_map::find(session.id, &*it));
     match held.hold.depth() + other_side.map_or(0, |other| other.hold.depth()) {
         1 => Ok(()),
         depth => Err(Error::OtherGuards {

@@ -80,9 +80,15 @@ impl Claims for &Third {
 
 impl Holds for &Third {
     fn remove(&mut self, keys: &[&str], token: &str, _: Moment) -> Result<Compared, Failure> {
-        let mut removed = keys.iter().map(|key| self.swap(key, token, None));
-        let done = removed.find(|it| *it == Compared::Done);
-        Ok(done.unwrap_or(Compared::Absent))
+        let mut answer = Compared::Absent;
+        for key in keys {
+            match self.swap(key, token, None) {
+                Compared::Absent => {}
+                Compared::NotOurs => answer = Compared::NotOurs,
+                Compared::Done => return Ok(Compared::Done),
+            }
+        }
+        Ok(answer)
     }
 
     fn keep(&mut self, _: &str, _: &str, _: u64, _: Moment) -> Result<Compared, Failure> {

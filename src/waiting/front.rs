@@ -99,7 +99,7 @@ impl InFront<'_> {
     }
 
     /// The front has one of several slots now. Asking took the time `took`.
-    pub(super) fn has_slot(&mut self, took: Duration, now: Moment) {
+    pub(super) fn takes_slot(&mut self, took: Duration, now: Moment) {
         self.past.contention.took(took);
         self.past.contention.won(now);
         self.answered();

@@ -240,7 +240,9 @@ impl Turn {
             return self;
         }
         let acquired = &hold.acquired;
-        self.note(|mut it| it.has_slot(acquired.answered.since(acquired.sent), acquired.answered));
+        self.note(|mut it| {
+            it.takes_slot(acquired.answered.since(acquired.sent), acquired.answered);
+        });
         Turn::outside(&self.queues, hold.key.name())
     }
 

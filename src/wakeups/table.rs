@@ -14,8 +14,10 @@ use crate::base::sync::{Condvar, Mutex};
 pub(crate) struct Wakeups {
     /// The parkers of the sleeping threads. This mutex is locked before those of a parker: parkers
     /// are unparked under it, so the other order could deadlock.
-    by_key: Mutex<HashMap<Box<[u8]>, Vec<Arc<Parker>>>>,
+    by_key: Mutex<HashMap<Box<[u8]>, Parkers>>,
 }
+
+type Parkers = Vec<Arc<Parker>>;
 
 /// Wakes one thread. A wake-up that comes before the thread sleeps is not lost.
 #[derive(Debug, Default)]

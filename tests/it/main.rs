@@ -11,6 +11,8 @@ extern crate relatch_limit;
 mod calls;
 // Who holds a lock, and who is next.
 mod turns;
+// Several holders at a time.
+mod slots;
 // How long a hold is valid, and what its thread can ask about it.
 mod leases;
 // Faults on the wire, between a program and a server that is well.

@@ -37,9 +37,9 @@ pub(crate) fn run_role(name: &str) {
         "fencer" => crate::turns::fence_growth::take_as_told(),
         "spiller" => crate::calls::secrets::spill(),
         "embracer" => crate::turns::deadlocks::embrace_as_told(),
-        "writer" => crate::turns::read_write::write_as_told(),
-        "readers" => crate::turns::read_write::read_and_write_as_told(),
-        "slots" => crate::turns::slots::use_slots_as_told(),
+        "writer" => crate::slots::read_write::write_as_told(),
+        "readers" => crate::slots::read_write::read_and_write_as_told(),
+        "slots" => crate::slots::semaphore::use_slots_as_told(),
         "one shot" => crate::leases::keep_at_least::run_once_as_told(),
         #[cfg(target_os = "linux")]
         "pairs" => crate::calls::several::pair_as_told(),

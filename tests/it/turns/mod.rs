@@ -24,9 +24,5 @@ pub(crate) mod fence;
 pub(crate) mod fence_growth;
 // `force_unlock`, and a key deleted by hand: a waiter of the same process takes the lock at once.
 mod force_unlock;
-// Readers beside each other, and a writer alone.
-pub(crate) mod read_write;
-// Slots: at most so many holders at a time.
-pub(crate) mod slots;
 // `reclaim_dead`: the lock of a process that is certainly dead, and of no other, is taken over.
 mod reclaim_dead;
