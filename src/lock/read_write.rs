@@ -23,10 +23,10 @@ use crate::session::Session;
 /// A thread that reads may read again, also while a writer waits. A thread that writes may write
 /// again, and may read. A thread that reads must not write: [`Error::WouldDeadlock`], at once.
 ///
-/// What is not promised: at most as many readers as `read_write` was told, 64 at most. All programs
-/// have to say the same number, since a writer looks at no more readers than it was told. There is
-/// no order between processes. Nobody looks for deadlocks through readers. The lock named `cfg` is
-/// another lock, and excludes nobody here.
+/// What is not promised: more readers at a time than `read_write` was told. There is no order between
+/// processes. Nobody looks for deadlocks through readers. The lock named `cfg` is another lock, and
+/// excludes nobody here. The slots named `cfg` have the same keys, and no gate: use a name for one
+/// of them.
 ///
 /// ```
 /// # fn look_up() {}

@@ -26,7 +26,7 @@ impl LockManager {
     /// nothing.
     ///
     /// It is used like any other [`Lock`]: [`with_lock`](Lock::with_lock) waits for a slot that is
-    /// free, and runs its closure with that one. The guard says [which](crate::LockGuard::slot), so that
+    /// free, and runs its closure with that one. The guard says [which](crate::LockGuard::slot). So
     /// the holder of slot 2 can use the second of three connections, devices or ports. A thread
     /// that has a slot re-enters it.
     ///
@@ -34,12 +34,14 @@ impl LockManager {
     /// Redis: each has a lease, is renewed, can be lost, and can be looked up, or force-unlocked,
     /// under this name. The lowest that is free is taken, by one script. (The braces keep them in
     /// one place of a cluster. If the prefix or the name has braces, there are no more.) Errors and
-    /// logs call the set `{mail}#*`.
+    /// logs call three of them `{mail}#1-3`.
     ///
     /// What is not promised: the number of slots is each caller's own, and is not in Redis. If
-    /// callers have different numbers, the largest counts. There is no order between processes.
-    /// Nobody looks for deadlocks through slots, and slots have no
-    /// [fences](Lock::fenced) ([`Error::NoFence`](crate::Error::NoFence)).
+    /// callers have different numbers, the largest counts. There is no order between processes, and
+    /// [`try_lock`](Lock::try_lock) asks Redis though others wait.
+    /// [`reclaim_dead`](Lock::reclaim_dead) looks at the slot whose lease ends first. Nobody looks
+    /// for deadlocks through slots, and slots have no [fences](Lock::fenced)
+    /// ([`Error::NoFence`](crate::Error::NoFence)).
     ///
     /// ```
     /// # fn send() {}

@@ -144,7 +144,7 @@ impl Fault {
                 let address = servers.address(server);
                 trouble.happens(address, millis, 0);
                 later(of(millis), move || {
-                    change_link(address, |link| link.refuses_until = 0)
+                    change_link(address, |link| link.refuses_until = 0);
                 });
             }
             Fault::Failover(shard, how) => {
