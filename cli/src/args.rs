@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use clap::builder::{Resettable, UnknownArgumentValueParser};
+use clap::builder::{RangedU64ValueParser, Resettable, UnknownArgumentValueParser};
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::connect::set;
@@ -180,6 +180,18 @@ pub(crate) struct Run {
     /// Another key: all are locked, or none
     #[arg(short, long = "key", value_name = "KEY")]
     pub(crate) keys: Vec<String>,
+    /// At most N jobs at a time, 1 to 64, over all machines. Each has a number of its own, in
+    /// `RELATCH_SLOT`. Without this option, KEY is another lock
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u8>::new().range(1..=64), conflicts_with_all = ["shared", "exclusive", "keys", "fence"])]
+    pub(crate) slots: Option<u8>,
+    /// A reader's lock: others have it at the same time with --shared, 64 at most, and nobody with
+    /// --exclusive. Without either, KEY is another lock
+    #[arg(long, conflicts_with_all = ["exclusive", "keys", "fence"])]
+    pub(crate) shared: bool,
+    /// A writer's lock: nobody else has it with --shared or --exclusive. Without either, KEY is
+    /// another lock
+    #[arg(short = 'e', long, conflicts_with = "keys")]
+    pub(crate) exclusive: bool,
     /// How long Redis keeps the lock after this process has died [default: 30s, or `--at-least` if
     /// that is longer]
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
@@ -221,15 +233,13 @@ pub(crate) struct Run {
     /// The standard output is the job's
     #[arg(long, hide = true, action = ArgAction::SetTrue, value_parser = UnknownArgumentValueParser::suggest_arg("--report"))]
     json: Option<String>,
-    /// `flock` has these; a lock here is always exclusive, and the job never has it in a descriptor
-    #[arg(short = 'e', long = "exclusive", hide = true)]
-    exclusive: bool,
+    /// `flock` has this; here, the job never has the lock in a descriptor
     #[arg(short = 'o', long = "close", hide = true)]
     close: bool,
     /// A line for the shell, in place of a command: for $SHELL -c
     #[arg(short = 'c', long = "command", value_name = "LINE")]
     pub(crate) line: Option<OsString>,
-    /// The lock
+    /// The lock. With --slots, --shared or --exclusive, it is another lock than without
     pub(crate) key: String,
     /// The command and its arguments. Options end where it begins
     #[arg(trailing_var_arg = true, value_name = "CMD")]
@@ -367,7 +377,8 @@ fn signal(text: &str) -> Result<i32, String> {
     match found {
         Some((name, number)) if *name != "STOP" => Ok(*number),
         _ => Err(
-            "no signal that ends a process: write TERM, INT, HUP, QUIT, USR1, USR2 or KILL"
+            "no signal that ends a process: write TERM, INT, HUP, QUIT, USR1, USR2 or KILL (the -s of \
+             flock is --shared here)"
                 .to_owned(),
         ),
     }

@@ -121,9 +121,11 @@ pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
         None => outer.all().collect(),
         Some(key) => {
             let message = || format!("no run around this process has taken lock {key:?}");
-            let has = outer.get(&common.prefix, key);
-            let has = has.ok_or_else(|| Failure::new(code::LOST, message()))?;
-            vec![has]
+            let called = outer.called(&common.prefix, key);
+            if called.is_empty() {
+                return Err(Failure::new(code::LOST, message()));
+            }
+            called
         }
     };
     // Each has its prefix, which may be another one.
@@ -131,8 +133,7 @@ pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
     let mut code = code::OK;
     for has in all {
         let holder = locks.named(&has.redis_key).holder()?;
-        let key = has.redis_key.strip_prefix(&*common.prefix);
-        let key = key.unwrap_or(&has.redis_key);
+        let key = has.key(&common.prefix);
         let is_ours = |holder: &Holder| holder.raw == has.token;
         if !outer.is_here(has) && !holder.as_ref().is_some_and(is_ours) {
             let message = format!(

@@ -13,9 +13,11 @@ use crate::exit::{Failure, code};
 use crate::output::tell;
 use crate::run::life::{At, ENDS, Event, Plan};
 use crate::run::line::{Until, now};
+use crate::run::nested::Inner;
 use crate::run::outcome::Failed;
 use crate::run::report::Report;
 use crate::run::taking::{Back, Taken, Taking, Word};
+use crate::run::wanted::Wanted;
 use crate::span;
 use crate::whose;
 
@@ -99,22 +101,9 @@ impl Held {
         Until(self.since + held_for + left.saturating_sub(plan.margin()))
     }
 
-    /// The locks that this run took: key, token, and fence.
-    pub(crate) fn taken(&self) -> impl Iterator<Item = (&str, &str, Option<u64>)> {
-        let taken = self.taken.iter();
-        taken.map(|taken| (&*taken.key, &*taken.token, taken.fence))
-    }
-
-    fn find(&self, key: &str) -> Option<&Taken> {
-        self.taken.iter().find(|taken| taken.key == key)
-    }
-
-    pub(crate) fn token(&self, key: &str) -> Option<&str> {
-        Some(&self.find(key)?.token)
-    }
-
-    pub(crate) fn fence(&self, key: &str) -> Option<u64> {
-        self.find(key)?.fence
+    /// The locks that this run took.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = Inner<'_>> {
+        self.taken.iter().map(Taken::inner)
     }
 
     /// How a lock was lost, if the manager has found out.
@@ -140,6 +129,7 @@ impl Held {
 
 /// The wait for the locks.
 struct Wait {
+    wanted: Wanted,
     /// Since Redis has answered, and since when.
     began: Option<(Weak<LockManager>, Duration)>,
     /// When to say who has the lock. `None` once it is said.
@@ -152,6 +142,7 @@ struct Wait {
 impl Wait {
     fn new(taking: &Taking) -> Wait {
         Wait {
+            wanted: taking.wanted.clone(),
             began: None,
             say_after: say_after(&taking.common, &taking.options),
             answered: Arc::clone(&taking.answered),
@@ -239,8 +230,9 @@ impl Wait {
         let waited = self.waited();
         if self.say_after.is_some_and(|after| after <= waited) {
             self.say_after = None;
+            let (what, has_it) = (self.wanted.shown(&key), self.wanted.has_it());
             let holder = whose::shown(&holder);
-            tell(&format!("waiting for lock {key:?}: {holder} has it"));
+            tell(&format!("waiting for {what}: {holder} {has_it}"));
         }
     }
 }

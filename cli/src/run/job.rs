@@ -59,7 +59,9 @@ impl Job {
         arguments.extend(orders.iter().map(OsStr::new));
         arguments.extend(command.iter().map(|argument| &**argument));
         let mut variables = spawn::environment();
-        variables.remove(OsStr::new("RELATCH_FENCE")); // It may be that of a run around this one.
+        // These may be those of a run around this one.
+        variables.remove(OsStr::new("RELATCH_FENCE"));
+        variables.remove(OsStr::new("RELATCH_SLOT"));
         variables.remove(OsStr::new("RELATCH_REDIS_FILE"));
         let named = environment.iter();
         variables.extend(named.map(|(name, value)| ((*name).into(), value.clone())));

@@ -4,9 +4,9 @@
 //! already; both know no process. [`job`] has the processes, [`guard`] is the one that stays if
 //! this one is killed, [`family`] finds and kills by what [`process`] reads, [`line`] is what the
 //! two say to each other, [`signals`] what others send, and [`spawn`] starts a process as this one
-//! was started. [`taking`] has the locks, and [`held`] is what the first thread knows of them,
-//! [`nested`] those of the runs around this one, [`outcome`] what a run comes to, and [`report`]
-//! what is said of it in the end.
+//! was started. [`taking`] has the locks, in the [`mode`] that was asked for, and [`held`] is what
+//! the first thread knows of them, [`nested`] those of the runs around this one, [`outcome`] what a
+//! run comes to, and [`report`] what is said of it in the end.
 //!
 //! The first thread waits for events and for nothing else: not for Redis, a name server, or who
 //! reads what is said.
@@ -39,6 +39,7 @@ mod held;
 mod job;
 mod life;
 mod line;
+pub(crate) mod mode;
 pub(crate) mod nested;
 mod outcome;
 mod process;
@@ -70,6 +71,7 @@ use crate::run::held::Held;
 use crate::run::job::Job;
 use crate::run::life::{Action, Event, Life};
 use crate::run::line::{Until, now};
+use crate::run::mode::Part;
 use crate::run::nested::Outer;
 use crate::run::outcome::{not_taken, over};
 use crate::run::process::own_group;
@@ -139,16 +141,15 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     };
     let held = match Held::take(taking, &events, report) {
         Ok(held) => held,
-        Err(failed) => return not_taken(common, options, failed, report),
+        Err(failed) => return not_taken(common, options, wanted, failed, report),
     };
     if let Err(error) = signals::listen_for_stops(&handle) {
         held.unlock_unused();
         return without_signals(&error);
     }
-    let key = &wanted.keys[0];
-    let fence = held.fence(key);
-    report.fence = fence.or_else(|| outer.fence(&common.prefix, key).filter(|_| options.fence));
-    let environment = environment(common, wanted, &held, &outer, report.fence);
+    let first = First::of(common, options, wanted, &held, &outer);
+    (report.fence, report.slot) = (first.fence, first.slot);
+    let environment = environment(common, &held, &outer, &first);
     let shares_group = wanted.plan.shares_group;
     let group = if shares_group { own_group() } else { 0 };
     let orders = Orders {
@@ -163,7 +164,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
             held.unlock_unused();
             let message = format!("the guard process cannot be started: {error}");
             let failure = Failure::new(code::SOFTWARE, message);
-            return not_taken(common, options, failure.into(), report);
+            return not_taken(common, options, wanted, failure.into(), report);
         }
     };
     let life = live(job, &held, &events, wanted, options, orders.until);
@@ -184,26 +185,54 @@ fn without_signals(error: &io::Error) -> (Outcome, u8) {
     (Outcome::NotStarted, code::SOFTWARE)
 }
 
+/// What the job is told about the lock that the command line names first.
+struct First {
+    /// The name, or the key of a slot or a gate.
+    key: String,
+    token: String,
+    fence: Option<u64>,
+    slot: Option<u32>,
+}
+
+impl First {
+    /// It is this run's, or that of a run around it.
+    fn of(common: &Common, options: &Run, wanted: &Wanted, held: &Held, outer: &Outer) -> First {
+        let (name, prefix) = (&wanted.keys[0], &common.prefix);
+        let taken = held.taken().find(|taken| taken.name == name);
+        let (key, token, fence, part) = match (taken, outer.get(prefix, name, wanted.mode)) {
+            (Some(taken), _) => (taken.key, taken.token, taken.fence, taken.part),
+            (None, Some(has)) => (has.key(prefix), &*has.token, has.fence, has.part),
+            (None, None) => (&**name, "", None, Part::Whole),
+        };
+        First {
+            key: key.to_owned(),
+            token: token.to_owned(),
+            fence: fence.filter(|_| options.fence),
+            slot: part.slot().filter(|_| options.slots.is_some()),
+        }
+    }
+}
+
 /// What the job's environment has besides this process's.
 fn environment(
     common: &Common,
-    wanted: &Wanted,
     held: &Held,
     outer: &Outer,
-    fence: Option<u64>,
+    first: &First,
 ) -> BTreeMap<&'static str, OsString> {
-    let key = &wanted.keys[0];
-    let token = held.token(key).or_else(|| outer.token(&common.prefix, key));
     let (keys, tokens) = outer.with(&common.prefix, held.taken());
     let mut all = BTreeMap::from([
         ("RELATCH_HELD", OsString::from("1")),
-        ("RELATCH_KEY", key.into()),
+        ("RELATCH_KEY", (&*first.key).into()),
         (keys, tokens.into()),
         ("RELATCH_PREFIX", (&*common.prefix).into()),
-        ("RELATCH_TOKEN", token.unwrap_or_default().into()),
+        ("RELATCH_TOKEN", (&*first.token).into()),
     ]);
-    if let Some(fence) = fence {
+    if let Some(fence) = first.fence {
         all.insert("RELATCH_FENCE", fence.to_string().into());
+    }
+    if let Some(slot) = first.slot {
+        all.insert("RELATCH_SLOT", slot.to_string().into());
     }
     all.extend(connect::for_job(common));
     all

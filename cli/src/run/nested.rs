@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::args::Common;
 use crate::connect;
 use crate::exit::{Failure, code};
+use crate::run::mode::{Mode, Part};
 use crate::run::process::own_session;
 use crate::whose;
 
@@ -30,20 +31,51 @@ pub(crate) struct Outer {
 pub(crate) struct Has {
     /// Its Redis, without the login.
     pub(crate) place: String,
-    /// With the prefix.
+    /// What the command line of the run called it.
+    prefix: String,
+    name: String,
+    /// What the run has of it.
+    pub(crate) part: Part,
+    /// Where that is, with the prefix: the name, or the key of a slot.
     pub(crate) redis_key: String,
     pub(crate) token: String,
     /// With `--fence`.
-    fence: Option<u64>,
+    pub(crate) fence: Option<u64>,
     /// The run keeps the lock for those in this session.
     session: Option<i32>,
 }
 
+/// A lock of the run of this process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inner<'a> {
+    /// What the command line calls it.
+    pub(crate) name: &'a str,
+    pub(crate) part: Part,
+    /// The name, or the key of a slot or a gate.
+    pub(crate) key: &'a str,
+    pub(crate) token: &'a str,
+    pub(crate) fence: Option<u64>,
+}
+
 impl Has {
+    /// Its key, without this prefix if it begins so.
+    pub(crate) fn key(&self, prefix: &str) -> &str {
+        let key = self.redis_key.strip_prefix(prefix);
+        key.unwrap_or(&self.redis_key)
+    }
+
+    /// (With another prefix, the slots of one name may have other keys.)
+    fn is_named(&self, prefix: &str, name: &str) -> bool {
+        (&*self.prefix, &*self.name) == (prefix, name)
+    }
+
     fn read(value: &Value) -> Option<Has> {
         let session = value["session"].as_i64();
         Some(Has {
             place: value["redis"].as_str()?.to_owned(),
+            prefix: value["prefix"].as_str()?.to_owned(),
+            name: value["name"].as_str()?.to_owned(),
+            part: Part::read(&value["part"]),
             redis_key: value["key"].as_str()?.to_owned(),
             token: value["token"].as_str()?.to_owned(),
             fence: value["fence"].as_u64(),
@@ -54,6 +86,9 @@ impl Has {
     fn object(&self) -> Value {
         json!({
             "redis": self.place,
+            "prefix": self.prefix,
+            "name": self.name,
+            "part": self.part.value(),
             "key": self.redis_key,
             "token": self.token,
             "fence": self.fence,
@@ -91,18 +126,26 @@ impl Outer {
     }
 
     /// What a run around this process has got for a key, preferably in this process's Redis.
-    pub(crate) fn get(&self, prefix: &str, key: &str) -> Option<&Has> {
+    pub(crate) fn get(&self, prefix: &str, key: &str, mode: Mode) -> Option<&Has> {
         let redis_key = format!("{prefix}{key}");
-        let locks = self.all().filter(|has| has.redis_key == redis_key);
+        self.find(|has| match mode {
+            Mode::Alone => has.redis_key == redis_key,
+            mode => has.is_named(prefix, key) && has.part.is_enough(mode),
+        })
+    }
+
+    /// All that the runs around this process have got under this name: the lock, slots, what a
+    /// reader or a writer has.
+    pub(crate) fn called(&self, prefix: &str, name: &str) -> Vec<&Has> {
+        let whole = self.get(prefix, name, Mode::Alone);
+        let parts = self.all().filter(|has| has.part != Part::Whole);
+        let parts = parts.filter(|has| has.is_named(prefix, name));
+        whole.into_iter().chain(parts).collect()
+    }
+
+    fn find(&self, fits: impl Fn(&Has) -> bool) -> Option<&Has> {
+        let locks = self.all().filter(|has| fits(has));
         locks.max_by_key(|has| self.is_here(has))
-    }
-
-    pub(crate) fn token(&self, prefix: &str, key: &str) -> Option<&str> {
-        self.get(prefix, key).map(|has| &*has.token)
-    }
-
-    pub(crate) fn fence(&self, prefix: &str, key: &str) -> Option<u64> {
-        self.get(prefix, key)?.fence
     }
 
     /// Whether a run around this process has the lock, and keeps it as long as this process lives.
@@ -110,17 +153,19 @@ impl Outer {
     /// any time, and the command would run on beside the next holder.
     ///
     /// An error if that run has lost the lock: the job around this process is about to end, and
-    /// takes nothing anew.
+    /// takes nothing anew. An error, too, if this process would wait for that run.
     pub(crate) fn has(
         &self,
         locks: &LockManager,
         prefix: &str,
         key: &str,
+        mode: Mode,
     ) -> Result<bool, Failure> {
-        let has = self.get(prefix, key);
+        let has = self.get(prefix, key, mode);
         let Some(has) = has.filter(|has| has.session == own_session()) else {
-            return Ok(false);
+            return self.lets_in(prefix, key, mode).map(|()| false);
         };
+        let key = has.key(prefix);
         let holder = locks.named(key).holder()?;
         let is_ours = |holder: &Holder| holder.raw == has.token;
         if holder.as_ref().is_some_and(is_ours) {
@@ -134,18 +179,38 @@ impl Outer {
         Err(Failure::new(code::LOST, message))
     }
 
-    /// The variable for a job that has these locks, too: key, token, and fence.
+    /// An error if a run around this process reads, or has a slot, and this one is to write: it
+    /// would wait for ever. (In another session, it may outlive that run.)
+    fn lets_in(&self, prefix: &str, key: &str, mode: Mode) -> Result<(), Failure> {
+        let keeps_out = |has: &Has| {
+            let is_of_lock = has.is_named(prefix, key) && has.part.keeps_writers_out();
+            is_of_lock && self.is_here(has) && has.session == own_session()
+        };
+        if mode != Mode::Exclusive || self.find(keeps_out).is_none() {
+            return Ok(());
+        }
+        let message = format!(
+            "a run around this one has lock {key:?} with --shared or --slots: {mode} would wait \
+             for it for ever"
+        );
+        Err(Failure::new(code::USAGE, message))
+    }
+
+    /// The variable for a job that has these locks, too.
     pub(crate) fn with<'a>(
         &self,
         prefix: &str,
-        inner: impl Iterator<Item = (&'a str, &'a str, Option<u64>)>,
+        inner: impl Iterator<Item = Inner<'a>>,
     ) -> (&'static str, String) {
         let taken: Vec<_> = inner
-            .map(|(key, token, fence)| Has {
+            .map(|inner| Has {
                 place: self.place.clone(),
-                redis_key: format!("{prefix}{key}"),
-                token: token.to_owned(),
-                fence,
+                prefix: prefix.to_owned(),
+                name: inner.name.to_owned(),
+                part: inner.part,
+                redis_key: format!("{prefix}{}", inner.key),
+                token: inner.token.to_owned(),
+                fence: inner.fence,
                 session: own_session(),
             })
             .collect();
@@ -168,20 +233,40 @@ mod tests {
         Outer::read(place.to_owned(), text)
     }
 
+    fn inner<'a>(key: &'a str, token: &'a str, fence: Option<u64>) -> Inner<'a> {
+        let (name, part) = (key, Part::Whole);
+        Inner {
+            name,
+            part,
+            key,
+            token,
+            fence,
+        }
+    }
+
+    fn with(outer: &Outer, inner: Inner<'_>) -> String {
+        outer.with("p:", [inner].into_iter()).1
+    }
+
+    fn token<'a>(outer: &'a Outer, prefix: &str, key: &str, mode: Mode) -> Option<&'a str> {
+        Some(&outer.get(prefix, key, mode)?.token)
+    }
+
     #[test]
     fn an_inner_run_reads_what_the_outer_one_wrote() {
         let odd = "a b\n\"";
-        let (_, text) = read("here", "").with("p:", [(odd, "one", Some(7))].into_iter());
+        let text = with(&read("here", ""), inner(odd, "one", Some(7)));
         let outer = read("here", &text);
-        assert_eq!(outer.token("p:", odd), Some("one"));
-        assert_eq!(outer.token("", odd), None);
-        assert_eq!(outer.fence("p:", odd), Some(7));
+        assert_eq!(token(&outer, "p:", odd, Mode::Alone), Some("one"));
+        assert_eq!(token(&outer, "", odd, Mode::Alone), None);
+        assert_eq!(outer.get("p:", odd, Mode::Alone).unwrap().fence, Some(7));
         assert!(outer.locks.iter().all(|has| has.session == own_session()));
-        let (_, both) = outer.with("p:", [("c", "two", None)].into_iter());
+        let both = with(&outer, inner("c", "two", None));
         assert_eq!(read("here", &both).locks.len(), 2);
-        let (_, anew) = outer.with("p:", [(odd, "two", None)].into_iter());
+        let anew = with(&outer, inner(odd, "two", None));
         let anew = read("here", &anew);
-        assert_eq!((anew.locks.len(), anew.token("p:", odd)), (1, Some("two")));
+        assert_eq!(anew.locks.len(), 1);
+        assert_eq!(token(&anew, "p:", odd, Mode::Alone), Some("two"));
         for nonsense in ["nightly", "{}", "[{}, 1]"] {
             assert!(read("here", nonsense).locks.is_empty(), "{nonsense}");
         }
@@ -189,10 +274,31 @@ mod tests {
 
     #[test]
     fn the_same_key_in_another_redis_is_another_lock() {
-        let (_, text) = read("here", "").with("p:", [("a", "one", None)].into_iter());
-        let there = read("there", &text);
-        let (_, both) = there.with("p:", [("a", "two", None)].into_iter());
-        assert_eq!(read("here", &both).token("p:", "a"), Some("one"));
-        assert_eq!(read("there", &both).token("p:", "a"), Some("two"));
+        let there = read("there", &with(&read("here", ""), inner("a", "one", None)));
+        let both = with(&there, inner("a", "two", None));
+        for (place, expected) in [("here", "one"), ("there", "two")] {
+            let outer = read(place, &both);
+            assert_eq!(token(&outer, "p:", "a", Mode::Alone), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_slot_has_the_name_of_its_set_and_a_key_of_its_own() {
+        let slot = Inner {
+            name: "a",
+            part: Part::Slot(2),
+            ..inner("{a}#2", "one", None)
+        };
+        let outer = read("here", &with(&read("here", ""), slot));
+        assert_eq!(token(&outer, "p:", "a", Mode::Slots(2)), Some("one"));
+        assert_eq!(token(&outer, "p:", "{a}#2", Mode::Alone), Some("one"));
+        assert_eq!(token(&outer, "p:", "a", Mode::Alone), None);
+        assert_eq!(token(&outer, "p:", "a", Mode::Slots(1)), None);
+        assert_eq!(token(&outer, "", "p:a", Mode::Slots(2)), None);
+        let called = |name| outer.called("p:", name).len();
+        assert_eq!(["a", "{a}#2", "b"].map(called), [1, 1, 0]);
+        let lets_in = |mode| outer.lets_in("p:", "a", mode).is_ok();
+        let modes = [Mode::Alone, Mode::Slots(1), Mode::Shared, Mode::Exclusive];
+        assert_eq!(modes.map(lets_in), [true, true, true, false]);
     }
 }

@@ -56,6 +56,7 @@ impl From<Failure> for Failed {
 pub(crate) fn not_taken(
     common: &Common,
     options: &Run,
+    wanted: &Wanted,
     failed: Failed,
     report: &mut Report,
 ) -> (Outcome, u8) {
@@ -77,12 +78,12 @@ pub(crate) fn not_taken(
                     let (message, advice) = if options.nonblock {
                         let advice =
                             ". --wait in place of -n waits, and -x takes busy for no failure";
-                        (is_busy(&key, "", holder.as_deref()), advice)
+                        (is_busy(wanted, &key, "", holder.as_deref()), advice)
                     } else {
                         let advice =
                             ": a longer --wait is more patient, and -x takes busy for no failure";
                         let after = format!(" after {}", span::show(waited));
-                        (is_busy(&key, &after, holder.as_deref()), advice)
+                        (is_busy(wanted, &key, &after, holder.as_deref()), advice)
                     };
                     report.holder = holder.map(|holder| *holder);
                     return busy(common, options, message, advice, report);
@@ -123,11 +124,11 @@ fn busy(
 }
 
 /// What is said of a lock that another has.
-fn is_busy(key: &str, after: &str, holder: Option<&Holder>) -> String {
+fn is_busy(wanted: &Wanted, key: &str, after: &str, holder: Option<&Holder>) -> String {
     let has_it = holder.map_or_else(String::new, |holder| {
-        format!(": {} has it", whose::shown(holder))
+        format!(": {} {}", whose::shown(holder), wanted.has_it())
     });
-    format!("lock {key:?} is busy{after}{has_it}")
+    format!("{} is busy{after}{has_it}", wanted.shown(key))
 }
 
 /// The outcome if a signal has ended the wait.
@@ -203,13 +204,11 @@ pub(crate) fn over(
         _ => None,
     };
     if let Some(why) = why {
-        let keys = report.keys.join(", ");
+        let lock = wanted.shown(&report.keys.join(", "));
         let doubt = given_back.ok().flatten();
         let doubt = doubt.map_or_else(String::new, |doubt| format!(" ({doubt})"));
         let cause = cause.unwrap_or_else(|| format!("{why}{doubt}"));
-        tell(&format!(
-            "lock {keys:?} was lost while the job ran: {cause}"
-        ));
+        tell(&format!("{lock} was lost while the job ran: {cause}"));
         report.cause = Some(cause);
         return (Outcome::Lost, code::LOST);
     }

@@ -51,6 +51,8 @@ pub(crate) struct Report {
     pub(crate) waited: Duration,
     pub(crate) held: Duration,
     pub(crate) fence: Option<u64>,
+    /// With `--slots`.
+    pub(crate) slot: Option<u32>,
     /// Who had the lock, if it was busy.
     pub(crate) holder: Option<Holder>,
     /// How the lock was lost, or why it was not taken.
@@ -79,6 +81,7 @@ impl Report {
             "waited_ms": millis(self.waited),
             "held_ms": millis(self.held),
             "fence": self.fence,
+            "slot": self.slot,
             "holder": self.holder.as_ref().map(json::holder),
             "cause": self.cause,
             "host": &*owner.host,

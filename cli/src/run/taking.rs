@@ -5,11 +5,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Once, OnceLock, Weak};
 use std::thread;
 use std::time::Duration;
 
-use relatch::{Error, LockGuard, LockManager, LockWatch, MultiLockGuard, StopHandle};
+use relatch::{
+    Error, Holder, Lock, LockGuard, LockManager, LockWatch, MultiLockGuard, StopHandle, Unlocked,
+};
 
 use crate::args::{Common, OnLost, Run};
 use crate::connect;
@@ -17,12 +19,17 @@ use crate::exit::{Failure, code};
 use crate::output::tell;
 use crate::run::life::Event;
 use crate::run::line::now;
-use crate::run::nested::Outer;
+use crate::run::mode::{Mode, Part};
+use crate::run::nested::{Inner, Outer};
 use crate::run::outcome::Failed;
 use crate::run::wanted::Wanted;
+use crate::whose;
 
 /// From one attempt of `--connect-within` to the next.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// The look at other locks of the same name. `--connect-within` may begin again and again.
+static WARNED: Once = Once::new();
 
 /// What the thread says.
 pub(crate) enum Word {
@@ -35,10 +42,26 @@ pub(crate) enum Word {
 
 /// A lock that this run took.
 pub(crate) struct Taken {
+    /// What the command line calls it.
+    pub(crate) name: String,
+    pub(crate) part: Part,
+    /// The name, or the key of a slot or a gate.
     pub(crate) key: String,
     pub(crate) token: String,
     pub(crate) fence: Option<u64>,
     pub(crate) watch: LockWatch,
+}
+
+impl Taken {
+    pub(crate) fn inner(&self) -> Inner<'_> {
+        Inner {
+            name: &self.name,
+            part: self.part,
+            key: &self.key,
+            token: &self.token,
+            fence: self.fence,
+        }
+    }
 }
 
 /// How the locks are given back.
@@ -72,7 +95,7 @@ impl Taking {
             Ok(guards) => guards,
             Err(failed) => return self.say(words, Word::Taken(Err(failed))),
         };
-        self.say(words, Word::Taken(Ok(guards.taken())));
+        self.say(words, Word::Taken(Ok(guards.taken(&self.wanted))));
         // If the first thread waits no longer, no job has used the locks.
         let back = orders.recv().unwrap_or(Back::Unused);
         self.say(words, Word::GivenBack(guards.give(back)));
@@ -106,6 +129,35 @@ impl Taking {
 
     /// Takes the locks: all, or none. Those that a run around this process has are there already.
     fn attempt(&self, words: &Sender<Word>) -> Result<Guards, Failed> {
+        let locks = Arc::new(self.manager()?);
+        let missing = self.missing(&locks)?;
+        let Some(name) = missing.first() else {
+            return Ok(Guards::default());
+        };
+        let lock = self.wanted.mode.lock(&locks, name);
+        if lock.is_some() && !self.common.quiet {
+            WARNED.call_once(|| self.warn(&locks, name));
+        }
+        self.say(words, Word::Waits(Arc::downgrade(&locks)));
+        if let Some(lock) = lock {
+            let guard = self.patiently(|left| self.set(lock.clone(), left).lock())?;
+            let (all, each) = (None, vec![guard]);
+            return Ok(Guards { all, each });
+        }
+        let several = locks.several(&missing);
+        let options = |left| several.clone().options(|lock| self.set(lock, left));
+        let all = Some(self.patiently(|left| options(left).lock())?);
+        let each = missing.iter().map(|key| {
+            let lost = || format!("lock {key:?} was lost before the job was started");
+            let held = locks.named(key).current();
+            held.ok_or_else(|| Failure::new(code::LOST, lost()))
+        });
+        let each = each.collect::<Result<_, _>>()?;
+        Ok(Guards { all, each })
+    }
+
+    /// The locks that no run around this process has.
+    fn missing(&self, locks: &LockManager) -> Result<Vec<&str>, Failed> {
         let Taking {
             common,
             options,
@@ -113,15 +165,15 @@ impl Taking {
             outer,
             ..
         } = self;
-        let locks = Arc::new(self.manager()?);
         let mut missing = Vec::new();
         for key in &wanted.keys {
-            if !outer.has(&locks, &common.prefix, key)? {
+            let outer_fence = || outer.get(&common.prefix, key, wanted.mode)?.fence;
+            if !outer.has(locks, &common.prefix, key, wanted.mode)? {
                 missing.push(&**key);
             } else if options.no_reentry {
                 let message = format!("lock {key:?} is held by a run around this one");
                 return Err(Failed::Busy(message));
-            } else if options.fence && outer.fence(&common.prefix, key).is_none() {
+            } else if options.fence && outer_fence().is_none() {
                 let message =
                     format!("lock {key:?} is held by a run around this one, without --fence");
                 return Err(Failure::new(code::USAGE, message).into());
@@ -133,18 +185,31 @@ impl Taking {
         if missing.is_empty() && has_wishes && !common.quiet {
             tell("--lease, --at-least and --on-lost are those of the run around this one");
         }
-        let mut all = None;
-        if !missing.is_empty() {
-            self.say(words, Word::Waits(Arc::downgrade(&locks)));
-            all = Some(self.lock(&locks, &missing)?);
+        Ok(missing)
+    }
+
+    /// Says if somebody has another lock of the same name now, which keeps nobody out here: the
+    /// plain one or, if this run wants a slot, that of a writer. Costs a question for each. What
+    /// cannot be asked is none of this run's business: the user may lack the right to that key.
+    fn warn(&self, locks: &LockManager, name: &str) {
+        let mode = self.wanted.mode;
+        let mut others = vec![(locks.named(name), format!("without {}", mode.option()))];
+        if let Mode::Slots(_) = mode {
+            let gate = Mode::Exclusive.lock(locks, name);
+            others.extend(gate.map(|gate| (gate, "with --exclusive".to_owned())));
         }
-        let each = missing.iter().map(|key| {
-            let lost = || format!("lock {key:?} was lost before the job was started");
-            let held = locks.named(key).current();
-            held.ok_or_else(|| Failure::new(code::LOST, lost()))
-        });
-        let each = each.collect::<Result<_, _>>()?;
-        Ok(Guards { all, each })
+        for (lock, how) in others {
+            // (What the runs around this one have is meant.)
+            let is_meant = |holder: &Holder| self.outer.all().any(|has| has.token == holder.raw);
+            let holder = lock.holder().ok().flatten();
+            if let Some(holder) = holder.filter(|holder| !is_meant(holder)) {
+                let by = whose::shown(&holder);
+                tell(&format!(
+                    "warning: {by} has lock {name:?} {how}: that is another lock, and does not \
+                     keep this run out"
+                ));
+            }
+        }
     }
 
     /// Makes the manager, and asks Redis whether it is there: a wrong address in a
@@ -159,28 +224,28 @@ impl Taking {
         Ok(builder.build()?)
     }
 
+    /// A lock with the options of this run, for which it waits for so long.
+    fn set(&self, lock: Lock, left: Option<Duration>) -> Lock {
+        let wanted = &self.wanted;
+        lock.lease(wanted.plan.lease)
+            .fenced(wanted.fenced)
+            .keep_at_least(wanted.at_least)
+            .stopped_by(&self.stop)
+            .wait(left)
+    }
+
     /// Waits for the locks. The library gives up after an outage of 10 s. Here `--wait` decides,
     /// once Redis has said that somebody has a lock: until then, the address may be wrong.
-    fn lock(&self, locks: &LockManager, keys: &[&str]) -> Result<MultiLockGuard, Error> {
-        let Wanted {
-            plan,
-            wait,
-            at_least,
-            fenced,
-            ..
-        } = &self.wanted;
+    fn patiently<T>(
+        &self,
+        lock: impl Fn(Option<Duration>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let wait = self.wanted.wait;
         let began = now();
         let mut is_told = self.common.quiet;
         loop {
             let left = wait.map(|wait| wait.saturating_sub(now().saturating_sub(began)));
-            let several = locks.several(keys).options(|lock| {
-                lock.lease(plan.lease)
-                    .fenced(*fenced)
-                    .keep_at_least(*at_least)
-                    .stopped_by(&self.stop)
-                    .wait(left)
-            });
-            match several.lock() {
+            match lock(left) {
                 Err(error @ Error::Unavailable { .. })
                     if self.is_answered() && left != Some(Duration::ZERO) =>
                 {
@@ -199,17 +264,25 @@ impl Taking {
     }
 }
 
+/// There are none if the runs around this one have all locks.
+#[derive(Default)]
 struct Guards {
-    /// `None` if the runs around this one have all of them.
+    /// `None` for a slot, a reader or a writer.
     all: Option<MultiLockGuard>,
-    /// One more guard of each, for its token.
+    /// A guard of each, for its token.
     each: Vec<LockGuard>,
 }
 
 impl Guards {
-    fn taken(&self) -> Vec<Taken> {
+    fn taken(&self, wanted: &Wanted) -> Vec<Taken> {
         let each = self.each.iter();
+        let name = |guard: &LockGuard| match wanted.mode {
+            Mode::Alone => guard.key().to_owned(),
+            _ => wanted.keys[0].clone(),
+        };
         each.map(|guard| Taken {
+            name: name(guard),
+            part: wanted.mode.part(guard.slot()),
             key: guard.key().to_owned(),
             token: guard.token().to_owned(),
             fence: guard.fence(),
@@ -221,15 +294,21 @@ impl Guards {
     fn give(self, back: Back) -> Result<(), Error> {
         match back {
             Back::Kept => {
-                drop(self.each);
-                self.all.map_or(Ok(()), MultiLockGuard::unlock)
+                let each = give_each(self.each, LockGuard::unlock);
+                self.all.map_or(each, MultiLockGuard::unlock)
             }
             Back::Unused => {
                 drop(self.all);
-                let each = self.each.into_iter();
-                each.map(|guard| guard.unlock_now().map(drop))
-                    .fold(Ok(()), Result::and)
+                give_each(self.each, LockGuard::unlock_now)
             }
         }
     }
+}
+
+fn give_each(
+    guards: Vec<LockGuard>,
+    give: impl Fn(LockGuard) -> Result<Unlocked, Error>,
+) -> Result<(), Error> {
+    let given = guards.into_iter().map(|guard| give(guard).map(drop));
+    given.fold(Ok(()), Result::and)
 }

@@ -11,6 +11,7 @@ use rustix::process::{Pid, getpid};
 use crate::args::{OnLost, Run};
 use crate::exit::{Failure, code};
 use crate::run::life::Plan;
+use crate::run::mode::Mode;
 use crate::run::process::{own_group, own_session};
 use crate::span;
 
@@ -27,6 +28,8 @@ const USUAL_KILL_AFTER: Duration = Duration::from_secs(5);
 pub(crate) struct Wanted {
     /// The first is the one that the command line names first.
     pub(crate) keys: Vec<String>,
+    /// How they are locked. There is one key, unless each is locked alone.
+    pub(crate) mode: Mode,
     pub(crate) command: Vec<OsString>,
     pub(crate) plan: Plan,
     /// `None`: for ever.
@@ -61,6 +64,7 @@ impl Wanted {
             options.foreground || io::stdin().is_terminal() || File::open("/dev/tty").is_ok();
         Ok(Wanted {
             keys,
+            mode: Mode::of(options),
             command: command(options)?,
             plan: Plan {
                 lease,
@@ -78,6 +82,24 @@ impl Wanted {
             at_least,
             fenced: options.fence,
         })
+    }
+}
+
+impl Wanted {
+    /// A lock for people. The library has names of its own for slots and their gate.
+    pub(crate) fn shown(&self, key: &str) -> String {
+        match self.mode {
+            Mode::Alone => format!("lock {key:?}"),
+            mode => format!("lock {:?} ({mode})", self.keys[0]),
+        }
+    }
+
+    /// What a holder has who keeps this run waiting.
+    pub(crate) fn has_it(&self) -> &'static str {
+        match self.mode {
+            Mode::Slots(2..) => "has a slot",
+            _ => "has it",
+        }
     }
 }
 

@@ -100,6 +100,18 @@ fn a_writer_waits_for_the_readers_that_are_there_and_for_no_other() {
                 cache.try_with_read(|| {}).expect("asks").is_none(),
                 "the gate is shut"
             );
+            let reader_is_named = || {
+                let waiting = writes.waiting();
+                let writer = waiting.iter().find(|it| it.key.starts_with("{a}#"));
+                let holder = writer.and_then(|it| it.holder.as_ref());
+                let tokens = (1..=2).filter_map(|it| rig.server.get(&format!("lock:{{a}}#{it}")));
+                holder.is_some_and(|it| tokens.into_iter().any(|token| it.raw == *token))
+            };
+            eventually(
+                SOON,
+                "it is said for whom the writer waits",
+                reader_is_named,
+            );
             let reader = scope.spawn(|| cache.with_read(Instant::now).expect("reads"));
             eventually(LONG, "the slots and the gate are tracked", || {
                 rig.server.tracked_keys() >= 3
