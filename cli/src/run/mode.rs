@@ -7,8 +7,7 @@ use serde_json::Value;
 
 use crate::args::Run;
 
-/// The most readers at a time: as many as the library has. A program that shares the lock with this
-/// command has to tell `read_write` the same number.
+/// The most readers at a time: as many as the library has.
 const READERS: usize = 64;
 
 /// What the command line asks for.
