@@ -255,20 +255,27 @@ impl Credentials {
     /// The program's function runs on a thread of its own: it may be a thread that renews leases
     /// that opens a connection, or a drop.
     fn get(&self, deadline: Moment) -> Result<(Option<String>, String), Failure> {
-        let ask = match self {
+        let asked = match self {
             Credentials::Fixed(Login { username, password }) => {
                 return Ok((username.clone(), password.clone()));
             }
-            Credentials::Asked(ask) => Arc::clone(ask),
+            Credentials::Asked(asked) => asked,
         };
         let failed =
             |what| Failure::not_sent(format!("the function that returns the credentials {what}"));
-        while Arc::strong_count(&ask) > MOST_ASKED {
+        let ask = loop {
+            // Those that wait have no reference: if they had, enough of them would wait for each
+            // other.
+            let ask = Arc::clone(asked);
+            if Arc::strong_count(&ask) <= MOST_ASKED {
+                break ask;
+            }
+            drop(ask);
             if deadline <= Moment::now() {
                 return Err(failed("has not returned too often"));
             }
             thread::sleep(Duration::from_millis(1));
-        }
+        };
         let (tell, told) = mpsc::channel();
         let thread = thread::Builder::new().name("relatch-login".to_owned());
         let asks = thread.spawn(move || tell.send(ask()));
