@@ -390,6 +390,84 @@ mod tests {
         );
     }
 
+    #[test]
+    fn the_slots_of_a_set_have_one_place_and_the_set_is_no_key() {
+        for (prefix, name, set, first) in [
+            ("lock:", "mail", "{mail}#1-3", "lock:{mail}#1"),
+            ("lock:", "{shop}mail", "{shop}mail#1-3", "lock:{shop}mail#1"),
+            ("{shop}:", "mail", "mail#1-3", "{shop}:mail#1"),
+            ("lock:", "#{x}", "#{x}#1-3", "lock:#{x}#1"),
+        ] {
+            let slots = UncheckedKey::of_slots(prefix, name, 3);
+            let key = Key::new(prefix, Name::Of(&slots)).unwrap();
+            assert_eq!((&**key.name(), key.places()[0]), (set, first));
+            let tags: Vec<_> = key
+                .places()
+                .iter()
+                .map(|it| hash_tag(it.as_bytes()))
+                .collect();
+            assert!(
+                tags[0].is_some() && tags.iter().all(|it| *it == tags[0]),
+                "{tags:?}"
+            );
+            assert!(!key.places().contains(&key.in_redis()) && key.counter().is_err());
+            for (number, place) in (1..).zip(key.places()) {
+                assert_eq!(stem_of(place.as_bytes()), Some(key.in_redis().as_bytes()));
+                assert_eq!(key.slots()[usize::from(number) - 1].slot(), Some(number));
+            }
+        }
+        for (key, stem) in [
+            ("a#65", None),
+            ("a", None),
+            ("a#", None),
+            ("a#x", None),
+            ("a#0", Some("a#")),
+        ] {
+            assert_eq!(stem_of(key.as_bytes()), stem.map(str::as_bytes), "{key}");
+        }
+    }
+
+    #[test]
+    fn slots_that_cannot_be_are_refused_by_their_number_or_name() {
+        let refused = |name: &str, count| {
+            let slots = UncheckedKey::of_slots("lock:", name, count);
+            Key::new("lock:", Name::Of(&slots)).map(|_| ())
+        };
+        for (name, count) in [("mail", 0), ("mail", 65), ("}x", 3)] {
+            let is_it = matches!(
+                refused(name, count),
+                Err(Error::InvalidOption {
+                    option: "slots",
+                    ..
+                })
+            );
+            assert!(is_it, "{name} and {count}");
+        }
+        assert!(matches!(
+            refused("", 3),
+            Err(Error::InvalidKey { length: 0, .. })
+        ));
+        assert!(refused("mail", 64).is_ok() && refused("mail", 1).is_ok());
+    }
+
+    /// A writer waits for all readers, and knows its gate from a lock of that name.
+    #[test]
+    fn a_gate_is_that_of_all_readers() {
+        let [read, write] = UncheckedKey::of_read_write("lock:", "cfg", 2).map(|it| it.key);
+        assert_eq!((read.places().len(), &**read.name()), (2, "{cfg}#0-2"));
+        let readers = write.readers().unwrap();
+        assert_eq!(readers.places().len(), usize::from(MOST_SLOTS));
+        assert_eq!(read.gate().map(Key::in_redis), Some(write.in_redis()));
+        assert_eq!(readers.gate().map(Key::in_redis), Some("lock:{cfg}#0"));
+        let plain = |name| UncheckedKey::new("lock:", name).key;
+        assert!(write.admits(&write) && !write.admits(&plain("{cfg}#0")));
+        assert!(read.admits(&read.slots()[0]) && !read.admits(&plain("{cfg}#1")));
+        let of_slots = UncheckedKey::of_slots("lock:", "cfg", 2).key;
+        assert!(!read.admits(&of_slots.slots()[0]) && of_slots.admits(&read.slots()[0]));
+        assert_eq!(read.slots()[1].other_side(), ["{cfg}#0"]);
+        assert_eq!(write.other_side().len(), usize::from(MOST_SLOTS));
+    }
+
     fn counter(prefix: &str, name: &str) -> Option<String> {
         match Key::new(prefix, name).unwrap().counter() {
             Ok(counter) => Some(counter),
