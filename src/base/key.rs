@@ -60,12 +60,12 @@ impl<'a> From<&'a str> for Name<'a> {
 pub(crate) struct Key {
     name: Arc<str>,
     in_redis: Arc<str>,
-    part: Part,
+    kind: KeyKind,
 }
 
-/// What the lock is a part of.
+/// What a key is.
 #[derive(Clone, Debug)]
-enum Part {
+enum KeyKind {
     /// Nothing: it is a lock of its own.
     Lock,
     /// It is the slot with this number. The first has the number 1.
@@ -103,7 +103,7 @@ impl UncheckedKey {
         let key = Key {
             in_redis: [prefix, name].concat().into(),
             name: name.into(),
-            part: Part::Lock,
+            kind: KeyKind::Lock,
         };
         let invalid = None;
         UncheckedKey { key, invalid }
@@ -115,15 +115,15 @@ impl UncheckedKey {
     pub(crate) fn of_slots(prefix: &str, name: &str, count: usize) -> UncheckedKey {
         let stem = Stem::new(prefix, name);
         let set = stem.set(count, false);
-        Stem::unchecked(stem.key(Part::AnyOf(set), &format!("1-{count}")), count)
+        Stem::unchecked(stem.key(KeyKind::AnyOf(set), &format!("1-{count}")), count)
     }
 
     /// The keys for readers and for writers: a set of slots, `{cfg}#0-32`, and their gate,
     /// `{cfg}#0`. A writer knows nothing of how many readers there may be.
     pub(crate) fn of_read_write(prefix: &str, name: &str, readers: usize) -> [UncheckedKey; 2] {
         let stem = Stem::new(prefix, name);
-        let any = Part::AnyOf(stem.set(readers, true));
-        let gate = Part::GateOf(stem.set(MOST_SLOTS.into(), true));
+        let any = KeyKind::AnyOf(stem.set(readers, true));
+        let gate = KeyKind::GateOf(stem.set(MOST_SLOTS.into(), true));
         let keys = [stem.key(any, &format!("0-{readers}")), stem.key(gate, "0")];
         keys.map(|key| Stem::unchecked(key, readers))
     }
@@ -149,25 +149,25 @@ impl Stem<'_> {
     }
 
     /// A slot or a gate is a key in Redis. What stands for slots has their stem in place of one.
-    fn key(&self, part: Part, end: &str) -> Key {
+    fn key(&self, kind: KeyKind, end: &str) -> Key {
         let name = [&self.name, end].concat();
-        let in_redis = match part {
-            Part::AnyOf(_) => [self.prefix, &self.name].concat(),
+        let in_redis = match kind {
+            KeyKind::AnyOf(_) => [self.prefix, &self.name].concat(),
             _ => [self.prefix, &name].concat(),
         };
         Key {
             name: name.into(),
             in_redis: in_redis.into(),
-            part,
+            kind,
         }
     }
 
     fn set(&self, count: usize, is_gated: bool) -> Arc<Set> {
         let most = u8::try_from(count).map_or(MOST_SLOTS, |count| count.min(MOST_SLOTS));
-        let slot = |number: u8| self.key(Part::Slot { number, is_gated }, &number.to_string());
+        let slot = |number: u8| self.key(KeyKind::Slot { number, is_gated }, &number.to_string());
         Arc::new(Set {
             slots: (1..=most).map(slot).collect(),
-            gate: is_gated.then(|| self.key(Part::Lock, "0")),
+            gate: is_gated.then(|| self.key(KeyKind::Lock, "0")),
         })
     }
 
@@ -226,41 +226,50 @@ impl Key {
 
     /// True if the program gave no name to these slots.
     fn is_unnamed(&self) -> bool {
-        !matches!(self.part, Part::Lock) && self.name.rfind('#') == Some(0)
+        !matches!(self.kind, KeyKind::Lock) && self.name.rfind('#') == Some(0)
     }
 
     /// The slots, if this stands for slots.
     pub(crate) fn slots(&self) -> &[Key] {
-        match &self.part {
-            Part::AnyOf(set) | Part::NoneOf(set) => &set.slots,
-            Part::Lock | Part::Slot { .. } | Part::GateOf(_) => &[],
+        match &self.kind {
+            KeyKind::AnyOf(set) | KeyKind::NoneOf(set) => &set.slots,
+            KeyKind::Lock | KeyKind::Slot { .. } | KeyKind::GateOf(_) => &[],
         }
     }
 
     /// The gate of the slots, if this stands for slots with a gate.
     pub(crate) fn gate(&self) -> Option<&Key> {
-        match &self.part {
-            Part::AnyOf(set) | Part::NoneOf(set) => set.gate.as_ref(),
-            Part::Lock | Part::Slot { .. } | Part::GateOf(_) => None,
+        match &self.kind {
+            KeyKind::AnyOf(set) | KeyKind::NoneOf(set) => set.gate.as_ref(),
+            KeyKind::Lock | KeyKind::Slot { .. } | KeyKind::GateOf(_) => None,
         }
     }
 
     /// The key of the wait until all slots behind this gate are free.
     pub(crate) fn readers(&self) -> Option<Key> {
-        let Part::GateOf(set) = &self.part else {
+        let KeyKind::GateOf(set) = &self.kind else {
             return None;
         };
         Some(Key {
             name: [&*self.name, " readers"].concat().into(),
             in_redis: self.in_redis.trim_end_matches('0').into(),
-            part: Part::NoneOf(Arc::clone(set)),
+            kind: KeyKind::NoneOf(Arc::clone(set)),
         })
+    }
+
+    /// True if a wait for slots ends no sooner than this hold of the waiting thread itself.
+    pub(crate) fn waits_for(&self, held: &Key) -> bool {
+        match &self.kind {
+            KeyKind::AnyOf(set) => set.gate.as_ref().is_some_and(|gate| gate.name == held.name),
+            KeyKind::NoneOf(_) => true,
+            KeyKind::Lock | KeyKind::Slot { .. } | KeyKind::GateOf(_) => false,
+        }
     }
 
     /// The number of the slot, if this is one.
     pub(crate) fn slot(&self) -> Option<u8> {
-        match self.part {
-            Part::Slot { number, .. } => Some(number),
+        match self.kind {
+            KeyKind::Slot { number, .. } => Some(number),
             _ => None,
         }
     }
@@ -269,10 +278,10 @@ impl Key {
     /// the same name that was taken as a plain lock has passed no gate, and has waited for no
     /// reader.)
     pub(crate) fn admits(&self, held: &Key) -> bool {
-        match (&self.part, &held.part) {
-            (Part::GateOf(_), held) => matches!(held, Part::GateOf(_)),
-            (Part::AnyOf(set), held) if set.gate.is_some() => {
-                matches!(held, Part::Slot { is_gated: true, .. })
+        match (&self.kind, &held.kind) {
+            (KeyKind::GateOf(_), held) => matches!(held, KeyKind::GateOf(_)),
+            (KeyKind::AnyOf(set), held) if set.gate.is_some() => {
+                matches!(held, KeyKind::Slot { is_gated: true, .. })
             }
             _ => true,
         }
@@ -280,9 +289,9 @@ impl Key {
 
     /// The names under which a thread may hold the other side of this read-write lock.
     pub(crate) fn other_side(&self) -> Vec<String> {
-        match &self.part {
-            Part::GateOf(set) => set.slots.iter().map(|it| it.name.to_string()).collect(),
-            Part::Slot { is_gated: true, .. } => {
+        match &self.kind {
+            KeyKind::GateOf(set) => set.slots.iter().map(|it| it.name.to_string()).collect(),
+            KeyKind::Slot { is_gated: true, .. } => {
                 let stem = self.name.trim_end_matches(|it: char| it.is_ascii_digit());
                 vec![[stem, "0"].concat()]
             }

@@ -368,6 +368,24 @@ pub(crate) fn write_as_told() {
     thread::sleep(MINUTE);
 }
 
+#[test]
+fn a_thread_that_has_the_other_side_through_another_manager_does_not_wait_for_itself() {
+    let server = Server::start();
+    let [one, other] = [(); 2].map(|()| connect(&server).read_write("a", 3));
+    let refused = |result: Result<(), Error>| {
+        let error = result.expect_err("it waits for itself");
+        assert!(matches!(error, Error::WouldDeadlock { .. }), "{error:?}");
+    };
+    one.with_write(|| refused(other.with_read(|| {})))
+        .expect("writes");
+    one.with_read(|| refused(other.with_write(|| {})))
+        .expect("reads");
+    one.with_write(|| refused(other.with_write(|| {})))
+        .expect("writes");
+    one.with_read(|| other.with_read(|| {}).expect("another slot"))
+        .expect("reads");
+}
+
 /// In memory, a control for tests deletes the gate.
 #[test]
 fn a_writer_in_memory_that_loses_its_gate_while_it_waits_does_not_write() {
