@@ -66,15 +66,15 @@ pub(crate) struct Key {
 /// What a key is.
 #[derive(Clone, Debug)]
 enum KeyKind {
-    /// Nothing: it is a lock of its own.
+    /// A lock of its own.
     Lock,
-    /// It is the slot with this number. The first has the number 1.
+    /// The slot with this number. The first has the number 1.
     Slot { number: u8, is_gated: bool },
-    /// It stands for the slots. Whoever takes it has one of them.
+    /// It stands for slots. Whoever takes it has one of them.
     AnyOf(Arc<Set>),
-    /// It is the gate of the readers, which have the slots.
+    /// The gate of the readers, who have the slots.
     GateOf(Arc<Set>),
-    /// It stands for the slots. Whoever has the gate waits until all are free.
+    /// It stands for slots. Whoever has their gate waits until all are free.
     NoneOf(Arc<Set>),
 }
 
