@@ -1,8 +1,8 @@
 //! The handle that a program keeps.
 //!
-//! [`builder`] has its settings, [`locks`] the locks that it makes, and [`installed`] the one manager
-//! of a process. This room may use `lock`, `guard`, `session`, `keeping`, `waiting`, `hold`, `store`
-//! and `base`.
+//! [`builder`] has its settings, [`locks`] the locks that it makes, and [`installed`] the one
+//! manager of a process. This room may use `lock`, `guard`, `session`, `keeping`, `waiting`,
+//! `hold`, `store` and `base`.
 
 pub(crate) mod installed;
 pub(crate) mod builder;
@@ -33,8 +33,8 @@ use crate::waiting::waiter::WaitingThread;
 /// renewer, callback, log, listener, sentinel and cluster threads, for each at most 0.1 s longer
 /// than the response timeout (a timeout below 0.1 s counts as 0.1 s).
 ///
-/// The methods that take a lock exist here, with a key, and on a [`Lock`]. A `Lock` also has
-/// options, [`holder`](Lock::holder) and [`force_unlock`](Lock::force_unlock).
+/// The methods that take a lock exist here, with a key, and on a [`Lock`](crate::Lock). A `Lock`
+/// also has options, [`holder`](crate::Lock::holder) and [`force_unlock`](crate::Lock::force_unlock).
 ///
 /// ```
 /// # fn charge_card() {}
@@ -58,7 +58,7 @@ impl LockManager {
         LockManager { session }
     }
 
-    /// [`Lock::lock`] on the lock named `key`, with the same errors.
+    /// [`Lock::lock`](crate::Lock::lock) on the lock named `key`, with the same errors.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -70,7 +70,7 @@ impl LockManager {
         self.request(key.as_ref()).lock()
     }
 
-    /// [`Lock::try_lock`] on the lock named `key`, with the same errors.
+    /// [`Lock::try_lock`](crate::Lock::try_lock) on the lock named `key`, with the same errors.
     ///
     /// **`if locks.try_lock(key)?.is_some() { .. }` runs its block without the lock.** Write
     /// `if let Some(_guard) = locks.try_lock(key)? { .. }` or, better,
@@ -87,7 +87,7 @@ impl LockManager {
         self.request(key.as_ref()).try_lock_for(Duration::ZERO)
     }
 
-    /// [`Lock::with_lock`] on the lock named `key`, with the same errors.
+    /// [`Lock::with_lock`](crate::Lock::with_lock) on the lock named `key`, with the same errors.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -99,7 +99,8 @@ impl LockManager {
         self.request(key.as_ref()).with_lock(body)
     }
 
-    /// [`Lock::try_with_lock`] on the lock named `key`, with the same errors.
+    /// [`Lock::try_with_lock`](crate::Lock::try_with_lock) on the lock named `key`, with the same
+    /// errors.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -116,7 +117,8 @@ impl LockManager {
         self.request(key.as_ref()).try_with_lock(body)
     }
 
-    /// [`Lock::with_lock_result`] on the lock named `key`, with the same errors.
+    /// [`Lock::with_lock_result`](crate::Lock::with_lock_result) on the lock named `key`, with the
+    /// same errors.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -136,7 +138,7 @@ impl LockManager {
         self.request(key.as_ref()).with_lock_result(body)
     }
 
-    /// [`Lock::adopt`] on the lock that the parcel names, with the same errors.
+    /// [`Lock::adopt`](crate::Lock::adopt) on the lock that the parcel names, with the same errors.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -212,7 +214,7 @@ impl LockManager {
     /// What is there from beginning to end is found; twice if Redis changes the size of its table
     /// of keys meanwhile. A lock that is taken or released meanwhile may be found or not, and in a
     /// cluster also one whose slot moves. The survey remembers nothing of what it has found, so its
-    /// memory does not grow. The counters of [fenced](Lock::fenced) locks are left out.
+    /// memory does not grow. The counters of [fenced](crate::Lock::fenced) locks are left out.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -296,7 +298,7 @@ impl LockManager {
     ///
     /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response
     /// timeout together) if a command is under way by then. Sends nothing. Three things may be left
-    /// in Redis though the list is empty: locks that are [kept](Lock::keep_at_least), locks that
+    /// in Redis though the list is empty: locks that are [kept](crate::Lock::keep_at_least), locks that
     /// were [handed over](crate::LockGuard::hand_over) and not adopted yet, and keys whose claim,
     /// adoption or release had no answer. All of them expire. In a forked child, returns an empty
     /// list at once.
