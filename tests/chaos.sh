@@ -19,6 +19,8 @@ Everything that takes too long for tests/run.sh, in less than half an hour:
     as a cluster
   - a hundred failovers to a replica that was cut off: no lock that all replicas have acknowledged
     is lost
+  - a million takings of slots by simulated programs, and hundreds of thousands by processes of
+    which one is killed each tenth of a second
   - a million fencing tokens, over restarts without persistence and other losses of the counter:
     each is larger than all before it
   - twenty thousand inputs, most of them broken, for each reader of bytes that come from outside
@@ -126,7 +128,9 @@ start 'simulated scenes' nice -n 19 bash -c 'play "$@"' play "$locks" $fast --li
 start 'lossy failovers, fences, parcels, opposite orders' \
     nice -n 10 env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 RELATCH_TEST_LIMIT=$limit \
     $fast --test it -- --include-ignored --nocapture --test-threads=3 \
-    lossy_failovers_lose_no a_million_fences_grow one_wins_ten_thousand_times callers_with_opposite
+    lossy_failovers_lose_no a_million_fences_grow one_wins_ten_thousand_times callers_with_opposite \
+    many_killed_processes
+start 'simulated slots' nice -n 19 env RELATCH_SCENES=50000 $fast --lib -- --nocapture many_holders
 # It waits for leases most of the time. (A guard that gets no processor kills too late.)
 start 'the command: 300 deaths of each kind' \
     env RELATCH_DEATHS=300 $rest --test command -- --nocapture deaths

@@ -81,7 +81,7 @@ pub(crate) fn say(line: String) {
     }
     let _ = match &*writer {
         Some(writer) => writer.lines.try_send(line).map_err(io::Error::other),
-        // The system starts no thread. That is worth a wait.
+        // The system cannot start a thread. That is worth a wait.
         None => io::stderr().write_all(line.as_bytes()),
     };
 }

@@ -306,8 +306,9 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
             // or for a thread that does.
             end_cycles(|it| it.seen.as_ref() == Some(&holder.raw));
         }
-        let may_sleep = turn.may_sleep(wait);
-        may_sleep.err().map(End::MustNotWait).or(end)
+        let may_sleep = turn.may_sleep(wait).err();
+        let may_not = may_sleep.or_else(|| wait.is_for_itself(holder));
+        may_not.map(End::MustNotWait).or(end)
     }
 
     /// The listener of the node that has the key.

@@ -60,21 +60,21 @@ impl<'a> From<&'a str> for Name<'a> {
 pub(crate) struct Key {
     name: Arc<str>,
     in_redis: Arc<str>,
-    part: Part,
+    kind: KeyKind,
 }
 
-/// What the lock is a part of.
+/// What a key is.
 #[derive(Clone, Debug)]
-enum Part {
-    /// Nothing: it is a lock of its own.
+enum KeyKind {
+    /// A lock of its own.
     Lock,
-    /// It is the slot with this number. The first has the number 1.
+    /// The slot with this number. The first has the number 1.
     Slot { number: u8, is_gated: bool },
-    /// It stands for the slots. Whoever takes it has one of them.
+    /// It stands for slots. Whoever takes it has one of them.
     AnyOf(Arc<Set>),
-    /// It is the gate of the readers, which have the slots.
+    /// The gate of the readers, who have the slots.
     GateOf(Arc<Set>),
-    /// It stands for the slots. Whoever has the gate waits until all are free.
+    /// It stands for slots. Whoever has their gate waits until all are free.
     NoneOf(Arc<Set>),
 }
 
@@ -103,7 +103,7 @@ impl UncheckedKey {
         let key = Key {
             in_redis: [prefix, name].concat().into(),
             name: name.into(),
-            part: Part::Lock,
+            kind: KeyKind::Lock,
         };
         let invalid = None;
         UncheckedKey { key, invalid }
@@ -115,15 +115,15 @@ impl UncheckedKey {
     pub(crate) fn of_slots(prefix: &str, name: &str, count: usize) -> UncheckedKey {
         let stem = Stem::new(prefix, name);
         let set = stem.set(count, false);
-        Stem::unchecked(stem.key(Part::AnyOf(set), &format!("1-{count}")), count)
+        Stem::unchecked(stem.key(KeyKind::AnyOf(set), &format!("1-{count}")), count)
     }
 
     /// The keys for readers and for writers: a set of slots, `{cfg}#0-32`, and their gate,
     /// `{cfg}#0`. A writer knows nothing of how many readers there may be.
     pub(crate) fn of_read_write(prefix: &str, name: &str, readers: usize) -> [UncheckedKey; 2] {
         let stem = Stem::new(prefix, name);
-        let any = Part::AnyOf(stem.set(readers, true));
-        let gate = Part::GateOf(stem.set(MOST_SLOTS.into(), true));
+        let any = KeyKind::AnyOf(stem.set(readers, true));
+        let gate = KeyKind::GateOf(stem.set(MOST_SLOTS.into(), true));
         let keys = [stem.key(any, &format!("0-{readers}")), stem.key(gate, "0")];
         keys.map(|key| Stem::unchecked(key, readers))
     }
@@ -149,25 +149,25 @@ impl Stem<'_> {
     }
 
     /// A slot or a gate is a key in Redis. What stands for slots has their stem in place of one.
-    fn key(&self, part: Part, end: &str) -> Key {
+    fn key(&self, kind: KeyKind, end: &str) -> Key {
         let name = [&self.name, end].concat();
-        let in_redis = match part {
-            Part::AnyOf(_) => [self.prefix, &self.name].concat(),
+        let in_redis = match kind {
+            KeyKind::AnyOf(_) => [self.prefix, &self.name].concat(),
             _ => [self.prefix, &name].concat(),
         };
         Key {
             name: name.into(),
             in_redis: in_redis.into(),
-            part,
+            kind,
         }
     }
 
     fn set(&self, count: usize, is_gated: bool) -> Arc<Set> {
         let most = u8::try_from(count).map_or(MOST_SLOTS, |count| count.min(MOST_SLOTS));
-        let slot = |number: u8| self.key(Part::Slot { number, is_gated }, &number.to_string());
+        let slot = |number: u8| self.key(KeyKind::Slot { number, is_gated }, &number.to_string());
         Arc::new(Set {
             slots: (1..=most).map(slot).collect(),
-            gate: is_gated.then(|| self.key(Part::Lock, "0")),
+            gate: is_gated.then(|| self.key(KeyKind::Lock, "0")),
         })
     }
 
@@ -226,41 +226,50 @@ impl Key {
 
     /// True if the program gave no name to these slots.
     fn is_unnamed(&self) -> bool {
-        !matches!(self.part, Part::Lock) && self.name.rfind('#') == Some(0)
+        !matches!(self.kind, KeyKind::Lock) && self.name.rfind('#') == Some(0)
     }
 
     /// The slots, if this stands for slots.
     pub(crate) fn slots(&self) -> &[Key] {
-        match &self.part {
-            Part::AnyOf(set) | Part::NoneOf(set) => &set.slots,
-            Part::Lock | Part::Slot { .. } | Part::GateOf(_) => &[],
+        match &self.kind {
+            KeyKind::AnyOf(set) | KeyKind::NoneOf(set) => &set.slots,
+            KeyKind::Lock | KeyKind::Slot { .. } | KeyKind::GateOf(_) => &[],
         }
     }
 
     /// The gate of the slots, if this stands for slots with a gate.
     pub(crate) fn gate(&self) -> Option<&Key> {
-        match &self.part {
-            Part::AnyOf(set) | Part::NoneOf(set) => set.gate.as_ref(),
-            Part::Lock | Part::Slot { .. } | Part::GateOf(_) => None,
+        match &self.kind {
+            KeyKind::AnyOf(set) | KeyKind::NoneOf(set) => set.gate.as_ref(),
+            KeyKind::Lock | KeyKind::Slot { .. } | KeyKind::GateOf(_) => None,
         }
     }
 
     /// The key of the wait until all slots behind this gate are free.
     pub(crate) fn readers(&self) -> Option<Key> {
-        let Part::GateOf(set) = &self.part else {
+        let KeyKind::GateOf(set) = &self.kind else {
             return None;
         };
         Some(Key {
             name: [&*self.name, " readers"].concat().into(),
             in_redis: self.in_redis.trim_end_matches('0').into(),
-            part: Part::NoneOf(Arc::clone(set)),
+            kind: KeyKind::NoneOf(Arc::clone(set)),
         })
+    }
+
+    /// True if a wait for slots ends no sooner than this hold of the waiting thread itself.
+    pub(crate) fn waits_for(&self, held: &Key) -> bool {
+        match &self.kind {
+            KeyKind::AnyOf(set) => set.gate.as_ref().is_some_and(|gate| gate.name == held.name),
+            KeyKind::NoneOf(_) => true,
+            KeyKind::Lock | KeyKind::Slot { .. } | KeyKind::GateOf(_) => false,
+        }
     }
 
     /// The number of the slot, if this is one.
     pub(crate) fn slot(&self) -> Option<u8> {
-        match self.part {
-            Part::Slot { number, .. } => Some(number),
+        match self.kind {
+            KeyKind::Slot { number, .. } => Some(number),
             _ => None,
         }
     }
@@ -269,10 +278,10 @@ impl Key {
     /// the same name that was taken as a plain lock has passed no gate, and has waited for no
     /// reader.)
     pub(crate) fn admits(&self, held: &Key) -> bool {
-        match (&self.part, &held.part) {
-            (Part::GateOf(_), held) => matches!(held, Part::GateOf(_)),
-            (Part::AnyOf(set), held) if set.gate.is_some() => {
-                matches!(held, Part::Slot { is_gated: true, .. })
+        match (&self.kind, &held.kind) {
+            (KeyKind::GateOf(_), held) => matches!(held, KeyKind::GateOf(_)),
+            (KeyKind::AnyOf(set), held) if set.gate.is_some() => {
+                matches!(held, KeyKind::Slot { is_gated: true, .. })
             }
             _ => true,
         }
@@ -280,9 +289,9 @@ impl Key {
 
     /// The names under which a thread may hold the other side of this read-write lock.
     pub(crate) fn other_side(&self) -> Vec<String> {
-        match &self.part {
-            Part::GateOf(set) => set.slots.iter().map(|it| it.name.to_string()).collect(),
-            Part::Slot { is_gated: true, .. } => {
+        match &self.kind {
+            KeyKind::GateOf(set) => set.slots.iter().map(|it| it.name.to_string()).collect(),
+            KeyKind::Slot { is_gated: true, .. } => {
                 let stem = self.name.trim_end_matches(|it: char| it.is_ascii_digit());
                 vec![[stem, "0"].concat()]
             }
@@ -388,6 +397,84 @@ mod tests {
         assert!(
             matches!(Key::new("", long.as_str()), Err(Error::InvalidKey { length, .. }) if length == MAX_BYTES + 1)
         );
+    }
+
+    #[test]
+    fn the_slots_of_a_set_have_one_place_and_the_set_is_no_key() {
+        for (prefix, name, set, first) in [
+            ("lock:", "mail", "{mail}#1-3", "lock:{mail}#1"),
+            ("lock:", "{shop}mail", "{shop}mail#1-3", "lock:{shop}mail#1"),
+            ("{shop}:", "mail", "mail#1-3", "{shop}:mail#1"),
+            ("lock:", "#{x}", "#{x}#1-3", "lock:#{x}#1"),
+        ] {
+            let slots = UncheckedKey::of_slots(prefix, name, 3);
+            let key = Key::new(prefix, Name::Of(&slots)).unwrap();
+            assert_eq!((&**key.name(), key.places()[0]), (set, first));
+            let tags: Vec<_> = key
+                .places()
+                .iter()
+                .map(|it| hash_tag(it.as_bytes()))
+                .collect();
+            assert!(
+                tags[0].is_some() && tags.iter().all(|it| *it == tags[0]),
+                "{tags:?}"
+            );
+            assert!(!key.places().contains(&key.in_redis()) && key.counter().is_err());
+            for (number, place) in (1..).zip(key.places()) {
+                assert_eq!(stem_of(place.as_bytes()), Some(key.in_redis().as_bytes()));
+                assert_eq!(key.slots()[usize::from(number) - 1].slot(), Some(number));
+            }
+        }
+        for (key, stem) in [
+            ("a#65", None),
+            ("a", None),
+            ("a#", None),
+            ("a#x", None),
+            ("a#0", Some("a#")),
+        ] {
+            assert_eq!(stem_of(key.as_bytes()), stem.map(str::as_bytes), "{key}");
+        }
+    }
+
+    #[test]
+    fn slots_that_cannot_be_are_refused_by_their_number_or_name() {
+        let refused = |name: &str, count| {
+            let slots = UncheckedKey::of_slots("lock:", name, count);
+            Key::new("lock:", Name::Of(&slots)).map(|_| ())
+        };
+        for (name, count) in [("mail", 0), ("mail", 65), ("}x", 3)] {
+            let is_it = matches!(
+                refused(name, count),
+                Err(Error::InvalidOption {
+                    option: "slots",
+                    ..
+                })
+            );
+            assert!(is_it, "{name} and {count}");
+        }
+        assert!(matches!(
+            refused("", 3),
+            Err(Error::InvalidKey { length: 0, .. })
+        ));
+        assert!(refused("mail", 64).is_ok() && refused("mail", 1).is_ok());
+    }
+
+    /// A writer waits for all readers, and knows its gate from a lock of that name.
+    #[test]
+    fn a_gate_is_that_of_all_readers() {
+        let [read, write] = UncheckedKey::of_read_write("lock:", "cfg", 2).map(|it| it.key);
+        assert_eq!((read.places().len(), &**read.name()), (2, "{cfg}#0-2"));
+        let readers = write.readers().unwrap();
+        assert_eq!(readers.places().len(), usize::from(MOST_SLOTS));
+        assert_eq!(read.gate().map(Key::in_redis), Some(write.in_redis()));
+        assert_eq!(readers.gate().map(Key::in_redis), Some("lock:{cfg}#0"));
+        let plain = |name| UncheckedKey::new("lock:", name).key;
+        assert!(write.admits(&write) && !write.admits(&plain("{cfg}#0")));
+        assert!(read.admits(&read.slots()[0]) && !read.admits(&plain("{cfg}#1")));
+        let of_slots = UncheckedKey::of_slots("lock:", "cfg", 2).key;
+        assert!(!read.admits(&of_slots.slots()[0]) && of_slots.admits(&read.slots()[0]));
+        assert_eq!(read.slots()[1].other_side(), ["{cfg}#0"]);
+        assert_eq!(write.other_side().len(), usize::from(MOST_SLOTS));
     }
 
     fn counter(prefix: &str, name: &str) -> Option<String> {

@@ -1,9 +1,9 @@
 //! A hold in the caller's hands.
 //!
-//! The guard, by which a thread holds a lock, is here, and `asking` has what it is asked. `several`
-//! is the one of several locks, and `watch` the watch, by which other threads observe the hold.
-//! `detached` is a hold that belongs to no thread, and `handing_over` has the ways out of a thread.
-//! This room may use `session`, `waiting`, `hold` and `base`.
+//! `LockGuard` is here; `asking` has its questions. `several` has the guard of several locks, and
+//! `watch` lets other threads observe a hold. `detached` is a hold that belongs to no thread, and
+//! `handing_over` has the ways out of a thread. This room may use `session`, `waiting`, `hold` and
+//! `base`.
 
 mod handing_over;
 mod asking;
@@ -52,8 +52,8 @@ pub use crate::guard::watch::LockWatch;
 /// | May the hold be trusted, by the clock? | [`is_valid`](LockGuard::is_valid); for how long: [`remaining`](LockGuard::remaining) | nothing |
 /// | Is it good for a while longer, between two steps of long work? | [`ensure`](LockGuard::ensure) | nothing, or a renewal if too little of the lease is left |
 /// | Does Redis say that it is mine, for so long, before a step that cannot be undone? | [`confirm`](LockGuard::confirm) | a renewal: one round trip |
-/// | Does Redis say that it is mine, though the lease shall not be extended, or cannot be (`max_hold`, too few replicas)? | [`verify`](LockGuard::verify) | a read: one round trip |
-/// | Has another thread to stop when it is lost, or before? | [`watch`](LockGuard::watch), [`on_lost`](crate::Builder::on_lost) | nothing |
+/// | Does Redis say that it is mine, if the lease must not or cannot be extended (`max_hold`, too few replicas)? | [`verify`](LockGuard::verify) | a read: one round trip |
+/// | Must another thread stop when it is lost, or before? | [`watch`](LockGuard::watch), [`on_lost`](crate::Builder::on_lost) | nothing |
 /// | Was it mine until the end? | [`unlock`](LockGuard::unlock) | the release |
 ///
 /// While a thread has a guard of a hold that is lost, it takes no other lock: see
@@ -136,8 +136,8 @@ impl LockGuard {
     /// if the lock is not [`fenced`](crate::Lock::fenced).
     ///
     /// A lease cannot stop a holder that was paused for longer than the lease. The resource can:
-    /// send the fence with each write, and let the resource keep the largest one that it has seen,
-    /// and refuse smaller ones, and none at all.
+    /// send the fence with each write, and let the resource keep the largest one seen, and refuse a
+    /// write with a smaller one, or with none.
     ///
     /// All guards of a hold have the same fence. The next hold's fence is larger, but hardly ever
     /// by one: it is the server's time in microseconds, or one more than the last fence if that is
@@ -196,8 +196,8 @@ impl LockGuard {
     /// - [`Error::OuterLost`]: this lock is released, but another one, which this thread holds
     ///   around it, was lost.
     /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its
-    ///   way. The hold was valid until this call, so the work counts: do not repeat it, as
-    ///   [`with_lock`](crate::Lock::with_lock) does not. The key may exist for a while longer.
+    ///   way. The hold was valid until this call, so the work counts. Do not repeat it;
+    ///   [`with_lock`](crate::Lock::with_lock) succeeds. The key may exist for a while longer.
     /// - [`Error::Forked`]: the process was forked since the lock was taken. Nothing was sent.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         let unlocked = self.leave_()?;
@@ -207,8 +207,8 @@ impl LockGuard {
         Ok(unlocked)
     }
 
-    /// [`unlock`](LockGuard::unlock) for a lock that would be [kept](crate::Lock::keep_at_least),
-    /// and is not to be: for a job that has failed, so that another process can try at once.
+    /// Like [`unlock`](LockGuard::unlock), but without [keeping](crate::Lock::keep_at_least) the
+    /// lock: for a job that has failed, so that another process can try at once.
     ///
     /// If other guards of the hold are alive, the last one keeps nothing either, unless a reentry
     /// asks for that after this call. Sends and blocks as `unlock`, with the same errors.

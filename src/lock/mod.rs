@@ -241,9 +241,9 @@ impl Lock {
     /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis could not be asked, or
     ///   refused. If the script was sent, Redis may have executed it, and the parcel may be used
     ///   up. The manager then deletes the key in the background.
-    /// - [`Error::System`]: the system started no thread that would renew the lease. The parcel
-    ///   is used up, and the lock is given back.
-    /// - [`Error::InvalidOption`]: an option cannot work, or the parcel is for another lock.
+    /// - [`Error::System`]: the system could not start a thread to renew the lease. The parcel is
+    ///   used up, and the lock is given back.
+    /// - [`Error::InvalidOption`]: an option is invalid, or the parcel is for another lock.
     /// - [`Error::NoFence`], [`Error::Forked`]; [`Error::System`], if there were no random bits.
     pub fn adopt(&self, parcel: &LockParcel) -> Result<LockGuard, Error> {
         self.request().adopt(parcel)

@@ -9,24 +9,24 @@ use crate::guard::LockGuard;
 use crate::lock::Lock;
 use crate::session::Session;
 
-/// A lock that several readers hold at a time, or one writer alone, over all processes.
+/// A lock that several readers hold at a time, or one writer alone, across all processes.
 ///
 /// [`LockManager::read_write`](crate::LockManager::read_write) returns one. It is cheap to clone
 /// and holds nothing by itself.
 ///
 /// It is made of two [`Lock`]s: [`read_lock`](ReadWriteLock::read_lock), which has a
-/// [slot](crate::LockManager::slots) for each reader, and [`write_lock`](ReadWriteLock::write_lock),
-/// which is the *gate* of those slots, `{cfg}#0`. A writer takes the gate, and waits until no reader
-/// is left. Meanwhile new readers wait at the gate. So a writer waits for the readers that are
-/// there, however many come.
+/// [slot](crate::LockManager::slots) for each reader, and
+/// [`write_lock`](ReadWriteLock::write_lock), which is the *gate* of those slots, `{cfg}#0`. A
+/// writer takes the gate, and waits until no reader is left. Meanwhile new readers wait at the
+/// gate. So a writer waits for the readers that are there, however many come.
 ///
 /// A thread that reads may read again, also while a writer waits. A thread that writes may write
-/// again, and may read. A thread that reads must not write: [`Error::WouldDeadlock`], at once.
+/// again, and may read. A reader that wants to write gets [`Error::WouldDeadlock`] at once.
 ///
-/// What is not promised: more readers at a time than `read_write` was told. There is no order between
-/// processes. Nobody looks for deadlocks through readers. The lock named `cfg` is another lock, and
-/// excludes nobody here. The slots named `cfg` have the same keys, and no gate: use a name for one
-/// of them.
+/// What is not promised: a limit that Redis knows. Each caller states its own number of readers.
+/// There is no order between processes. Deadlocks through readers are not detected. The lock named
+/// `cfg` is another lock, and excludes nobody here. The slots named `cfg` have the same keys, and
+/// no gate: use a name for one of them.
 ///
 /// ```
 /// # fn look_up() {}
@@ -71,7 +71,7 @@ impl ReadWriteLock {
         self.read.with_lock(body)
     }
 
-    /// Runs a closure that can fail beside other readers: see [`Lock::with_lock_result`].
+    /// Runs a fallible closure beside other readers: see [`Lock::with_lock_result`].
     ///
     /// ```
     /// # fn look_up() -> Result<u32, relatch::Error> { Ok(5) }
@@ -93,7 +93,7 @@ impl ReadWriteLock {
         self.read.with_lock_result(body)
     }
 
-    /// Runs a closure beside other readers if there is no writer, nor one that waits, now: see
+    /// Runs a closure beside other readers if no writer holds or awaits the lock now: see
     /// [`Lock::try_with_lock`].
     ///
     /// ```
@@ -132,7 +132,7 @@ impl ReadWriteLock {
         self.write.with_lock(body)
     }
 
-    /// Runs a closure that can fail alone: see [`Lock::with_lock_result`].
+    /// Runs a fallible closure alone: see [`Lock::with_lock_result`].
     ///
     /// ```
     /// # fn rebuild() {}

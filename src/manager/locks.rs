@@ -21,8 +21,8 @@ impl LockManager {
         Lock::new(Arc::clone(&self.session), key.as_ref())
     }
 
-    /// A lock with so many slots, from 1 to 64: at most that many threads hold it at a time, over
-    /// all processes. (Others call this a semaphore, and a slot a permit.) Takes nothing and sends
+    /// A lock with `count` slots, 1 to 64: at most that many threads hold it at a time, across all
+    /// processes. (Others call this a semaphore, and a slot a permit.) Takes nothing and sends
     /// nothing.
     ///
     /// It is used like any other [`Lock`]: [`with_lock`](Lock::with_lock) waits for a slot that is
@@ -33,14 +33,14 @@ impl LockManager {
     /// The slots of `mail` are the locks `{mail}#1`, `{mail}#2` and so on, each a key of its own in
     /// Redis: each has a lease, is renewed, can be lost, and can be looked up, or force-unlocked,
     /// under this name. The lowest that is free is taken, by one script. (The braces keep them in
-    /// one place of a cluster. If the prefix or the name has braces, there are no more.) Errors and
+    /// one place of a cluster. If the prefix or the name has braces, none are added.) Errors and
     /// logs call three of them `{mail}#1-3`.
     ///
     /// What is not promised: the number of slots is each caller's own, and is not in Redis. If
     /// callers have different numbers, the largest counts. There is no order between processes, and
     /// [`try_lock`](Lock::try_lock) asks Redis though others wait.
-    /// [`reclaim_dead`](Lock::reclaim_dead) looks at the slot whose lease ends first. Nobody looks
-    /// for deadlocks through slots, and slots have no [fences](Lock::fenced)
+    /// [`reclaim_dead`](Lock::reclaim_dead) looks at the slot whose lease ends first. Deadlocks
+    /// through slots are not detected, and slots have no [fences](Lock::fenced)
     /// ([`Error::NoFence`](crate::Error::NoFence)).
     ///
     /// ```
@@ -48,7 +48,7 @@ impl LockManager {
     /// # fn main() -> Result<(), relatch::Error> {
     /// # let locks = relatch::LockManager::in_memory();
     /// let mail = locks.slots("mail", 3);
-    /// mail.with_lock(|| send())?; // at most three at a time, over all processes
+    /// mail.with_lock(|| send())?; // at most three at a time, across all processes
     /// # Ok(())
     /// # }
     /// ```
@@ -56,8 +56,8 @@ impl LockManager {
         Lock::slots(Arc::clone(&self.session), name.as_ref(), count)
     }
 
-    /// A lock for so many readers at a time, from 1 to 64, or one writer alone. Takes nothing and
-    /// sends nothing.
+    /// A lock for up to `readers` readers at a time (1 to 64), or one writer alone. Takes nothing
+    /// and sends nothing.
     ///
     /// ```
     /// # fn look_up() {}

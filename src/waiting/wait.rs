@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::emit::{self, Span, debug, info};
-use crate::base::error::Error;
+use crate::base::error::{BlockedThread, Error};
 use crate::base::key::Key;
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
@@ -71,6 +71,23 @@ impl<'a> Wait<'a> {
             next_report: Cell::new(patience.next_report(patience.began)),
             span: Span::wait(key.name()),
         }
+    }
+
+    /// The error of a thread that waits for a slot or a gate that it holds itself, through another
+    /// manager. (The walk along the waits leaves out those for slots.)
+    pub(crate) fn is_for_itself(&self, holder: &Holder) -> Option<Error> {
+        if self.key.slots().is_empty() {
+            return None;
+        }
+        let is_it =
+            |(_, hold): &HeldBy| *hold.token == *holder.raw && self.key.waits_for(&hold.key);
+        let held = (self.manager.held)();
+        let key = held.iter().find(|it| is_it(it))?.1.key.name().to_string();
+        let cycle = vec![BlockedThread {
+            thread: self.thread.clone(),
+            key: key.clone(),
+        }];
+        Some(Error::WouldDeadlock { key, cycle })
     }
 
     /// True if the thread must not go on waiting.

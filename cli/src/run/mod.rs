@@ -28,7 +28,7 @@
 //! - A process that left the session, when the job just ends: it is not of the job any more. And
 //!   what others have started for the job (`at`, `systemd-run`, a container): it never was.
 //! - A look at `/proc` that misses a process twice in a row ([`family::Family::is_empty`]). And as
-//!   long as `/proc` cannot be read, for want of files or memory, what has left the job's group.
+//!   long as `/proc` cannot be read, for lack of files or memory, what has left the job's group.
 //! - Where the system does not tell who descends from whom (macOS), what leaves the job's group;
 //!   with `--foreground`, all but the first process.
 

@@ -201,7 +201,7 @@ pub enum Error {
         reason: &'static str,
     },
 
-    /// An option, or the argument of a method, has a value that cannot work. Nothing was sent.
+    /// An option, or the argument of a method, has an invalid value. Nothing was sent.
     ///
     /// If the option is `max_hold`, and a method of a guard returned this, time is up: nothing
     /// extends the hold any more. Finish now, or stop. [`verify`](crate::LockGuard::verify) still

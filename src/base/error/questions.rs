@@ -82,7 +82,7 @@ impl Error {
     ///
     /// **`false` says nothing of work that had ended before the call began.** If a function takes
     /// two locks one after the other, and the second one is busy, the work under the first one is
-    /// done. So ask of each call by itself. An error about a value that cannot work, such as
+    /// done. So ask of each call by itself. An error about an invalid value, such as
     /// [`InvalidKey`](Error::InvalidKey), is false wherever it was made, and so are
     /// [`System`](Error::System) and [`NothingToAdopt`](Error::NothingToAdopt). [The page on
     /// errors](crate::guide::errors) has the answer of each error.

@@ -58,7 +58,8 @@ pub(super) fn would_deadlock(cycle: &[BlockedThread]) -> String {
     if let [alone] = cycle {
         let BlockedThread { key, .. } = alone;
         return format!(
-            "this thread already holds {key:?} through another LockManager: waiting would never end"
+            "waiting for {key:?} would never end: this thread holds it through another LockManager, \
+             or reads and wants to write"
         );
     }
     let waits = cycle

@@ -96,6 +96,21 @@ mod tests {
     }
 
     #[test]
+    fn a_slot_is_of_the_class_of_its_set() {
+        let classes = classes(&["mail", "{user}", "{mailing}#"]);
+        for (name, class) in [
+            ("{mail}#2", "mail"),
+            ("{mail}#1-3", "mail"),
+            ("{mailing}#2", "{mailing}#"),
+            ("{mail}", ""),
+            ("{user}#7", "{user}"),
+            ("{other}#7", ""),
+        ] {
+            assert_eq!(called(&classes, name), Some(class), "{name}");
+        }
+    }
+
+    #[test]
     fn without_classes_all_locks_are_of_the_same() {
         let none = Classes::default();
         assert_eq!(called(&none, "invoice:42"), None);

@@ -327,9 +327,9 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// - [`Error::InvalidOption`]: an option or the URL cannot work. Nothing was sent.
-    /// - [`Error::System`]: the system started no thread, or gave no
-    ///   random bits. Nothing was sent.
+    /// - [`Error::InvalidOption`]: an option or the URL is invalid. Nothing was sent.
+    /// - [`Error::System`]: the system could not start a thread, or gave no random bits. Nothing
+    ///   was sent.
     /// - [`Error::Unavailable`]: nothing answers at the address, or something that is not Redis
     ///   does.
     /// - [`Error::Refused`]: Redis refused the login, the database or the `PING`.
@@ -352,9 +352,8 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// - [`Error::InvalidOption`]: an option or the URL cannot work.
-    /// - [`Error::System`]: the system started no thread, or gave no
-    ///   random bits.
+    /// - [`Error::InvalidOption`]: an option or the URL is invalid.
+    /// - [`Error::System`]: the system could not start a thread, or gave no random bits.
     /// - [`Error::Setup`]: [`from_env`](Builder::from_env) has found no address.
     pub fn build_lazily(self) -> Result<LockManager, Error> {
         Ok(LockManager::new(self.session()?))

@@ -484,6 +484,7 @@ fn show_values(url: &str) {
     drop(guard);
     let several = locks.several(["f", "g"]);
     show(&several);
+    show(&locks.read_write("h", 2));
     show(&several.lock().expect("locks"));
     show(&relatch::StopHandle::new());
     show(&locks.lock("c").expect("locks").unlock().expect("unlocks"));

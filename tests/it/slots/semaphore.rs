@@ -327,25 +327,49 @@ const USES: Duration = Duration::from_millis(200);
 #[test]
 fn killed_processes_leave_no_slot_to_two_and_none_to_nobody() {
     let server = Server::start();
-    let spawn = || Worker::spawn("slots", &[("url", &server.url()), ("slots", "3")]);
-    let mut workers: Vec<_> = (0..4).map(|_| spawn()).collect();
+    under_kills(&server, "slots", 4, 20);
+    eventually(LEASE + SOON, "all slots are free a lease later", || {
+        (1..=3).all(|it| !server.exists(&slot(it)))
+    });
+    assert!(!server.exists(&slot(4)));
+}
+
+/// A hundred thousand takings.
+#[test]
+#[ignore = "takes minutes: tests/chaos.sh runs it"]
+fn many_killed_processes_leave_no_slot_to_two_and_none_to_nobody() {
+    let server = Server::start();
+    let taken = under_kills(&server, "slots", 32, 1_000);
+    println!("{taken} takings");
+    assert!(taken >= 100_000, "{taken}");
+    eventually(LEASE + SOON, "all slots are free a lease later", || {
+        (1..=3).all(|it| !server.exists(&slot(it)))
+    });
+}
+
+/// So many processes play a role, and each tenth of a second one of them is killed. Returns how
+/// often they say that they had a lock.
+pub(crate) fn under_kills(server: &Server, role: &str, processes: usize, kills: usize) -> u64 {
+    let spawn = || Worker::spawn(role, &[("url", &server.url()), ("slots", "3")]);
+    let mut workers: Vec<_> = (0..processes).map(|_| spawn()).collect();
     let mut printed = String::new();
-    for killed in 0..20 {
+    for killed in 0..kills {
         thread::sleep(Duration::from_millis(100));
-        let mut dead = std::mem::replace(&mut workers[killed % 4], spawn());
+        let mut dead = std::mem::replace(&mut workers[killed % processes], spawn());
         dead.kill();
         printed += &dead.printed();
     }
+    let mut taken = 0;
     for mut worker in workers {
         worker.expect_line("done 100", LONG);
         worker.kill();
         printed += &worker.printed();
     }
-    assert!(!printed.contains("taken by"), "{printed}");
-    eventually(LEASE + SOON, "all slots are free a lease later", || {
-        (1..=3).all(|it| !server.exists(&slot(it)))
-    });
-    assert!(!server.exists(&slot(4)));
+    for line in printed.lines() {
+        assert!(!line.contains("beside"), "{line}");
+        taken += u64::from(line.contains("done ")) * 100;
+    }
+    taken
 }
 
 /// Takes slots in four threads, and says if another process uses the same one.
@@ -381,7 +405,7 @@ fn use_slot(guard: &LockGuard, redis: &mut Connection) {
     let is_free: Option<String> = set.arg(millis).query(redis).expect("answers");
     thread::sleep(Duration::from_millis(1));
     if is_free.is_none() && guard.is_valid() {
-        role::report(format!("taken by another, while I hold {}", guard.key()));
+        role::report(format!("another is beside me in {}", guard.key()));
     }
     redis::cmd("DEL")
         .arg(&key)
