@@ -62,6 +62,14 @@ impl Scenario {
             _ => peer.is_lock(),
         }
     }
+
+    /// Whether this is measured with slots, too: alone, and with more threads than slots.
+    pub(crate) fn has_slots(self) -> bool {
+        matches!(
+            self,
+            Scenario::Alone | Scenario::EightThreads | Scenario::FourProcesses
+        )
+    }
 }
 
 /// All rounds of a scenario with one peer in one setting.
@@ -88,11 +96,15 @@ pub(crate) struct Measured {
     pub(crate) commands: u64,
     /// The seconds in which `commands` were counted.
     pub(crate) waited: f64,
+    /// How many commands the workers sent while they were watched.
+    sent: u64,
+    /// How many turns were done meanwhile.
+    pub(crate) watched: u64,
     /// How often a lock gave up after its last retry, and was tried again.
     pub(crate) gave_up: u64,
     /// How many calls, or workers, failed.
     pub(crate) failures: u64,
-    /// How often two threads of one worker had the lock at once.
+    /// How often too many threads of one worker had the lock at once.
     pub(crate) overlaps: u64,
 }
 
@@ -118,6 +130,8 @@ impl Measured {
             server: 0,
             commands: 0,
             waited: 0.0,
+            sent: 0,
+            watched: 0,
             gave_up: 0,
             failures: 0,
             overlaps: 0,
@@ -157,6 +171,13 @@ impl Measured {
             .iter()
             .flat_map(|turns| timed(turns))
             .try_for_each(|time| Ok(self.times.record(*time)?))
+    }
+
+    /// Adds the commands that all workers sent during work whose time does not count.
+    pub(crate) fn add_watched(&mut self, tallies: &[Tally], sent: u64) {
+        let threads = tallies.iter().flat_map(|tally| &tally.threads);
+        self.watched += threads.map(|turns| turns.cycles.len() as u64).sum::<u64>();
+        self.sent += sent;
     }
 
     /// Adds hand-offs, and the processor time of both workers and of the server.
@@ -206,6 +227,11 @@ impl Measured {
 
     pub(crate) fn server_cpu(&self) -> f64 {
         self.server as f64 / self.done as f64
+    }
+
+    /// Commands that the workers sent for one turn. Those inside scripts do not count.
+    pub(crate) fn commands_a_turn(&self) -> f64 {
+        self.sent as f64 / self.watched as f64
     }
 
     pub(crate) fn commands_per_second(&self) -> f64 {

@@ -13,6 +13,7 @@ mod languages;
 mod machine;
 mod setting;
 mod stage;
+mod watch;
 mod numbers;
 mod plan;
 mod book;
@@ -57,7 +58,9 @@ struct Options {
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 
-    /// Only these, separated by commas [default: all]. PING and the floor are always run.
+    /// Only these, separated by commas [default: all without slots]. PING and the floor are always
+    /// run. If one has slots, there is a shorter plan, slots.csv in place of results.csv, with the
+    /// commands of a turn, and no chart.
     #[arg(long, value_delimiter = ',')]
     peers: Vec<Peer>,
 
@@ -102,13 +105,14 @@ fn measure(options: &Options) -> Result<()> {
         .clone()
         .unwrap_or_else(|| beside.join("../../docs/benchmarks"));
     std::fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
-    let wanted =
-        |peer: &Peer| !peer.is_lock() || options.peers.is_empty() || options.peers.contains(peer);
+    let by_default = |peer: &Peer| options.peers.is_empty() && peer.slots() == 1;
+    let wanted = |peer: &Peer| !peer.is_lock() || by_default(peer) || options.peers.contains(peer);
     let mut peers: Vec<Peer> = Peer::value_variants()
         .iter()
         .copied()
         .filter(|peer| peer.is_timed() && wanted(peer))
         .collect();
+    let slots = peers.iter().any(|peer| peer.slots() > 1);
     let all = Setting::value_variants();
     let settings: Vec<Setting> = all
         .iter()
@@ -127,6 +131,7 @@ fn measure(options: &Options) -> Result<()> {
             setting,
             stage: Stage::set(&programs),
             book: &mut book,
+            slots,
             began,
         };
         for round in 0..plan.rounds {
@@ -147,9 +152,14 @@ fn measure(options: &Options) -> Result<()> {
     );
     let mut conditions = report::conditions(&redis, about);
     conditions.extend(versions);
-    report::write(&out, &conditions, &book)?;
-    charts::write(&out, &settings, &book)?;
-    eprintln!("written: results.csv and the charts, after {minutes:.1} minutes");
+    let name = if slots { "slots" } else { "results" };
+    report::write(&out, name, &conditions, &book)?;
+    if slots {
+        eprintln!("written: slots.csv, after {minutes:.1} minutes");
+    } else {
+        charts::write(&out, &settings, &book)?;
+        eprintln!("written: results.csv and the charts, after {minutes:.1} minutes");
+    }
     Ok(())
 }
 

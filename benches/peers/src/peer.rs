@@ -12,6 +12,8 @@ pub(crate) enum Peer {
     Relatch,
     /// The same, but whether a hold is still held is asked of Redis.
     RelatchAsking,
+    /// relatch's slots, three of them.
+    RelatchSlots,
     Rlock,
     Redlock,
     ByHand,
@@ -22,6 +24,8 @@ pub(crate) enum Peer {
     RueidislockNoLoop,
     Redisson,
     RedissonFair,
+    /// Redisson's `RPermitExpirableSemaphore`, with three permits.
+    RedissonPermits,
     RedisPy,
     PythonRedisLock,
 }
@@ -43,6 +47,7 @@ impl Peer {
             Peer::Floor => "floor: SET + EVALSHA",
             Peer::Relatch => "relatch",
             Peer::RelatchAsking => "relatch, asking Redis",
+            Peer::RelatchSlots => "relatch, 3 slots",
             Peer::Rlock => "rlock",
             Peer::Redlock => "redlock",
             Peer::ByHand => "by hand: r2d2, 100 ms",
@@ -52,6 +57,7 @@ impl Peer {
             Peer::RueidislockNoLoop => "rueidislock, no loop",
             Peer::Redisson => "Redisson",
             Peer::RedissonFair => "Redisson, fair lock",
+            Peer::RedissonPermits => "Redisson, 3 permits",
             Peer::RedisPy => "redis-py Lock",
             Peer::PythonRedisLock => "python-redis-lock",
         }
@@ -69,7 +75,7 @@ impl Peer {
             Peer::Redsync | Peer::Redislock | Peer::Rueidislock | Peer::RueidislockNoLoop => {
                 Language::Go
             }
-            Peer::Redisson | Peer::RedissonFair => Language::Java,
+            Peer::Redisson | Peer::RedissonFair | Peer::RedissonPermits => Language::Java,
             Peer::RedisPy | Peer::PythonRedisLock => Language::Python,
             _ => Language::Rust,
         }
@@ -83,6 +89,14 @@ impl Peer {
     /// Whether this peer is a lock, for which threads can wait.
     pub(crate) fn is_lock(self) -> bool {
         !matches!(self, Peer::Ping | Peer::Floor)
+    }
+
+    /// How many can have it at a time.
+    pub(crate) fn slots(self) -> u32 {
+        match self {
+            Peer::RelatchSlots | Peer::RedissonPermits => 3,
+            _ => 1,
+        }
     }
 
     /// Whether a thread that has the lock can take it again.

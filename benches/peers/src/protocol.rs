@@ -32,7 +32,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Tally {
     /// One per thread.
     pub(crate) threads: Vec<Turns>,
-    /// How often a thread had the lock while another thread of the worker had it too.
+    /// How often a thread had the lock while as many other threads of the worker had it as there
+    /// are slots.
     pub(crate) overlaps: u64,
     /// Processor time of the worker, user and system, from the beginning of the turns to their end.
     pub(crate) cpu: u64,

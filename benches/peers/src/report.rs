@@ -1,4 +1,4 @@
-//! `results.csv` and `results-run.csv`.
+//! `results.csv` and `results-run.csv`, or `slots.csv` and `slots-run.csv`.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::peer::Peer;
 
 /// The columns behind what is measured, the setting and the lock. What a scenario does not measure
 /// is empty.
-const HEADS: [&str; 11] = [
+const HEADS: [&str; 12] = [
     "turns/s",
     "p50",
     "x floor",
@@ -22,6 +22,7 @@ const HEADS: [&str; 11] = [
     "largest share",
     "hand-offs",
     "commands/s of a waiter",
+    COMMANDS.0,
     CLIENTS.0,
     SERVER.0,
 ];
@@ -33,6 +34,14 @@ type Column = (&'static str, fn(&Measured, Option<&Measured>) -> String);
 const P50: Column = ("p50", |of, _| time(of.p50()));
 const P99: Column = ("p99", |of, _| time(of.p99()));
 const LONGEST: Column = ("longest", |of, _| time(of.longest()));
+/// Only the run with slots has this column.
+const COMMANDS: Column = ("commands a turn", |of, _| {
+    if of.watched > 0 {
+        three_digits(of.commands_a_turn())
+    } else {
+        "-".to_owned()
+    }
+});
 const CLIENTS: Column = ("CPU a turn, clients", |of, _| time(of.client_cpu()));
 const SERVER: Column = ("CPU a turn, server", |of, _| time(of.server_cpu()));
 
@@ -43,6 +52,7 @@ const ALONE: &[Column] = &[
     }),
     P99,
     LONGEST,
+    COMMANDS,
     CLIENTS,
     SERVER,
 ];
@@ -56,6 +66,7 @@ const TURNS: &[Column] = &[
     LONGEST,
     ("smallest share", |of, _| percent(of.smallest_share())),
     ("largest share", |of, _| percent(of.largest_share())),
+    COMMANDS,
     CLIENTS,
     SERVER,
 ];
@@ -77,10 +88,21 @@ const HAND_OFF: &[Column] = &[
 ];
 
 /// Writes `conditions`, each a name and a value, and all figures.
-pub(crate) fn write(out: &Path, conditions: &[(&str, String)], book: &Book) -> Result<()> {
-    write_run(&out.join("results-run.csv"), conditions)?;
+pub(crate) fn write(
+    out: &Path,
+    name: &str,
+    conditions: &[(&str, String)],
+    book: &Book,
+) -> Result<()> {
+    write_run(&out.join(format!("{name}-run.csv")), conditions)?;
+    let watched = book.values().any(|it| it.watched > 0);
+    let heads = || {
+        HEADS
+            .into_iter()
+            .filter(|head| watched || *head != COMMANDS.0)
+    };
     let first = ["measured", "setting", "lock"];
-    let mut text = record(first.into_iter().chain(HEADS).chain(["trouble"]));
+    let mut text = record(first.into_iter().chain(heads()).chain(["trouble"]));
     for scenario in SCENARIOS {
         for ((setting, _, peer), measured) in book.iter().filter(|((_, it, _), _)| *it == scenario)
         {
@@ -93,11 +115,11 @@ pub(crate) fn write(out: &Path, conditions: &[(&str, String)], book: &Book) -> R
                 Some((_, write)) => write(measured, floor),
             };
             let first = [scenario.title(), setting.title(), peer.title()].map(str::to_owned);
-            let cells = HEADS.into_iter().map(cell);
+            let cells = heads().map(cell);
             text += &record(first.into_iter().chain(cells).chain([trouble(measured)]));
         }
     }
-    fs::write(out.join("results.csv"), text)?;
+    fs::write(out.join(format!("{name}.csv")), text)?;
     Ok(())
 }
 
@@ -146,7 +168,7 @@ fn trouble(of: &Measured) -> String {
     let kinds = [
         (of.gave_up, "x out of retries"),
         (of.failures, "x failed"),
-        (of.overlaps, "x held by two at once"),
+        (of.overlaps, "x held by too many at once"),
     ];
     let words: Vec<String> = kinds
         .iter()

@@ -24,6 +24,9 @@ pub(crate) struct Run<'a> {
     pub(crate) setting: Setting,
     pub(crate) stage: Stage<'a>,
     pub(crate) book: &'a mut Book,
+    /// Whether a peer has slots. Then all peers do what those with slots can do, and the commands
+    /// of a turn are counted, too.
+    pub(crate) slots: bool,
     /// When the program was started.
     pub(crate) began: Instant,
 }
@@ -41,14 +44,12 @@ impl Run<'_> {
         let say = |what: &str| eprintln!("{:>5} s  {about}: {what}", began.elapsed().as_secs());
         say("lock and unlock, alone: all peers in turns");
         self.alone(peers)?;
-        for peer in peers
-            .iter()
-            .filter(|peer| Scenario::HandOff.includes(**peer))
-        {
+        for peer in peers.iter().filter(|peer| **peer != Peer::Floor) {
             say(peer.title());
             let mut workers = Vec::new();
             for scenario in SCENARIOS {
-                if scenario == Scenario::Alone || !scenario.includes(*peer) {
+                let fits = scenario.includes(*peer) && (scenario.has_slots() || !self.slots);
+                if scenario == Scenario::Alone || !fits {
                     continue;
                 }
                 let outcome = self.scenario(scenario, *peer, &mut workers);
@@ -137,6 +138,10 @@ impl Run<'_> {
             }
             workers = going;
         }
+        for (peer, mut workers) in workers {
+            let outcome = self.count(Scenario::Alone, peer, &mut workers, ("turns", 1));
+            self.note(Scenario::Alone, peer, outcome)?;
+        }
         Ok(())
     }
 
@@ -153,7 +158,27 @@ impl Run<'_> {
         let (tallies, server) = together(&mut self.stage, workers, work, self.plan.turns)?;
         let time = self.plan.turns;
         self.measured(scenario, peer)?
-            .add(&tallies, time, server, timed)
+            .add(&tallies, time, server, timed)?;
+        self.count(scenario, peer, workers, work)
+    }
+
+    /// Lets the workers do the same once more, without timing it, and counts what they send.
+    fn count(
+        &mut self,
+        scenario: Scenario,
+        peer: Peer,
+        workers: &mut [Worker],
+        work: Work,
+    ) -> Result<()> {
+        if !self.slots {
+            return Ok(());
+        }
+        begin(&mut self.stage, workers, work, self.plan.turns)?;
+        let watch = self.stage.watch()?;
+        let tallies = go(workers)?;
+        let sent = self.stage.end(watch)?;
+        self.measured(scenario, peer)?.add_watched(&tallies, sent);
+        Ok(())
     }
 
     /// Times hand-offs, again and again: from just before the unlock in one process to the return
@@ -214,26 +239,38 @@ impl Run<'_> {
 fn together(
     stage: &mut Stage<'_>,
     workers: &mut [Worker],
-    (work, threads): Work,
+    work: Work,
     time: Duration,
 ) -> Result<(Vec<Tally>, u64)> {
+    begin(stage, workers, work, time)?;
+    let before = stage.cpu()?;
+    let tallies = go(workers)?;
+    Ok((tallies, stage.cpu()? - before))
+}
+
+/// Tells all workers what to do, and waits until they are ready.
+fn begin(
+    stage: &mut Stage<'_>,
+    workers: &mut [Worker],
+    (work, threads): Work,
+    time: Duration,
+) -> Result<()> {
     let line = format!("{work} {} {threads} {}", stage.key(), time.as_secs_f64());
     workers
         .iter_mut()
         .try_for_each(|worker| worker.tell(&line))?;
     workers
         .iter_mut()
-        .try_for_each(|worker| worker.hear("ready").map(drop))?;
-    let before = stage.cpu()?;
+        .try_for_each(|worker| worker.hear("ready").map(drop))
+}
+
+/// Lets all workers go, and returns their answers.
+fn go(workers: &mut [Worker]) -> Result<Vec<Tally>> {
     workers
         .iter_mut()
         .try_for_each(|worker| worker.tell("go"))?;
     let tally = |worker: &mut Worker| Ok(serde_json::from_str(&worker.hear("")?)?);
-    let tallies = workers
-        .iter_mut()
-        .map(tally)
-        .collect::<Result<Vec<Tally>>>()?;
-    Ok((tallies, stage.cpu()? - before))
+    workers.iter_mut().map(tally).collect()
 }
 
 /// One hand-off. Calls `meanwhile` while one worker has the lock and the other waits. Returns the

@@ -12,6 +12,7 @@ use relatch_rig::Server;
 
 use crate::languages::Program;
 use crate::peer::{Language, Peer};
+use crate::watch::Watch;
 
 /// How long to wait for a worker's answer: a little longer than a lease, since a worker may have to
 /// wait for a lease to end.
@@ -52,6 +53,17 @@ impl Stage<'_> {
     /// commands inside scripts.
     pub(crate) fn commands(&self) -> Result<u64> {
         Ok(self.info("stats", "total_commands_processed")?.parse()?)
+    }
+
+    /// Begins to count the commands that clients send.
+    pub(crate) fn watch(&self) -> Result<Watch> {
+        Watch::start(&self.server.address())
+    }
+
+    /// The commands that clients have sent since the watch began.
+    pub(crate) fn end(&self, watch: Watch) -> Result<u64> {
+        self.server.command(&["ECHO", Watch::END])?;
+        watch.count()
     }
 
     /// Nanoseconds of processor time that the server has used.

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::io::{BufRead, Write, stdin, stdout};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,14 +22,17 @@ pub(crate) fn work(url: &str, peer: Peer, lease: u32) -> Result<()> {
     let lock = locks::open(peer, url, lease)?;
     say("ready")?;
     while let Some(command) = hear()? {
-        obey(&*lock, &command).or_else(|error| say(&format!("failed {error:#}")))?;
+        obey(&*lock, peer, &command).or_else(|error| say(&format!("failed {error:#}")))?;
     }
     Ok(())
 }
 
-fn obey(lock: &dyn Lock, command: &str) -> Result<()> {
+fn obey(lock: &dyn Lock, peer: Peer, command: &str) -> Result<()> {
     match *command.split(' ').collect::<Vec<_>>() {
-        ["turns", key, threads, seconds] => turns(lock, key, threads.parse()?, time(seconds)?),
+        ["turns", key, threads, seconds] => {
+            let room = Room::of(peer.slots());
+            turns(lock, key, threads.parse()?, time(seconds)?, room)
+        }
         ["reentry", key, _, seconds] => reentry(lock, key, time(seconds)?),
         ["take", key] => take(lock, key),
         ["wait", key] => wait(lock, key),
@@ -40,9 +43,8 @@ fn obey(lock: &dyn Lock, command: &str) -> Result<()> {
 }
 
 /// Threads take turns on one key, and do nothing while they hold it.
-fn turns(lock: &dyn Lock, key: &str, threads: usize, time: Duration) -> Result<()> {
+fn turns(lock: &dyn Lock, key: &str, threads: usize, time: Duration, room: Room) -> Result<()> {
     let (ready, go) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
-    let room = Room::default();
     let tally = thread::scope(|scope| {
         let (ready, go, room) = (&ready, &go, &room);
         let each = |number| {
@@ -78,19 +80,27 @@ fn turns(lock: &dyn Lock, key: &str, threads: usize, time: Duration) -> Result<(
     })
 }
 
-/// Counts how often two threads are inside at the same time.
-#[derive(Default)]
+/// Counts how often more threads than there are slots are inside at the same time.
 struct Room {
-    taken: AtomicBool,
+    slots: u32,
+    inside: AtomicU32,
     overlaps: AtomicU64,
 }
 
 impl Room {
+    fn of(slots: u32) -> Room {
+        Room {
+            slots,
+            inside: AtomicU32::new(0),
+            overlaps: AtomicU64::new(0),
+        }
+    }
+
     fn visit(&self) {
-        if self.taken.swap(true, Ordering::AcqRel) {
+        if self.inside.fetch_add(1, Ordering::AcqRel) >= self.slots {
             self.overlaps.fetch_add(1, Ordering::Relaxed);
         }
-        self.taken.store(false, Ordering::Release);
+        self.inside.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -94,6 +94,49 @@ fn relatch_is_measured_in_all_settings_on_a_machine_without_go_and_maven() {
     }
 }
 
+/// Measures locks beside slots, which have a report of their own.
+fn beside_slots(peers: &str) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_peers"));
+    command.args(["--quick", "--settings", "free", "--peers", peers]);
+    command.arg("--out").arg(folder.path());
+    assert!(command.status().expect("the program starts").success());
+    let written = fs::read_dir(folder.path()).expect("a folder").count();
+    assert_eq!(written, 2, "neither results.csv nor charts");
+    both(folder.path(), "slots")
+}
+
+/// Checks the rows of a lock or of slots.
+fn is_measured(report: &str, lock: &str) {
+    for scenario in [
+        "Lock and unlock, alone",
+        "One key, 8 threads of one process",
+        "One key, 4 processes of one thread",
+    ] {
+        let row = row(report, scenario, "free", lock).expect("a row");
+        assert!(row.ends_with(",none"), "{scenario}: {row}");
+    }
+    let alone = row(report, "Lock and unlock, alone", "free", lock).expect("a row");
+    assert!(alone.contains(",2.00,"), "two commands: {alone}");
+}
+
+#[test]
+fn slots_are_measured_beside_locks() {
+    let report = beside_slots("relatch,relatch-slots");
+    is_measured(&report, "relatch");
+    is_measured(&report, "relatch, 3 slots");
+}
+
+#[test]
+#[ignore = "downloads and builds for minutes: tests/chaos.sh runs it"]
+fn permits_are_measured_beside_slots() {
+    let report = beside_slots("relatch-slots,redisson-permits");
+    is_measured(&report, "relatch, 3 slots");
+    if left_out(&report, "Redisson, 3 permits").is_none() {
+        is_measured(&report, "Redisson, 3 permits");
+    }
+}
+
 /// Deletes keys under locks, and returns the report.
 fn deletions(peers: &str) -> String {
     // Each run clears the folder of the histories: two at a time would fail.

@@ -78,6 +78,7 @@ pub(crate) fn open(peer: Peer, url: &str, lease: u32) -> Result<Box<dyn Lock>> {
         Peer::Floor => Box::new(floor::Floor::open(url, lease)?),
         Peer::Relatch => Box::new(relatch::Relatch::open(url, lease, false)?),
         Peer::RelatchAsking => Box::new(relatch::Relatch::open(url, lease, true)?),
+        Peer::RelatchSlots => Box::new(relatch::Slots::open(url, lease, peer.slots())?),
         Peer::Rlock => Box::new(rlock::Rlock::open(url, lease)?),
         Peer::Redlock => Box::new(redlock::Redlock::open(url, lease)),
         Peer::ByHand => Box::new(by_hand::ByHand::open(url, lease)?),

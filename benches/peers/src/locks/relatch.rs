@@ -17,11 +17,33 @@ pub(crate) struct Relatch {
 impl Relatch {
     pub(crate) fn open(url: &str, lease: u32, asks: bool) -> Result<Relatch> {
         Ok(Relatch {
-            locks: LockManager::builder(url)
-                .lease(Duration::from_millis(lease.into()))
-                .build()?,
+            locks: connect(url, lease)?,
             asks,
         })
+    }
+}
+
+/// Slots, with all options at their defaults. One manager per process.
+pub(crate) struct Slots {
+    locks: LockManager,
+    count: usize,
+}
+
+impl Slots {
+    pub(crate) fn open(url: &str, lease: u32, count: u32) -> Result<Slots> {
+        Ok(Slots {
+            locks: connect(url, lease)?,
+            count: count.try_into()?,
+        })
+    }
+}
+
+impl Lock for Slots {
+    fn turn(&self, key: &str, inside: &mut dyn FnMut()) -> Result<u64> {
+        let guard = self.locks.slots(key, self.count).lock()?;
+        inside();
+        guard.unlock()?;
+        Ok(0)
     }
 }
 
@@ -63,4 +85,9 @@ impl Held for Taken {
             Err(_) => Said::Unknown,
         }
     }
+}
+
+fn connect(url: &str, lease: u32) -> Result<LockManager> {
+    let lease = Duration::from_millis(lease.into());
+    Ok(LockManager::builder(url).lease(lease).build()?)
 }

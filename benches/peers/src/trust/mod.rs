@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -77,8 +77,14 @@ type Cell = (Weather, Peer);
 pub(crate) fn run(options: &Options) -> Result<()> {
     let began = Instant::now();
     let beside = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let wanted =
-        |it: &Peer| it.is_lock() && (options.peers.is_empty() || options.peers.contains(it));
+    ensure!(
+        options.peers.iter().all(|it| it.slots() == 1),
+        "the judge only knows locks that one holder has alone"
+    );
+    let wanted = |it: &Peer| {
+        let named = options.peers.is_empty() || options.peers.contains(it);
+        it.is_lock() && it.slots() == 1 && named
+    };
     let mut peers: Vec<Peer> = Peer::value_variants()
         .iter()
         .copied()

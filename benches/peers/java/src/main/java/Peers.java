@@ -7,22 +7,23 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.Function;
 import java.util.stream.Collectors;
 import org.redisson.Redisson;
 import org.redisson.api.RLock;
+import org.redisson.api.RPermitExpirableSemaphore;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.RedisException;
 import org.redisson.config.Config;
 
 /**
- * The two locks of Redisson, as workers of the benchmark: they speak the protocol of
- * ../src/protocol.rs. All options are at their defaults, except for the lease, which Redisson's
- * watchdog renews.
+ * The two locks of Redisson, and its permits, as workers of the benchmark: they speak the protocol
+ * of ../src/protocol.rs. All options are at their defaults, except for the lease, which Redisson's
+ * watchdog renews, unless it is that of a permit.
  */
-public final class Peers {
+public class Peers {
     /** Reentries that are timed together. */
     private static final int BATCH = 100;
 
@@ -63,7 +64,54 @@ public final class Peers {
         System.out.flush();
     }
 
-    private void turn(String key, Runnable inside) {
+    /** Three permits. Only the scenarios in which threads take turns have them. */
+    private static final class Permits extends Peers {
+        private final Function<String, RPermitExpirableSemaphore> semaphores;
+        private final long lease;
+
+        Permits(Function<String, RPermitExpirableSemaphore> semaphores, long lease) {
+            super(null);
+            this.semaphores = semaphores;
+            this.lease = lease;
+        }
+
+        @Override
+        int slots() {
+            return 3;
+        }
+
+        @Override
+        void prepare(String key) {
+            semaphores.apply(key).trySetPermits(slots());
+        }
+
+        @Override
+        void turn(String key, Runnable inside) {
+            RPermitExpirableSemaphore semaphore = semaphores.apply(key);
+            String permit;
+            try {
+                permit = semaphore.acquire(lease, TimeUnit.MILLISECONDS);
+            } catch (InterruptedException error) {
+                throw new IllegalStateException(error);
+            }
+            try {
+                inside.run();
+            } finally {
+                semaphore.release(permit);
+            }
+        }
+    }
+
+    /** How many can have it at a time. */
+    int slots() {
+        return 1;
+    }
+
+    /** What is done once for each key, before the clock starts. */
+    void prepare(String key) {
+    }
+
+    void turn(String key, Runnable inside) {
         RLock lock = locks.apply(key);
         lock.lock();
         try {
@@ -73,7 +121,7 @@ public final class Peers {
         }
     }
 
-    private void takeTurns(String key, double seconds, AtomicBoolean taken, AtomicLong overlaps, Turns turns) {
+    private void takeTurns(String key, double seconds, AtomicInteger inside, AtomicLong overlaps, Turns turns) {
         long end = now() + (long) (seconds * 1e9);
         long[] got = new long[1];
         for (long asked = now(); asked < end; asked = now()) {
@@ -81,10 +129,10 @@ public final class Peers {
             try {
                 turn(key, () -> {
                     got[0] = now();
-                    if (taken.getAndSet(true)) {
+                    if (inside.getAndIncrement() >= slots()) {
                         overlaps.incrementAndGet();
                     }
-                    taken.set(false);
+                    inside.decrementAndGet();
                 });
             } catch (RuntimeException error) {
                 turns.failures++;
@@ -98,9 +146,10 @@ public final class Peers {
     }
 
     private void together(String key, int threads, double seconds) throws IOException, InterruptedException {
+        prepare(key);
         CountDownLatch ready = new CountDownLatch(threads);
         CountDownLatch go = new CountDownLatch(1);
-        AtomicBoolean taken = new AtomicBoolean();
+        AtomicInteger inside = new AtomicInteger();
         AtomicLong overlaps = new AtomicLong();
         List<Turns> all = new ArrayList<>();
         List<Thread> running = new ArrayList<>();
@@ -111,6 +160,7 @@ public final class Peers {
             Thread thread = new Thread(() -> {
                 try {
                     // This turn opens the connections before the clock starts.
+                    prepare(own);
                     turn(own, () -> {});
                 } catch (RuntimeException error) {
                     turns.failures++;
@@ -118,7 +168,7 @@ public final class Peers {
                 ready.countDown();
                 try {
                     go.await();
-                    takeTurns(key, seconds, taken, overlaps, turns);
+                    takeTurns(key, seconds, inside, overlaps, turns);
                 } catch (InterruptedException error) {
                     turns.failures++;
                 }
@@ -260,7 +310,11 @@ public final class Peers {
         config.setLockWatchdogTimeout(lease);
         config.useSingleServer().setAddress(url);
         RedissonClient client = Redisson.create(config);
-        Peers peers = new Peers(peer.equals("redisson-fair") ? client::getFairLock : client::getLock);
+        Peers peers = switch (peer) {
+            case "redisson-permits" -> new Permits(client::getPermitExpirableSemaphore, lease);
+            case "redisson-fair" -> new Peers(client::getFairLock);
+            default -> new Peers(client::getLock);
+        };
         say("ready");
         for (String line = readLine(); line != null; line = readLine()) {
             try {
