@@ -34,7 +34,8 @@ use crate::waiting::waiter::WaitingThread;
 /// than the response timeout (a timeout below 0.1 s counts as 0.1 s).
 ///
 /// The methods that take a lock exist here, with a key, and on a [`Lock`](crate::Lock). A `Lock`
-/// also has options, [`holder`](crate::Lock::holder) and [`force_unlock`](crate::Lock::force_unlock).
+/// also has options, [`holder`](crate::Lock::holder) and
+/// [`force_unlock`](crate::Lock::force_unlock).
 ///
 /// ```
 /// # fn charge_card() {}
@@ -298,10 +299,10 @@ impl LockManager {
     ///
     /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response
     /// timeout together) if a command is under way by then. Sends nothing. Three things may be left
-    /// in Redis though the list is empty: locks that are [kept](crate::Lock::keep_at_least), locks that
-    /// were [handed over](crate::LockGuard::hand_over) and not adopted yet, and keys whose claim,
-    /// adoption or release had no answer. All of them expire. In a forked child, returns an empty
-    /// list at once.
+    /// in Redis though the list is empty: locks that are [kept](crate::Lock::keep_at_least), locks
+    /// that were [handed over](crate::LockGuard::hand_over) and not adopted yet, and keys whose
+    /// claim, adoption or release had no answer. All of them expire. In a forked child, returns an
+    /// empty list at once.
     ///
     /// ```
     /// # use std::time::Duration;
