@@ -334,14 +334,16 @@ fn killed_processes_leave_no_slot_to_two_and_none_to_nobody() {
     assert!(!server.exists(&slot(4)));
 }
 
-/// A hundred thousand takings.
+/// A hundred thousand acquisitions.
 #[test]
 #[ignore = "takes minutes: tests/chaos.sh runs it"]
 fn many_killed_processes_leave_no_slot_to_two_and_none_to_nobody() {
     let server = Server::start();
-    let taken = under_kills(&server, "slots", 32, 1_000);
-    println!("{taken} takings");
-    assert!(taken >= 100_000, "{taken}");
+    let mut taken = 0;
+    while taken < 100_000 {
+        taken += under_kills(&server, "slots", 32, 300);
+    }
+    println!("{taken} acquisitions of slots");
     eventually(LEASE + SOON, "all slots are free a lease later", || {
         (1..=3).all(|it| !server.exists(&slot(it)))
     });
@@ -359,15 +361,17 @@ pub(crate) fn under_kills(server: &Server, role: &str, processes: usize, kills: 
         dead.kill();
         printed += &dead.printed();
     }
+    eventually(LONG, "some of those that are left go on", || {
+        workers.iter().any(|it| it.printed().contains("done 100"))
+    });
     let mut taken = 0;
     for mut worker in workers {
-        worker.expect_line("done 100", LONG);
         worker.kill();
         printed += &worker.printed();
     }
     for line in printed.lines() {
         assert!(!line.contains("beside"), "{line}");
-        taken += u64::from(line.contains("done ")) * 100;
+        taken += u64::from(line.contains("done ")) * 10;
     }
     taken
 }
@@ -388,7 +392,7 @@ pub(crate) fn use_slots_as_told() {
                     use_slot(&guard, &mut redis);
                     drop(guard);
                     let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-                    if done.is_multiple_of(100) {
+                    if done.is_multiple_of(10) {
                         role::report(format!("done {done}"));
                     }
                 }
