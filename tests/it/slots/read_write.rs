@@ -483,7 +483,7 @@ fn meet(who: u32, token: &str, redis: &mut Connection) -> Vec<String> {
         .arg(format!("inside:{who}"))
         .arg(token)
         .arg("PX")
-        .arg(200);
+        .arg(100);
     inside.query::<()>(redis).expect("answers");
     thread::sleep(Duration::from_millis(1));
     let forbidden = if who == 0 { 1..=3 } else { 0..=0 };

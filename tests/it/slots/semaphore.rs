@@ -321,7 +321,7 @@ fn an_outage_is_told_as_one() {
 
 /// For how long a process says in Redis that it uses a slot. It is done by then, or dead: shorter
 /// than the lease, so that what a dead one has said is gone before its slot is.
-const USES: Duration = Duration::from_millis(200);
+const USES: Duration = Duration::from_millis(100);
 
 /// Processes take slots, and one of them is killed every 100 ms.
 #[test]
@@ -362,7 +362,7 @@ pub(crate) fn under_kills(server: &Server, role: &str, processes: usize, kills: 
         printed += &dead.printed();
     }
     eventually(LONG, "some of those that are left go on", || {
-        workers.iter().any(|it| it.printed().contains("done 100"))
+        workers.iter().any(|it| it.printed().contains("done 10"))
     });
     let mut taken = 0;
     for mut worker in workers {
