@@ -9,7 +9,7 @@ use relatch::{DetachedHold, Error, LockManager, LostCause, ReadWriteLock};
 use relatch_rig::{Fault, LONG, Server, Worker, eventually, role};
 
 use crate::slots::semaphore::under_kills;
-use crate::support::{ANSWER, LEASE, MINUTE, Rig, SOON, connect, redis_connection};
+use crate::support::{ANSWER, LEASE, MINUTE, PERIOD, Rig, SOON, connect, redis_connection};
 
 /// Reads, and leaves it to nobody.
 fn read(cache: &ReadWriteLock) -> DetachedHold {
@@ -173,6 +173,31 @@ fn a_writer_that_loses_its_gate_while_it_waits_does_not_write() {
     });
     assert_eq!(rig.server.get("lock:{a}#0").as_deref(), Some("theirs"));
     drop(reader);
+}
+
+/// Nothing tells the process that its gate is gone.
+#[test]
+fn a_writer_proves_its_gate_when_no_reader_is_left() {
+    let rig = Rig::with(|it| it.client_tracking(false).poll_every(PERIOD).wait(LONG / 4));
+    let reader = read(&others(&rig.server).read_write("a", 3));
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            rig.locks
+                .read_write("a", 3)
+                .with_write(|| panic!("another has the gate"))
+        });
+        eventually(LONG, "the writer has the gate", || {
+            rig.server.exists("lock:{a}#0")
+        });
+        let theirs = ["SET", "lock:{a}#0", "theirs", "PX", "60000"];
+        rig.server.query::<()>(&theirs);
+        drop(reader);
+        let error = writer
+            .join()
+            .expect("no panic")
+            .expect_err("another has the gate");
+        assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    });
 }
 
 #[test]
