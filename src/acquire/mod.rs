@@ -3,8 +3,8 @@
 //! The loop is in `Session::enter`: an [`Acquisition`] asks, and waits until it asks again.
 //! [`step`] decides what it does next, and for how long it sleeps. [`claim`] is one attempt over
 //! the wire, and what a lost answer leaves behind. [`adopt`] takes over a lock that was handed
-//! over, [`reclaim`] that of a dead process, and [`no_reader`] is the wait of a writer. This room may
-//! use `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
+//! over, [`reclaim`] that of a dead process, and [`no_reader`] is the wait of a writer. This room
+//! may use `keeping`, `waiting`, `wakeups`, `hold`, `store` and `base`.
 
 mod adopt;
 mod no_reader;

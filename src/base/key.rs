@@ -109,9 +109,9 @@ impl UncheckedKey {
         UncheckedKey { key, invalid }
     }
 
-    /// The key of a set of slots. The slots of `mail` are `{mail}#1`, `{mail}#2` and so on, and three
-    /// of them are the set `{mail}#1-3`. The braces have Redis Cluster store all of them in one
-    /// place. A prefix or a name with a [tag](hash_tag) does so without more braces.
+    /// The key of a set of slots. The slots of `mail` are `{mail}#1`, `{mail}#2` and so on, and
+    /// three of them are the set `{mail}#1-3`. With the braces, Redis Cluster stores all of them in
+    /// one place. A prefix or a name with a [tag](hash_tag) needs no more braces.
     pub(crate) fn of_slots(prefix: &str, name: &str, count: usize) -> UncheckedKey {
         let stem = Stem::new(prefix, name);
         let set = stem.set(count, false);

@@ -185,7 +185,7 @@ fn without_signals(error: &io::Error) -> (Outcome, u8) {
     (Outcome::NotStarted, code::SOFTWARE)
 }
 
-/// What the job is told about the lock that the command line names first.
+/// The first lock of the command line, as the job is told of it.
 struct First {
     /// The name, or the key of a slot or a gate.
     key: String,

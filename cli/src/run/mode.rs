@@ -10,7 +10,7 @@ use crate::args::Run;
 /// The most readers at a time: as many as the library has.
 const READERS: usize = 64;
 
-/// What the command line asks for.
+/// How the command line wants the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Alone,
@@ -40,7 +40,7 @@ impl Mode {
         }
     }
 
-    /// What a run in this mode has of a lock. (The slot is that of its guard.)
+    /// The part of a lock that a run in this mode has. (The slot is that of its guard.)
     pub(crate) fn part(self, slot: Option<u32>) -> Part {
         match (self, slot) {
             (Mode::Slots(_), Some(number)) => Part::Slot(number),
@@ -72,7 +72,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What a run has of a lock.
+/// The part of a lock that a run has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Whole,

@@ -31,7 +31,7 @@ pub(crate) struct Outer {
 pub(crate) struct Has {
     /// Its Redis, without the login.
     pub(crate) place: String,
-    /// What the command line of the run called it.
+    /// Its name on the command line of the run.
     prefix: String,
     name: String,
     /// What the run has of it.
