@@ -228,7 +228,10 @@ pub mod guide {
 
 // The modules, the top layer first: each uses only those below. (`docs/architecture.md` has a map.)
 #[cfg(test)]
+#[path = "../tests/simulation/mod.rs"]
 mod simulation;
+#[cfg(test)]
+mod interleavings;
 mod manager;
 mod lock;
 mod guard;

@@ -370,7 +370,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::simulation::garbled;
+    use crate::base::garbled;
 
     #[test]
     fn names_are_kept_exactly() {

@@ -14,5 +14,6 @@ pub(crate) mod owner;
 pub(crate) mod backoff;
 pub(crate) mod random;
 pub(crate) mod clock;
-pub(crate) mod seeded_bugs;
 pub(crate) mod sync;
+#[cfg(test)]
+pub(crate) mod garbled;

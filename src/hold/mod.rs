@@ -18,8 +18,8 @@ use crate::base::key::Key;
 use crate::base::options::{Lease, Options, Renewal};
 use crate::base::owner::Owner;
 use crate::base::owner::holder::Holder;
-use crate::base::seeded_bugs;
 use crate::base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::base::sync::seeded_bugs;
 use crate::base::sync::{Condvar, Mutex, PerProcess};
 use crate::hold::validity::Validity;
 

@@ -159,7 +159,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::simulation::garbled;
+    use crate::base::garbled;
 
     const TOKEN: &str = "host-1-2-00112233445566778899aabbccddeeff";
 

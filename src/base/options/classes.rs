@@ -64,7 +64,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::simulation::garbled;
+    use crate::base::garbled;
 
     fn classes(prefixes: &[&str]) -> Classes {
         Classes::new(&prefixes.iter().map(ToString::to_string).collect::<Vec<_>>())

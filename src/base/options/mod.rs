@@ -399,7 +399,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::simulation::garbled;
+    use crate::base::garbled;
 
     fn refused(change: impl FnOnce(&mut Settings)) -> &'static str {
         let mut settings = Settings::default();

@@ -118,7 +118,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::simulation::garbled;
+    use crate::base::garbled;
 
     proptest! {
         #![proptest_config(garbled::cases())]

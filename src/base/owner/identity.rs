@@ -4,7 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use crate::base::owner::{Owner, host_name, machine, process};
-use crate::base::{random, seeded_bugs, sync};
+use crate::base::sync::seeded_bugs;
+use crate::base::{random, sync};
 
 /// This process, as the tokens of its locks name it.
 #[derive(Debug)]

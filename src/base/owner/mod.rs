@@ -133,8 +133,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::garbled;
     use crate::base::owner::identity::fresh_token;
-    use crate::simulation::garbled;
 
     fn round_trip(host: &str) -> Owner {
         let owner = Owner::new(clean_host(host).into(), u32::MAX, u64::MAX);

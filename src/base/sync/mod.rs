@@ -3,6 +3,7 @@
 
 #[cfg(test)]
 pub(crate) mod scheduler;
+pub(crate) mod seeded_bugs;
 
 #[cfg(not(test))]
 pub(crate) use std::{

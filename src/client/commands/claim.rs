@@ -1,7 +1,7 @@
 //! The commands that take a lock, with a fencing token or without.
 
 use crate::base::clock::Moment;
-use crate::base::seeded_bugs;
+use crate::base::sync::seeded_bugs;
 use crate::client::commands::compare::Holds as _;
 use crate::client::commands::connection::{ServerConnection, next};
 use crate::client::commands::replicas::{ReplicaWait, left_behind};

@@ -5,7 +5,7 @@ use std::slice;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::seeded_bugs;
+use crate::base::sync::seeded_bugs;
 use crate::client::commands::connection::{ServerConnection, next};
 use crate::client::commands::replicas::ReplicaWait;
 use crate::client::commands::reply::{

@@ -209,9 +209,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::garbled;
     use crate::client::wire::failure::{accept, accept_change, expect_ok, expect_pong};
     use crate::client::wire::resp::tests::said as error;
-    use crate::simulation::garbled;
 
     fn token() -> String {
         format!("host-1-2-{}", "0".repeat(32))

@@ -113,8 +113,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::garbled;
     use crate::client::wire::resp::tests::{garbled_reply, said as error};
-    use crate::simulation::garbled;
 
     fn step(cursor: u64, keys: &[Vec<u8>]) -> Reply {
         let keys = keys.iter().cloned().map(Reply::Bytes).collect();

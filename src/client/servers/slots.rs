@@ -181,8 +181,8 @@ pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::garbled;
     use crate::client::wire::resp::tests::garbled_reply;
-    use crate::simulation::garbled;
 
     /// A host, as a server may name it.
     pub(in super::super) fn any_host() -> impl Strategy<Value = String> {

@@ -106,9 +106,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::garbled;
     use crate::base::key::{Key, MAX_BYTES};
     use crate::client::wire::resp::tests::{encode, garbled_reply, list, whole};
-    use crate::simulation::garbled;
 
     fn written(keys: &[Vec<u8>]) -> Reply {
         Reply::Array(keys.iter().cloned().map(Reply::Bytes).collect())

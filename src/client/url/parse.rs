@@ -20,11 +20,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::garbled;
     use crate::client::url::address::Servers;
     use crate::client::wire::endpoint::Place;
     #[cfg(feature = "tls-no-provider")]
     use crate::client::wire::tls::Tls;
-    use crate::simulation::garbled;
 
     fn parse(url: &str) -> Address {
         Address::parse(url).expect(url)

@@ -378,9 +378,9 @@ mod tests {
     use relatch_rig::{FakeServer, Reply as Say};
 
     use super::*;
+    use crate::base::garbled;
     use crate::client::wire::endpoint::Place;
     use crate::client::wire::resp::tests::{garbled_reply, list, said};
-    use crate::simulation::garbled;
 
     proptest! {
         #![proptest_config(garbled::cases())]

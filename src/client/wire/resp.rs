@@ -392,7 +392,7 @@ pub(crate) mod tests {
     use proptest::sample::Index;
 
     use super::*;
-    use crate::simulation::garbled;
+    use crate::base::garbled;
 
     /// An error, over a connection without a password.
     pub(in crate::client) fn said(error: &str) -> Reply {

@@ -158,9 +158,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::garbled;
     use crate::client::wire::resp::tests::{garbled_reply, list};
     use crate::client::wire::stream::tests::streams;
-    use crate::simulation::garbled;
 
     proptest! {
         #![proptest_config(garbled::cases())]

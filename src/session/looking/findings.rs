@@ -123,7 +123,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::simulation::garbled;
+    use crate::base::garbled;
 
     const INFO: &str = "maxmemory:0\r\nmaxmemory_policy:noeviction\r\nevicted_keys:0\r\n";
 

@@ -26,9 +26,13 @@ use std::path::{Path, PathBuf};
 /// The path and the text of every Rust file in `src` that programs use, with its unit tests.
 fn sources() -> Vec<(PathBuf, String)> {
     let is_only_for_tests = |path: &Path| {
-        ["src/simulation", "src/base/sync/scheduler"]
-            .iter()
-            .any(|folder| path.starts_with(root().join(folder)))
+        [
+            "src/interleavings",
+            "src/base/garbled.rs",
+            "src/base/sync/scheduler",
+        ]
+        .iter()
+        .any(|folder| path.starts_with(root().join(folder)))
     };
     all_sources()
         .into_iter()

@@ -187,11 +187,17 @@ fn the_links_of_the_guide_work_in_rustdoc_too() {
 /// The text of the tests in `tests/it`, `tests/history` and `cli/tests`, and of the scenes of the
 /// simulation.
 fn tests() -> String {
-    ["tests/it", "tests/history", "cli/tests", "src/simulation"]
-        .into_iter()
-        .flat_map(rust_files)
-        .map(|(_, text)| text)
-        .collect()
+    [
+        "tests/it",
+        "tests/history",
+        "cli/tests",
+        "tests/simulation",
+        "src/interleavings",
+    ]
+    .into_iter()
+    .flat_map(rust_files)
+    .map(|(_, text)| text)
+    .collect()
 }
 
 #[test]

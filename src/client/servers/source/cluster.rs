@@ -110,9 +110,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::garbled;
     use crate::client::servers::slots::tests::any_slots;
     use crate::client::wire::resp::tests::garbled_reply;
-    use crate::simulation::garbled;
 
     fn info(state: &str, epoch: u64) -> Reply {
         Reply::Bytes(format!("cluster_state:{state}\r\ncluster_slots_ok:16384\r\ncluster_current_epoch:{epoch}\r\n").into_bytes())

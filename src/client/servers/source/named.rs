@@ -62,9 +62,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::garbled;
     use crate::client::servers::slots::tests::{any_host, is_sound};
     use crate::client::wire::resp::tests::{garbled_reply, list};
-    use crate::simulation::garbled;
 
     /// What a sentinel says of a server that it watches, or of another sentinel.
     fn any_server() -> impl Strategy<Value = (String, u16, u64, u32)> {

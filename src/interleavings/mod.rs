@@ -8,4 +8,5 @@ mod expiring_key;
 mod losses;
 mod queue;
 mod renewal;
+mod third_store;
 mod wakeups;

@@ -15,12 +15,12 @@ use crate::base::error::{Error, LostCause};
 use crate::base::options::Lease;
 use crate::base::sync::scheduler::{advance, below, in_many_orders, in_orders, one_in};
 use crate::hold::{Hold, tests::sample};
+use crate::interleavings::wakeups::{Redis, a_change};
 use crate::keeping::connection::{ExtendAnswers, Extended, KeeperCommands, Removed};
 use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::renewal::{on_renewal, round};
 use crate::keeping::work::{Keeper, Part};
 use crate::session::release::{Release, Tried};
-use crate::simulation::interleavings::wakeups::{Redis, a_change};
 use crate::store::{Compared, Extension, Failure, Node};
 use crate::waiting::handoff::HandoffOutcome;
 

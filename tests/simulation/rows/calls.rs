@@ -5,13 +5,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::base::options;
 use crate::base::sync::scheduler::{change_link, now, one_in, per_thread, process, thread};
-use crate::session::Session;
 use crate::simulation::redis::{Entry, Value};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
-use crate::store::Store;
-use crate::{Error, LockGuard, LockManager, StopHandle, Unlocked};
+use crate::{Error, LockGuard, StopHandle, Unlocked};
 
 per_thread! {
     /// A guard that a program keeps for as long as the thread lives.
@@ -320,27 +317,5 @@ fn a_thread_has_locks_of_one_name_by_managers_with_different_prefixes() {
         manager.named("a").assert_held().expect("it is held");
         last.unlock().expect("unlocks");
         assert!(!world.exists("a") && manager.named("a").assert_held().is_err());
-    });
-}
-
-/// All that it takes is a file, a variant of `Store` and its arm in `Store::local`.
-#[test]
-fn a_third_store_has_locks_that_are_renewed_waited_for_and_lost() {
-    in_scenes(20, |_| {
-        let settings = options::Settings::default();
-        let session = Session::without_servers(Store::third(), settings, None);
-        let locks = LockManager::new(Arc::new(session));
-        let guard = locks.lock("a").expect("locks");
-        thread::sleep(100 * SECOND);
-        assert!(guard.is_valid(), "the keeper renews it");
-        let waiter = locks.clone();
-        let waits = thread::spawn(move || drop(waiter.lock("a").expect("locks")));
-        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
-        waits.join().expect("no panic");
-        let lock = locks.named("a");
-        let guard = lock.lock().expect("locks");
-        let forced = lock.force_unlock().expect("a store").expect("a holder");
-        assert_eq!(forced.raw, guard.token());
-        assert!(guard.unlock().is_err_and(|error| error.is_lost()));
     });
 }

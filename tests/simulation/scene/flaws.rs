@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::base::seeded_bugs;
+use crate::base::sync::seeded_bugs;
 use crate::simulation::part;
 use crate::simulation::scene::plan::Plan;
 use crate::simulation::world::engine::Engine;

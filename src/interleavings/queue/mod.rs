@@ -14,7 +14,7 @@ use crate::base::owner::holder::Holder;
 use crate::base::sync::scheduler::{in_many_orders, step};
 use crate::base::sync::thread::{self, JoinHandle};
 use crate::hold::tests::sample_by;
-use crate::simulation::interleavings::queue::scene::{LONG, SHORT, Scene, micros_below, millis};
+use crate::interleavings::queue::scene::{LONG, SHORT, Scene, micros_below, millis};
 use crate::waiting::deadlocks::end_cycles;
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::WithoutExpiry;

@@ -1,6 +1,7 @@
 //! The whole crate, simulated: several processes through the public API, in virtual time.
 //!
-//! This room may use all others. A seed decides everything: what the programs do, what goes wrong,
+//! The unit tests of the crate include this folder. It uses what programs use, and the doors: the
+//! scheduler of threads and time in `src/base/sync/scheduler`. A seed decides everything: what the programs do, what goes wrong,
 //! and in which order threads run. `RELATCH_SEED=n cargo test --lib simulation` replays the scene
 //! of a seed, makes it smaller if it fails, and prints what happened in it.
 //!
@@ -10,11 +11,7 @@
 //! - `judge`: what must hold, and what may be excused.
 //! - `rows`: scenes of their own, for promises whose point is a time or an order.
 //! - `many`: scenes of slots, readers and writers, with a judge of their own.
-//! - `interleavings`: threads of one process, with a model in place of Redis.
-//! - `garbled`: broken input, for the tests beside each reader of bytes from outside.
 
-pub(crate) mod garbled;
-mod interleavings;
 mod judge;
 mod many;
 mod redis;

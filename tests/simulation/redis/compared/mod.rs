@@ -27,16 +27,16 @@ const SEQUENCES: u64 = 700;
 const LONGEST_STEP: Duration = Duration::from_millis(400);
 
 const SCRIPTS: [&str; 11] = [
-    include_str!("../../../client/commands/lua/adopt.lua"),
-    include_str!("../../../client/commands/lua/claim.lua"),
-    include_str!("../../../client/commands/lua/claim_fenced.lua"),
-    include_str!("../../../client/commands/lua/claim_slot.lua"),
-    include_str!("../../../client/commands/lua/force.lua"),
-    include_str!("../../../client/commands/lua/keep.lua"),
-    include_str!("../../../client/commands/lua/look.lua"),
-    include_str!("../../../client/commands/lua/no_reader.lua"),
-    include_str!("../../../client/commands/lua/release.lua"),
-    include_str!("../../../client/commands/lua/renew.lua"),
+    include_str!("../../../../src/client/commands/lua/adopt.lua"),
+    include_str!("../../../../src/client/commands/lua/claim.lua"),
+    include_str!("../../../../src/client/commands/lua/claim_fenced.lua"),
+    include_str!("../../../../src/client/commands/lua/claim_slot.lua"),
+    include_str!("../../../../src/client/commands/lua/force.lua"),
+    include_str!("../../../../src/client/commands/lua/keep.lua"),
+    include_str!("../../../../src/client/commands/lua/look.lua"),
+    include_str!("../../../../src/client/commands/lua/no_reader.lua"),
+    include_str!("../../../../src/client/commands/lua/release.lua"),
+    include_str!("../../../../src/client/commands/lua/renew.lua"),
     "return {redis.call('PTTL', KEYS[1]), 1.9, true, false, 'x', redis.pcall('GET', KEYS[1]), nil, 1}",
 ];
 
