@@ -169,7 +169,7 @@ fn many_holders_keep_to_their_slots_in_hundreds_of_scenes() {
     let count = if seed.is_some() {
         1
     } else {
-        number("RELATCH_SCENES").unwrap_or(300)
+        number("RELATCH_SCENES").unwrap_or(60)
     };
     scheduler::keep_text(seed.is_some());
     let taken = Rc::new(RefCell::new((0, 0)));

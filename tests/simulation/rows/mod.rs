@@ -72,7 +72,7 @@ fn in_scenes_of(
             fail(format!("threads are left: {left:?}"));
         }
     };
-    scheduler::run(0..times, order, play, |ended| {
+    scheduler::run(0..scheduler::orders(times), order, play, |ended| {
         let Ended { seed, failure, .. } = ended;
         assert!(
             failure.is_none(),

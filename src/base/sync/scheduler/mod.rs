@@ -50,7 +50,7 @@ pub(crate) use network::{
 use order::Due;
 use process::Process;
 pub(crate) use process::{PerProcess, id, is_dead, kill, pause, process};
-pub(crate) use runs::{Ended, UNUSED, in_many_orders, in_orders, run};
+pub(crate) use runs::{Ended, UNUSED, in_many_orders, in_orders, orders, run};
 pub(crate) use slots::{Slot, SlotPool};
 pub(crate) use threads::{Local, thread};
 pub(crate) use tools::{Condvar, Mutex, MutexGuard, atomic};

@@ -6,7 +6,9 @@ use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
+use std::{env, thread};
 
+use parking_lot::{Condvar, Mutex};
 use scheduled_thread_pool::ScheduledThreadPool;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 
@@ -30,6 +32,47 @@ pub(crate) struct Ended {
     pub(crate) took: Duration,
 }
 
+/// How many orders a test plays that can play so many: a quarter, and at least five. With the
+/// variable `RELATCH_NIGHT`, all of them.
+pub(crate) fn orders(times: u64) -> u64 {
+    if env::var_os("RELATCH_NIGHT").is_some() {
+        times
+    } else {
+        times.min(5).max(times / 4)
+    }
+}
+
+/// As many runs at a time as the machine has cores: libtest starts more tests, since most of them
+/// wait for a server.
+static CORES: LazyLock<Cores> = LazyLock::new(|| Cores {
+    free: Mutex::new(thread::available_parallelism().map_or(1, usize::from)),
+    freed: Condvar::new(),
+});
+
+struct Cores {
+    free: Mutex<usize>,
+    freed: Condvar,
+}
+
+/// One core of [`CORES`], until this is dropped.
+struct Core;
+
+impl Core {
+    fn wait() -> Core {
+        let mut free = CORES.free.lock();
+        CORES.freed.wait_while(&mut free, |free| *free == 0);
+        *free -= 1;
+        Core
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        *CORES.free.lock() += 1;
+        CORES.freed.notify_one();
+    }
+}
+
 /// Runs `events` once for each seed, and calls `ended` after each run. Ends after the first run
 /// that fails.
 pub(crate) fn run(
@@ -38,6 +81,7 @@ pub(crate) fn run(
     events: impl Fn(u64) + Send + Sync + 'static,
     ended: impl FnMut(Ended) + 'static,
 ) {
+    let _core = Core::wait();
     let mut config = shuttle::Config::new();
     config.stack_size = STACK;
     config.failure_persistence = shuttle::FailurePersistence::None;
@@ -92,7 +136,7 @@ pub(crate) fn in_orders(
         longest,
     };
     run(
-        0..times as u64,
+        0..orders(times as u64),
         order,
         move |_| events(),
         |ended| {
