@@ -140,14 +140,14 @@ part 'with the least rights' bash tests/rights.sh
 # Left out: what is not the same by a sentinel. A replica is refused as soon as it says what it is,
 # and the name of a host is the sentinel's.
 part 'by a sentinel' env RELATCH_TEST_BY_SENTINEL=1 \
-    $rest --test it -- --test-threads=10 \
+    $rest --test it -- \
     --skip on_a_replica --skip replica_is_not_reported --skip replica_without_its \
     --skip the_time_to_look_up_a_name --skip sentinel --skip failovers --skip cluster
 # Left out: what is a cluster anyway, or has an address that must be none; what a cluster does not
 # have (databases, `REPLICAOF`, sockets); what counts connections or threads, because the map is
 # read over a connection of its own; and relays in front of TLS, which a node does not name.
 part 'in a cluster' env RELATCH_TEST_IN_CLUSTER=1 \
-    $rest --test it -- --test-threads=10 \
+    $rest --test it -- \
     --skip cluster --skip sentinel --skip failovers --skip replicas:: --skip on_a_replica \
     --skip replica_is_not_reported --skip replica_without_its --skip database \
     --skip ends_while_a_connection_is_opened --skip a_unix_socket --skip outside_of_a_cluster \
@@ -163,6 +163,7 @@ part 'without TLS' cargo test --quiet --locked --lib \
     client::url::parse::tests::a_url_with_tls_is_refused_without_the_feature -- --exact
 part 'peers, also in other languages' \
     cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --include-ignored
+part 'all orders of the rows' env RELATCH_NIGHT=1 $fast --lib -- rows:: interleavings::
 part 'bytes from outside' env PROPTEST_CASES=20000 $fast --lib -- --skip simulation
 finish
 

@@ -22,11 +22,17 @@ failed() {
 # part <seconds> <command>: runs the command. The limit is several times what the command takes on
 # two cores with nothing built yet.
 part() {
+    local began=$SECONDS
     say "$2"
     limited "$1" bash -c "$2" 2>&1 | show_failures || failed $? "$@"
+    took+=("$(printf '%4d s  %s' $((SECONDS - began)) "$2")")
 }
 
-# What runs beside the parts: a process, its command, and the file with what it prints.
+# How long each part took.
+took=()
+
+# What runs beside the parts: a process, its command, and the files with what it prints and how long
+# it took.
 beside=() commands=() folder=$(mktemp -d)
 trap 'kill $(jobs -pr) 2>/dev/null || true; wait; rm -rf "$folder"' EXIT
 trap 'exit 130' INT TERM
@@ -34,7 +40,8 @@ trap 'exit 130' INT TERM
 # start <command>: runs the command beside the parts that follow.
 start() {
     say "beside the others: $1"
-    timeout -k 10 900 bash -c "$1" >"$folder/${#beside[@]}" 2>&1 &
+    local file=$folder/${#beside[@]}
+    timeout -k 10 900 bash -c 'trap "echo \$SECONDS >\"\$0\"" EXIT; eval "$1"' "$file.took" "$1" >"$file" 2>&1 &
     beside+=($!) commands+=("$1")
 }
 
@@ -47,6 +54,7 @@ finish() {
         say "${commands[i]}"
         show_failures <"$folder/$i"
         [ $status -eq 0 ] || failed $status 900 "${commands[i]}"
+        took+=("$(printf '%4d s  beside others: %s' "$(<"$folder/$i.took")" "${commands[i]}")")
     done
 }
 
@@ -68,16 +76,14 @@ part 600 "cargo test $all --benches --no-run"
 builds=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 # The simulator's tests have a time of their own, so the integration tests come first. (With what
 # is left by all others alone, they would not be done beside two busy loops.)
-start "nice -n 10 cargo test $all --lib -- simulation --skip compared"
-# These have to be answered within some 300 ms. With more of them at a time, each step of client,
-# proxy and server waits for its turn, and they are not.
-part 900 "cargo test $all --test it -- --test-threads=10"
+start "nice -n 10 cargo test $all --lib -- simulation interleavings --skip compared"
+part 900 "cargo test $all --test it"
 # These wait most of the time.
 start "cargo test $all --test history -- --test-threads=4"
 start "cargo test $all --test command --test rig -- --test-threads=4"
 start "cargo test $all --lib compared"
 start "RELATCH_BUILT=$builds/debug bash examples/run.sh all"
-part 1200 "nice -n 5 cargo test $all --lib --bins --example testing -- --skip simulation"
+part 1200 "nice -n 5 cargo test $all --lib --bins --example testing -- --skip simulation --skip interleavings"
 part 600 "nice -n 5 cargo test $all --doc"
 part 300 'cargo check --locked --lib'
 part 300 'cargo check --locked --lib --features tls-no-provider'
@@ -85,4 +91,6 @@ part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features tls
 # In the same directory, so that what both need is built once.
 part 900 'cargo check --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target'
 finish
-say 'all is well'
+say 'how long each part took, the longest first'
+printf '%s\n' "${took[@]//$all/...}" | sort -rn
+say "all is well, after $SECONDS s"

@@ -1,4 +1,5 @@
-//! A limit for each test: one that hangs ends the run, and is named.
+//! Limits: how many tests run at a time, and how long each may take. One that hangs ends the run,
+//! and is named.
 
 use std::io::{self, Write};
 use std::sync::Once;
@@ -6,7 +7,7 @@ use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 use std::{env, process};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 /// The variable with the limit, in seconds, for tests that take long.
 const VARIABLE: &str = "RELATCH_TEST_LIMIT";
@@ -18,8 +19,15 @@ const USUAL: u64 = 300;
 /// How often the limits are looked at.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// The most tests at a time. Most have to be answered within some 300 ms: with more of them, each
+/// step of client, proxy and server waits too long for its turn.
+const AT_A_TIME: usize = 10;
+
 /// The tests that run, and when each has to be done.
 static RUNNING: Mutex<Vec<(&str, Instant)>> = Mutex::new(Vec::new());
+
+/// A test has ended.
+static ENDED: Condvar = Condvar::new();
 
 /// A test that runs. If this still exists at the limit, the whole process ends with its children,
 /// because nothing can end one thread.
@@ -30,15 +38,18 @@ static RUNNING: Mutex<Vec<(&str, Instant)>> = Mutex::new(Vec::new());
 pub struct Limit(&'static str);
 
 impl Limit {
-    /// The test `name` begins. The variable `RELATCH_TEST_LIMIT` says how many seconds it may take;
-    /// without it, 300.
+    /// The test `name` begins, as soon as the machine has room for it. The variable
+    /// `RELATCH_TEST_LIMIT` says how many seconds it may take; without it, 300.
     pub fn begin(name: &'static str) -> Limit {
         static WATCH: Once = Once::new();
         WATCH.call_once(|| {
             let watch = Builder::new().name("test-limit".to_owned()).spawn(watch);
             watch.expect("a thread can be started");
         });
-        RUNNING.lock().push((name, Instant::now() + limit()));
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let mut running = RUNNING.lock();
+        ENDED.wait_while(&mut running, |it| it.len() >= AT_A_TIME.min(5 * cores));
+        running.push((name, Instant::now() + limit()));
         Limit(name)
     }
 }
@@ -46,6 +57,7 @@ impl Limit {
 impl Drop for Limit {
     fn drop(&mut self) {
         RUNNING.lock().retain(|(name, _)| *name != self.0);
+        ENDED.notify_one();
     }
 }
 
