@@ -20,7 +20,7 @@ pub(super) fn doing(action: &str, key: Option<&str>) -> String {
 pub(super) fn invalid(option: &str, value: Option<&str>, reason: &str) -> String {
     match value {
         Some(value) => format!("option `{option}` cannot be {value}: {reason}"),
-        None => format!("option `{option}` has a value that cannot work: {reason}"),
+        None => format!("option `{option}` is not valid: {reason}"),
     }
 }
 
@@ -90,7 +90,7 @@ mod tests {
         );
         assert_eq!(
             invalid("url", None, "no"),
-            "option `url` has a value that cannot work: no"
+            "option `url` is not valid: no"
         );
     }
 }
