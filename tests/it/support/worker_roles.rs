@@ -24,7 +24,6 @@ pub(crate) fn run_role(name: &str) {
         "worker" => worker(),
         "forker" => forker(),
         "forker-in-memory" => forker_in_memory(),
-        "logger" => crate::calls::logs::logger(),
         "waiter" => crate::calls::logs::waiter(),
         "holder" => crate::calls::logs::holder(),
         "refused" => crate::calls::logs::refused(),
