@@ -4,12 +4,11 @@
 mod answers;
 mod calls;
 mod connecting;
+mod handing;
 mod holds;
 mod lost;
 mod maps;
-mod moved;
 mod nodes;
-mod parcels;
 mod sets;
 mod stops;
 mod switches;

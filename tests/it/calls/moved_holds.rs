@@ -1,5 +1,5 @@
 //! Handing a hold over to another process (`hand_over`, `adopt`). What threads, losses and lost
-//! answers do to such a hold: `src/simulation/rows/moved.rs` and `parcels.rs`.
+//! answers do to such a hold: `src/simulation/rows/handing`.
 
 use std::time::Duration;
 
