@@ -88,9 +88,6 @@ mod tests {
             invalid("wait", Some("5s"), "no"),
             "option `wait` cannot be 5s: no"
         );
-        assert_eq!(
-            invalid("url", None, "no"),
-            "option `url` is not valid: no"
-        );
+        assert_eq!(invalid("url", None, "no"), "option `url` is not valid: no");
     }
 }

@@ -4,12 +4,13 @@
 mod answers;
 mod calls;
 mod connecting;
+mod handing;
 mod holds;
 mod lost;
 mod maps;
 mod nodes;
-mod parcels;
 mod sets;
+mod stops;
 mod switches;
 mod waiters;
 mod waits;
