@@ -3,12 +3,13 @@
 
 mod answers;
 mod calls;
-mod connecting;
+mod copies;
 mod holds;
 mod lost;
 mod maps;
 mod nodes;
 mod parcels;
+mod reports;
 mod sets;
 mod switches;
 mod waiters;
