@@ -3,12 +3,13 @@
 
 mod answers;
 mod calls;
-mod connecting;
+mod copies;
 mod handing;
 mod holds;
 mod lost;
 mod maps;
 mod nodes;
+mod reports;
 mod sets;
 mod stops;
 mod switches;

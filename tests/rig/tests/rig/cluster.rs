@@ -153,7 +153,6 @@ fn while_a_slot_moves_the_old_owner_sends_clients_to_the_new_one() {
     let missing = format!("other{{{here}}}");
     let asks = format!("ASK {slot} {}", cluster.address(1));
     let moving = cluster.begin_move(slot, 1);
-    assert_eq!((moving.from(), moving.to()), (0, 1));
     assert!(cluster.server(0).exists(&here));
     assert_eq!(error(cluster.server(0), &["GET", &missing]), asks);
     if server_version() >= (7, 0) {
@@ -175,31 +174,6 @@ fn while_a_slot_moves_the_old_owner_sends_clients_to_the_new_one() {
     assert!(cluster.server(1).exists(&here));
     cluster.begin_move(slot, 2).cancel();
     assert!(cluster.server(1).exists(&here));
-}
-
-#[test]
-fn a_node_can_join_and_be_removed_twice() {
-    let cluster = Cluster::with(ClusterSetup {
-        replicas: 0,
-        spares: 1,
-        ..ClusterSetup::default()
-    });
-    for _ in 0..2 {
-        let name = stored(&cluster, 2);
-        let slots = [cluster.slot_of(&name), cluster.slots_of(0)[0]];
-        let (took, ()) = time(|| cluster.join(3));
-        println!("joined in {took:?}");
-        assert!(cluster.is_master(3) && cluster.slots_of(3).is_empty());
-        cluster.move_slots(&slots, 3);
-        assert!(cluster.server(3).exists(&key(&name)));
-        let (took, ()) = time(|| cluster.remove(3));
-        println!("removed in {took:?}");
-        let node = cluster.node_of(&name);
-        assert!(node != 3 && cluster.server(node).exists(&key(&name)));
-    }
-    let (took, ()) = time(|| cluster.remove(1));
-    println!("removed with a third of all slots in {took:?}");
-    assert!(cluster.slots_of(1).is_empty());
 }
 
 #[test]
