@@ -8,7 +8,7 @@ use crate::simulation::rows::{QUICK, SECOND, World, in_scenes, locks, since, som
 use crate::{Error, LockGuard, LockManager, LostCause, Unlocked};
 
 /// After `moment`, all connections are reset, and none can be opened for `span`.
-fn ends_after(world: &World, moment: Duration, span: Duration) {
+pub(super) fn ends_after(world: &World, moment: Duration, span: Duration) {
     let address = world.servers.address(0);
     let span = u64::try_from(span.as_nanos()).expect("a short time");
     later(moment, move || {
@@ -20,7 +20,7 @@ fn ends_after(world: &World, moment: Duration, span: Duration) {
 
 /// A second release finds no key, since the first one was executed.
 #[test]
-fn a_release_whose_answer_is_lost_is_sent_again_and_is_no_loss() {
+fn row_12_a_release_whose_answer_is_lost_is_sent_again_and_is_no_loss() {
     in_scenes(200, |world| {
         let locks = locks(|builder| builder);
         let guard = locks.lock("a").expect("locks");

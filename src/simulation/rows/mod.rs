@@ -5,6 +5,7 @@ mod answers;
 mod calls;
 mod connecting;
 mod holds;
+mod leases;
 mod lost;
 mod maps;
 mod nodes;
@@ -13,6 +14,7 @@ mod sets;
 mod switches;
 mod waiters;
 mod waits;
+mod wire;
 
 use std::rc::Rc;
 use std::time::Duration;
