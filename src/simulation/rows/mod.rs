@@ -3,7 +3,6 @@
 
 mod answers;
 mod calls;
-mod connecting;
 mod holds;
 mod leases;
 mod lost;
