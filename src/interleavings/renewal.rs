@@ -285,7 +285,7 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
 }
 
 #[test]
-fn nothing_is_renewed_after_the_release_has_returned_nor_lost_by_it() {
+fn row_32_nothing_is_renewed_after_the_release_has_returned_nor_lost_by_it() {
     keeps(800, true, false);
 }
 

@@ -595,6 +595,15 @@ mod tests {
         }
         assert_eq!(refused(|s| s.max_lease = Duration::MAX), "max_lease");
         assert_eq!(refused(|s| s.max_lease = Duration::ZERO), "max_lease");
+        assert_eq!(
+            refused(|s| s.options.keep_at_least = Duration::MAX),
+            "keep_at_least"
+        );
+        let both = |s: &mut Settings| {
+            s.options.keep_at_least = Duration::from_millis(1);
+            s.options.reclaim_dead = true;
+        };
+        assert_eq!(refused(both), "keep_at_least");
     }
 
     #[test]

@@ -14,10 +14,6 @@ use crate::many::cluster::{assert_works, connect, patient, redirects};
 use crate::support::behind;
 use crate::support::{LEASE, MINUTE, PERIOD, SOON, assert_unavailable, chain, renewals, take};
 
-pub(crate) fn key(name: &str) -> String {
-    format!("lock:{name}")
-}
-
 /// Waits until a hold was renewed twice more.
 #[track_caller]
 fn until_renewed(locks: &LockManager, name: &str) {

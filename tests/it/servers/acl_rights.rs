@@ -7,9 +7,7 @@ use relatch::{Error, LockManager, Unlocked};
 use relatch_rig::rights::{in_cluster, invalidation_rights, least_rights, user, working_rights};
 use relatch_rig::{LONG, Server, Worker, eventually, within};
 
-use crate::support::{
-    chain, grant, name_of_command, names_right, redis_connection, server_for, without,
-};
+use crate::support::{chain, grant, name_of_command, names_right, server_for, without};
 use crate::turns::invalidations::assert_polls_without;
 
 /// The limit of a wait that ends without the lock.
@@ -231,7 +229,7 @@ fn row_23_an_error_names_the_missing_right() {
 
 #[test]
 fn row_23_a_renewal_without_a_right_is_logged_with_the_right() {
-    for right in ["~lock:*", "+evalsha", "+get", "+pttl", "+pexpire"] {
+    for right in ["~lock:*", "+pexpire"] {
         let (server, url) = server_for(&least_rights());
         let mut holder = Worker::spawn("holder", &[("url", &*url)]);
         holder.expect_line("renewed", LONG);
@@ -268,36 +266,6 @@ fn row_23_a_refused_release_is_told_whatever_the_closure_returned() {
     );
 }
 
-#[test]
-fn row_23_another_database_needs_the_right_to_select_it() {
-    let (server, url) = server_for(&least_rights());
-    let url = format!("{url}3");
-    let error = LockManager::connect(&url).expect_err("no right");
-    assert!(
-        matches!(&error, Error::Refused { code, .. } if code == "NOPERM"),
-        "{error:?}"
-    );
-    assert!(error.to_string().contains("select"), "{error}");
-    server.query::<()>(&["ACL", "SETUSER", "worker", "+select"]);
-    let locks = LockManager::connect(&url).expect("connects");
-    locks.with_lock("a", || ()).expect("runs");
-}
-
-#[test]
-fn row_23_a_missing_right_to_the_key_is_named() {
-    let (_server, url) = server_for(&least_rights());
-    let locks = LockManager::builder(&url)
-        .prefix("elsewhere:")
-        .build()
-        .expect("connects");
-    let error = locks.lock("a").expect_err("no right");
-    assert!(
-        matches!(&error, Error::Refused { code, .. } if code == "NOPERM"),
-        "{error:?}"
-    );
-    assert!(names_right(&error.to_string(), "~lock:*"), "{error}");
-}
-
 /// Checks the connections of the pool, the keeper and the listener. If managers did not log in,
 /// `tests/rights.sh` would prove nothing.
 #[test]
@@ -315,21 +283,4 @@ fn managers_log_in_as_the_user_that_the_environment_says() {
     });
     let expected = std::env::var("RELATCH_TEST_LEAST_RIGHTS").map_or("default", |_| "locks");
     assert_eq!(user(), expected);
-}
-
-#[test]
-fn a_server_lists_many_refusals() {
-    let (server, url) = server_for(&["+get"]);
-    let mut connection = redis_connection(&url);
-    for number in 0..30 {
-        let key = format!("key-{number}");
-        redis::cmd("GET")
-            .arg(key)
-            .query::<()>(&mut connection)
-            .expect_err("no right to the key");
-    }
-    let refused = server.refused();
-    assert_eq!(refused[0], ("worker".to_owned(), "key-29".to_owned()));
-    let keys = refused.iter().filter(|(_, what)| what.starts_with("key-"));
-    assert_eq!(keys.count(), 30, "{refused:?}");
 }

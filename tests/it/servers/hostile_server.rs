@@ -5,13 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use proptest::prelude::*;
 use relatch::{Error, LockManager};
 use relatch_rig::{FakeServer, LONG, Reply, Worker, eventually, role, within};
 
-use crate::many::sentinel::array;
-use crate::support::chain;
-use crate::support::garbage_replies::{ENDLESS, babble, messages, nonsense, streams};
+use crate::support::garbage_replies::{ENDLESS, messages, nonsense, streams};
 use crate::support::lying_server::{ANSWER, LyingServer, PANICS};
 
 /// How much later than its deadline a call may return, because the machine may be busy.
@@ -272,162 +269,6 @@ fn row_37_a_long_error_is_shortened() {
     }
 }
 
-/// What a server says besides its answers: behind the login's, or later.
-#[test]
-fn row_37_an_ok_that_nobody_asked_for_is_taken_for_no_lock() {
-    for behind_login in [true, false] {
-        let server = FakeServer::start(move |command| {
-            let command: Vec<_> = command.iter().map(String::as_str).collect();
-            match command[..] {
-                [] => Reply::Bytes(Vec::new()),
-                // The last command of the login.
-                ["SELECT", _] if behind_login => Reply::Bytes(b"+OK\r\n+OK\r\n".to_vec()),
-                ["SET", "lock:free", ..] => Reply::Subscribed(b"+OK\r\n".to_vec()),
-                ["SET", ..] => Reply::Bytes(b"$-1\r\n".to_vec()),
-                ["EVALSHA", _, _, "lock:free", ..] => Reply::Bytes(b":1\r\n".to_vec()),
-                ["EVAL" | "EVALSHA", ..] => Reply::Bytes(b"*2\r\n$3\r\na-b\r\n:60000\r\n".to_vec()),
-                _ => Reply::Bytes(b"+OK\r\n".to_vec()),
-            }
-        });
-        let builder = LockManager::builder(&format!("redis://{}/3", server.address()));
-        let builder = builder
-            .connect_timeout(LONG)
-            .response_timeout(LONG)
-            .tolerate_outage(ANSWER);
-        let locks = builder.build_lazily().expect("sends nothing");
-        let free = (!behind_login).then(|| {
-            locks
-                .try_lock("free")
-                .expect("answers")
-                .expect("it is free")
-        });
-        assert_eq!(server.push(b"+OK\r\n"), usize::from(free.is_some()));
-        // A connection that has answered just now is lent without a look.
-        thread::sleep(Duration::from_millis(1));
-        match locks.try_lock("held by another") {
-            Ok(None) if !behind_login => {}
-            Err(Error::Unavailable { .. }) if behind_login => {}
-            other => panic!("behind the login: {behind_login}: {other:?}"),
-        }
-    }
-}
-
-/// A login whose answers do not fit its commands: each is out of step by one.
-#[test]
-fn row_37_a_login_demands_the_answers_of_its_commands() {
-    for (command, answer) in [
-        ("AUTH", "+OK\r\n+OK\r\n"),
-        ("HELLO", ":1\r\n"),
-        ("HELLO", "+PONG\r\n"),
-        ("CLIENT", ":1\r\n"),
-        ("SELECT", "$-1\r\n"),
-    ] {
-        let rig = LyingServer::waiting(LONG);
-        rig.lie(command, Reply::Bytes(answer.as_bytes().to_vec()));
-        let locks = rig
-            .builder()
-            .tolerate_outage(ANSWER)
-            .build_lazily()
-            .expect("sends nothing");
-        let error = locks.try_lock("a").expect_err(command);
-        assert!(
-            matches!(error, Error::Unavailable { .. }),
-            "{command} {answer:?}: {error:?}"
-        );
-    }
-}
-
-/// A sentinel or a node of a cluster names other servers. What it says is a host and a port, or is
-/// not believed: an error that names the server would forge a line of the log.
-#[test]
-fn row_37_an_announced_host_forges_no_line() {
-    for host in [
-        "a\nERROR forged",
-        "a\rERROR",
-        "a\x1b[2J",
-        "a b",
-        "a/b@c",
-        &"a".repeat(300),
-    ] {
-        let master = array(&[host, "6379"]);
-        let sentinel = move |command: &[String]| match command.get(1).map(String::as_str) {
-            Some("get-master-addr-by-name") => master.clone(),
-            _ => "-ERR unknown\r\n".to_owned(),
-        };
-        let node = format!("*2\r\n${}\r\n{host}\r\n:1\r\n", host.len());
-        let map = format!("*1\r\n*4\r\n:0\r\n:16383\r\n{node}{node}");
-        let seed = move |command: &[String]| match command.get(1).map(String::as_str) {
-            Some("SLOTS") => map.clone(),
-            _ => "-ERR unknown\r\n".to_owned(),
-        };
-        // As if there were no host at all. Otherwise its name would be looked up, and be in the
-        // log.
-        for (scheme, fake, said) in [
-            (
-                "redis+sentinel",
-                liar(sentinel),
-                "the sentinel's reply made no sense",
-            ),
-            ("redis+cluster", liar(seed), " knows no slots"),
-        ] {
-            let url = format!(
-                "{scheme}://{}/{}",
-                fake.address(),
-                if scheme.ends_with('l') { "m" } else { "" }
-            );
-            let builder = LockManager::builder(&url)
-                .tolerate_outage(ANSWER)
-                .connect_timeout(LONG);
-            let locks = builder.build_lazily().expect("sends nothing");
-            // On a busy machine, the answer may come too late.
-            let mut error = locks.try_lock("a").expect_err("no such server");
-            eventually(LONG, said, || {
-                error = locks.try_lock("a").expect_err("no such server");
-                chain(&error).contains(said)
-            });
-            let first: &dyn std::error::Error = &error;
-            for error in std::iter::successors(Some(first), |error| error.source()) {
-                let text = error.to_string();
-                assert!(
-                    !text.contains("ERROR") && !text.contains(char::is_control),
-                    "{text:?}"
-                );
-                assert!(text.len() < 250, "{text:?}");
-            }
-        }
-    }
-}
-
-fn liar(script: impl Fn(&[String]) -> String + Send + Sync + 'static) -> FakeServer {
-    FakeServer::start(move |command| {
-        Reply::Bytes(if command.is_empty() {
-            Vec::new()
-        } else {
-            script(command).into_bytes()
-        })
-    })
-}
-
-/// The lie says that the lock is busy and has no holder. No real Redis replies that.
-#[test]
-fn row_37_a_lock_that_is_busy_without_a_holder_is_tried_with_backoff() {
-    let rig = LyingServer::new();
-    rig.busy.store(true, Ordering::SeqCst);
-    rig.lie("SET", Reply::Bytes(b"*2\r\n$-1\r\n:-2\r\n".to_vec()));
-    let wait = Duration::from_secs(3);
-    let taken = within(wait + SLACK, "a wait", || {
-        rig.locks().named("a").try_lock_for(wait)
-    });
-    assert!(!matches!(taken, Ok(Some(_))));
-    // After each such answer, the manager closes the connection, and pauses for up to half a
-    // second.
-    assert!(
-        (2..150).contains(&rig.lies()),
-        "{} looks in three seconds",
-        rig.lies()
-    );
-}
-
 #[test]
 fn row_37_renewals_continue_after_garbage() {
     let rig = LyingServer::new();
@@ -490,33 +331,4 @@ fn row_37_garbage_for_the_listener_disturbs_no_lock() {
         }
     });
     assert_eq!(PANICS.load(Ordering::SeqCst), 0);
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, max_shrink_iters: 100, ..ProptestConfig::default() })]
-
-    /// The answer comes in two parts. The second may come when no call waits for it any more.
-    #[test]
-    fn row_37_whatever_is_answered_ends_in_time(
-        first in babble(),
-        late: bool,
-        rest in babble(),
-        call in 0..CALLS.len(),
-    ) {
-        let (name, command, call) = CALLS[call];
-        let (rig, pause) = (LyingServer::new(), if late { ANSWER + ANSWER / 5 } else { Duration::ZERO });
-        // The wait has a limit, because a reply that says "busy" is a lie that nothing can notice.
-        let locks = rig.builder().wait(4 * ANSWER).build_lazily().expect("nothing is sent");
-        let mut began = Instant::now();
-        let result = call(&rig, &locks, &mut || {
-            rig.lie(command, Reply::Paused(first.clone(), pause, rest.clone()));
-            began = Instant::now();
-        });
-        prop_assert!(began.elapsed() <= 4 * ANSWER + SLACK, "{}: took {:?}", name, began.elapsed());
-        if let Err(error) = result {
-            let text = error.to_string();
-            prop_assert!(text.len() < 1000 && !text.contains(char::is_control), "{}: {:?}", name, text);
-        }
-        prop_assert_eq!(PANICS.load(Ordering::SeqCst), 0);
-    }
 }

@@ -53,38 +53,10 @@ fn survives(server: &Server, stall: impl FnOnce(), end: impl FnOnce()) {
 }
 
 #[test]
-fn row_22_calls_during_client_pause_end_by_their_deadline() {
-    let server = Server::start();
-    let stall = || server.query::<()>(&["CLIENT", "PAUSE", "2500", "ALL"]);
-    survives(&server, stall, || ());
-}
-
-#[test]
 fn row_22_calls_during_a_pause_of_writes_end_by_their_deadline() {
     let server = Server::start();
     let stall = || server.query::<()>(&["CLIENT", "PAUSE", "60000", "WRITE"]);
     survives(&server, stall, || server.query(&["CLIENT", "UNPAUSE"]));
-}
-
-#[test]
-fn row_22_calls_to_a_sleeping_server_end_by_their_deadline() {
-    let server = Server::start();
-    let (mut bed, mut asking) = (server.connect(), server.connect());
-    let sleep = redis::cmd("DEBUG")
-        .arg("SLEEP")
-        .arg("2.5")
-        .get_packed_command();
-    asking
-        .set_read_timeout(Some(Duration::from_millis(40)))
-        .expect("a timeout");
-    let stall = || {
-        bed.send_packed_command(&sleep).expect("sent");
-        eventually(LONG, "silence", || {
-            redis::cmd("PING").query::<()>(&mut asking).is_err()
-        });
-    };
-    // The query that checks the result waits until the server wakes.
-    survives(&server, stall, || ());
 }
 
 #[test]
@@ -117,15 +89,4 @@ fn row_22_calls_during_an_endless_script_end_by_their_deadline() {
             });
         });
     });
-}
-
-#[test]
-fn row_22_a_short_pause_is_waited_for() {
-    let server = Server::start();
-    let locks = LockManager::connect(&server.url()).expect("connects");
-    server.query::<()>(&["CLIENT", "PAUSE", "300", "ALL"]);
-    let guard = locks.lock("a").expect("locks");
-    server.query::<()>(&["CLIENT", "PAUSE", "300", "ALL"]);
-    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
-    assert!(!server.exists("lock:a"));
 }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use proptest::prelude::*;
 use relatch_rig::Reply;
 
 /// How long a reply without an end goes on: longer than any call waits.
@@ -147,27 +146,4 @@ pub(crate) fn messages() -> Vec<Reply> {
         .map(Reply::Bytes)
         .chain(endless)
         .collect()
-}
-
-/// Pieces of RESP and arbitrary bytes, in any order.
-pub(crate) fn babble() -> impl Strategy<Value = Vec<u8>> {
-    let pieces = [
-        "\r\n",
-        "OK",
-        "PONG",
-        "1",
-        "-1",
-        "2",
-        "txt:",
-        "$-1\r\n",
-        "*2\r\n",
-        "NOSCRIPT ",
-    ]
-    .map(|piece| piece.as_bytes().to_vec());
-    let any = prop_oneof![
-        4 => "[-+:$*%~#,(=!>|_\r\n]".prop_map(String::into_bytes),
-        4 => prop::sample::select(pieces.to_vec()),
-        1 => prop::collection::vec(any::<u8>(), 0..4),
-    ];
-    prop::collection::vec(any, 0..30).prop_map(|pieces| pieces.concat())
 }

@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 use parking_lot::Mutex;
@@ -24,7 +24,6 @@ pub(crate) struct Bridge {
 #[derive(Default)]
 struct Shared {
     stopped: AtomicBool,
-    accepted: AtomicU64,
     connections: Mutex<Vec<Connection>>,
 }
 
@@ -66,13 +65,8 @@ impl Bridge {
         self.port
     }
 
-    /// How many connections were accepted so far.
-    pub(crate) fn connections_accepted(&self) -> u64 {
-        self.shared.accepted.load(Ordering::SeqCst)
-    }
-
     /// Ends all connections.
-    pub(crate) fn cut_all(&self) {
+    fn cut_all(&self) {
         self.shared
             .connections
             .lock()
@@ -98,7 +92,6 @@ impl Shared {
             else {
                 continue;
             };
-            self.accepted.fetch_add(1, Ordering::SeqCst);
             let _ = (client.set_nodelay(true), server.set_nodelay(true));
             let streams = Streams {
                 client: Arc::new(client),

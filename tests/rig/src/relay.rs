@@ -23,8 +23,6 @@ struct Shared {
     rules: Mutex<Rules>,
     changed: Condvar,
     passed: AtomicU64,
-    /// How many connections there were.
-    opened: AtomicU64,
 }
 
 #[derive(Default)]
@@ -33,8 +31,6 @@ struct Rules {
     allowed: [Option<usize>; 2],
     /// The pause before each byte to the client.
     drip: Option<Duration>,
-    /// How many of the first connections let nothing pass any more.
-    stranded: u64,
     stopped: bool,
 }
 
@@ -50,10 +46,9 @@ impl Relay {
         let shared = Arc::new(Shared::default());
         let host = Arc::clone(&shared);
         let bridge = Bridge::start("relay", target, move |streams| {
-            let number = host.opened.fetch_add(1, Ordering::SeqCst);
             [Direction::ToClient, Direction::ToServer].map(|direction| {
                 let (host, streams) = (Arc::clone(&host), streams.clone());
-                Box::new(move || host.pump(&streams, direction, number)) as Pump
+                Box::new(move || host.pump(&streams, direction)) as Pump
             })
         });
         Relay { shared, bridge }
@@ -69,11 +64,6 @@ impl Relay {
         self.bridge.port()
     }
 
-    /// How many connections were accepted so far.
-    pub fn connections_accepted(&self) -> u64 {
-        self.bridge.connections_accepted()
-    }
-
     /// How many bytes were passed on to clients so far.
     pub fn bytes_to_clients(&self) -> u64 {
         self.shared.passed.load(Ordering::SeqCst)
@@ -82,13 +72,6 @@ impl Relay {
     /// Lets `bytes` more pass to clients, and holds back what follows.
     pub fn hold_after(&self, bytes: usize) {
         self.change(|rules| rules.allowed[0] = Some(bytes));
-    }
-
-    /// Lets no byte pass any more over the connections that are open now: they are half-open. Later
-    /// ones work.
-    pub fn strand_all(&self) {
-        let opened = self.shared.opened.load(Ordering::SeqCst);
-        self.change(|rules| rules.stranded = opened);
     }
 
     /// Passes bytes to clients one by one, with a pause before each.
@@ -101,11 +84,6 @@ impl Relay {
         self.change(|rules| (rules.allowed, rules.drip) = ([None; 2], None));
     }
 
-    /// Ends all connections.
-    pub fn cut_all(&self) {
-        self.bridge.cut_all();
-    }
-
     fn change(&self, change: impl FnOnce(&mut Rules)) {
         change(&mut self.shared.rules.lock());
         self.shared.changed.notify_all();
@@ -113,7 +91,7 @@ impl Relay {
 }
 
 impl Shared {
-    fn pump(&self, streams: &Streams, direction: Direction, number: u64) {
+    fn pump(&self, streams: &Streams, direction: Direction) {
         let Streams { client, server } = streams;
         let (mut from, mut to): (&TcpStream, &TcpStream) = match direction {
             Direction::ToClient => (server, client),
@@ -123,7 +101,7 @@ impl Shared {
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             let mut rest = &buffer[..count];
             while !rest.is_empty() {
-                let Some(part) = self.may_pass(direction, rest.len(), number) else {
+                let Some(part) = self.may_pass(direction, rest.len()) else {
                     return;
                 };
                 if to.write_all(&rest[..part]).is_err() {
@@ -139,7 +117,7 @@ impl Shared {
 
     /// Waits until bytes of this connection may pass, and returns how many; `None` at the end of
     /// the proxy.
-    fn may_pass(&self, direction: Direction, count: usize, number: u64) -> Option<usize> {
+    fn may_pass(&self, direction: Direction, count: usize) -> Option<usize> {
         let mut rules = self.rules.lock();
         if let (Direction::ToClient, Some(pause)) = (direction, rules.drip) {
             self.changed.wait_for(&mut rules, pause);
@@ -152,10 +130,6 @@ impl Shared {
         loop {
             if rules.stopped {
                 return None;
-            }
-            if number < rules.stranded {
-                self.changed.wait(&mut rules);
-                continue;
             }
             match &mut rules.allowed[usize::from(direction == Direction::ToServer)] {
                 None => return Some(count),

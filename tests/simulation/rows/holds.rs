@@ -216,7 +216,7 @@ fn wait_at_risk_returns_at_its_time() {
 
 /// A hold is renewed until then, and its last lease runs out.
 #[test]
-fn max_hold_is_a_limit_to_the_microsecond() {
+fn row_10_max_hold_is_a_limit_to_the_microsecond() {
     in_scenes(100, |_| {
         let (lease, limit) = (SECOND * 3 / 2, 2 * SECOND + some(5 * SECOND));
         let locks = locks(|builder| builder.lease(lease));

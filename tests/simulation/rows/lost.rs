@@ -20,7 +20,7 @@ pub(super) fn ends_after(world: &World, moment: Duration, span: Duration) {
 
 /// A second release finds no key, since the first one was executed.
 #[test]
-fn a_release_whose_answer_is_lost_is_sent_again_and_is_no_loss() {
+fn row_12_a_release_whose_answer_is_lost_is_sent_again_and_is_no_loss() {
     in_scenes(200, |world| {
         let locks = locks(|builder| builder);
         let guard = locks.lock("a").expect("locks");

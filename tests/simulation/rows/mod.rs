@@ -6,6 +6,7 @@ mod calls;
 mod copies;
 mod handing;
 mod holds;
+mod leases;
 mod lost;
 mod maps;
 mod nodes;
@@ -15,6 +16,7 @@ mod stops;
 mod switches;
 mod waiters;
 mod waits;
+mod wire;
 
 use std::rc::Rc;
 use std::time::Duration;

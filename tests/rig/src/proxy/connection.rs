@@ -35,8 +35,6 @@ pub(crate) struct ProxiedConnection {
     client: TcpStream,
     /// Whether a fault has struck one of its commands.
     struck: AtomicBool,
-    /// Whether nothing passes over this connection any more.
-    stranded: AtomicBool,
     /// Whether the client is a replica, which has asked for the stream of all changes. That stream
     /// has no replies, and not even whole frames: what is left passes as it is.
     is_replica: AtomicBool,
@@ -71,7 +69,6 @@ impl ProxiedConnection {
         let connection = Arc::new(Self {
             client,
             struck: AtomicBool::new(false),
-            stranded: AtomicBool::new(false),
             is_replica: AtomicBool::new(false),
             pending: Mutex::default(),
             changed: Condvar::new(),
@@ -92,17 +89,6 @@ impl ProxiedConnection {
             let _ = server.shutdown(Shutdown::Both);
         }
         self.changed.notify_all();
-    }
-
-    /// From now on nothing passes, not even the end of the connection.
-    pub(crate) fn strand(&self) {
-        self.stranded.store(true, Ordering::SeqCst);
-        self.wake();
-    }
-
-    /// Whether nothing passes, for all connections or for this one.
-    fn is_hole(&self, shared: &Shared) -> bool {
-        shared.is_black_hole() || self.stranded.load(Ordering::SeqCst)
     }
 
     /// Makes the threads check the proxy's switches again.
@@ -143,7 +129,8 @@ impl ProxiedConnection {
             self.is_replica.store(true, Ordering::SeqCst);
             return self.server(shared).is_some() && self.write_up(command);
         }
-        if let Some(reply) = road::of_cluster(&args, shared.port).filter(|_| !self.is_hole(shared))
+        if let Some(reply) =
+            road::of_cluster(&args, shared.port).filter(|_| !shared.is_black_hole())
         {
             // No test counts this command, and no fault strikes it.
             self.expect([Expected::Answer(reply)]);
@@ -154,7 +141,7 @@ impl ProxiedConnection {
         }
         let fault = match shared.decide(&args) {
             Decision::Discard => return true,
-            _ if self.is_hole(shared) => return true,
+            _ if shared.is_black_hole() => return true,
             Decision::Forward => None,
             Decision::Spoil(fault) => Some(fault),
         };
@@ -239,7 +226,7 @@ impl ProxiedConnection {
     /// Passes the end of the client's stream on to the server, once no black hole holds it back.
     fn end_upstream(&self, shared: &Shared) {
         let mut pending = self.pending.lock();
-        while self.is_hole(shared) && !pending.closed {
+        while shared.is_black_hole() && !pending.closed {
             self.changed.wait(&mut pending);
         }
         let Some(server) = &pending.server else {
@@ -283,7 +270,7 @@ impl ProxiedConnection {
     /// Passes replies from the queue to the client, until nothing more can come.
     fn pump_out(&self, shared: &Shared) {
         while let Some((reply, fault)) = self.next_reply(shared) {
-            if !self.is_hole(shared) {
+            if !shared.is_black_hole() {
                 self.deliver(&reply, fault, shared);
             }
         }
@@ -301,7 +288,7 @@ impl ProxiedConnection {
                 if let Some(next) = pending.take_next() {
                     return Some(next);
                 }
-                if pending.server_ended && !self.is_hole(shared) {
+                if pending.server_ended && !shared.is_black_hole() {
                     return None;
                 }
             }

@@ -105,22 +105,17 @@ impl Proxy {
 
     /// Applies `fault` to the next `command`.
     pub fn on(&self, command: &str, fault: Fault) {
-        self.arm(command, 0, Some(1), fault);
-    }
-
-    /// Applies `fault` to the `nth` `command` from now, the next being the first.
-    pub fn on_nth(&self, command: &str, nth: u64, fault: Fault) {
-        self.arm(command, nth - 1, Some(1), fault);
+        self.arm(command, Some(1), fault);
     }
 
     /// Applies `fault` to each of the next `times` `command`s.
     pub fn on_times(&self, command: &str, times: u64, fault: Fault) {
-        self.arm(command, 0, Some(times), fault);
+        self.arm(command, Some(times), fault);
     }
 
     /// Applies `fault` to every `command` that no other rule fires for.
     pub fn always(&self, command: &str, fault: Fault) {
-        self.arm(command, 0, None, fault);
+        self.arm(command, None, fault);
     }
 
     /// Forgets all rules. A fault whose command has arrived already still happens.
@@ -136,12 +131,6 @@ impl Proxy {
     pub fn black_hole(&self, on: bool) {
         self.shared.black_hole.store(on, Ordering::SeqCst);
         self.shared.for_each_connection(ProxiedConnection::wake);
-    }
-
-    /// From now on nothing passes over the connections that are open, in either direction, not even
-    /// their end: as after a firewall has dropped them. New connections work.
-    pub fn strand_all(&self) {
-        self.shared.for_each_connection(ProxiedConnection::strand);
     }
 
     /// While on, nothing listens, so that connects are refused; present connections stay. Returns
@@ -236,8 +225,8 @@ impl Proxy {
         }
     }
 
-    fn arm(&self, command: &str, skip: u64, left: Option<u64>, fault: Fault) {
-        self.shared.rules.lock().arm(command, skip, left, fault);
+    fn arm(&self, command: &str, left: Option<u64>, fault: Fault) {
+        self.shared.rules.lock().arm(command, left, fault);
     }
 }
 
