@@ -16,7 +16,7 @@ mod cluster;
 // The proxy: each fault, its rules, black holes, refused connects.
 mod proxy;
 
-// Worker processes: stop, kill, what the panic of a test shows of them.
+// Worker processes: stop, kill.
 mod worker;
 
 // `eventually` and `within` have an end.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::Value;
-use relatch_rig::{LONG, MASTER, Sentinels, Server, Setup, eventually, server_version};
+use relatch_rig::{LONG, MASTER, Sentinels, Server, Setup, eventually};
 
 use crate::client::{connect, set};
 
@@ -74,15 +74,4 @@ fn servers_can_be_behind_proxies() {
     let master = sentinels.fail_over();
     sentinels.until_in_sync();
     assert!(is_named(master));
-}
-
-#[test]
-fn sentinels_are_of_their_version() {
-    // What the other tests here take seconds for is quick from this version on.
-    let sentinels = Sentinels::with(Setup {
-        replicas: 0,
-        ..Setup::default()
-    });
-    let debug = sentinels.sentinel(0).command(&["SENTINEL", "DEBUG"]);
-    assert_eq!(debug.is_ok(), server_version() >= (7, 0));
 }

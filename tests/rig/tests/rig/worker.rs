@@ -28,12 +28,3 @@ fn a_stopped_worker_does_nothing_and_a_killed_one_is_gone() {
     worker.kill();
     assert!(!worker.wait(LONG).success());
 }
-
-/// Here the worker's output always ends before its errors. (Usually that is a matter of luck.)
-#[test]
-#[should_panic(expected = "the last words")]
-fn what_a_worker_prints_after_its_output_has_ended_is_in_the_panic_of_its_parent() {
-    let dying = ["sh", "-c", "exec >&-; sleep 0.3; echo the last words >&2"];
-    let worker = Worker::spawn_under(&dying, "nobody", &[]);
-    worker.expect_line("anything", LONG);
-}
