@@ -48,16 +48,16 @@ fn command() -> clap::Command {
     })
 }
 
-/// What all commands have.
+/// The options of all commands.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
-    /// Where Redis is: `redis://[user:password@]host[:port][/db]`, `rediss://` for TLS, `unix://`,
-    /// `redis+sentinel://`, `redis+cluster://` [default: what --redis-file, `RELATCH_URL` or
-    /// `REDIS_URL` says, else `redis://127.0.0.1/`]. Others on the machine can read a command line:
-    /// a password belongs into the variable or the file
+    /// The Redis to use: `redis://[user:password@]host[:port][/db]`, `rediss://` for TLS, `unix://`,
+    /// `redis+sentinel://`, `redis+cluster://` [default: --redis-file, `RELATCH_URL`, `REDIS_URL`,
+    /// or `redis://127.0.0.1/`, in this order]. Other users of the machine can read a command line:
+    /// put a password into the variable or the file
     #[arg(long, global = true, value_name = "URL", help_heading = "Redis")]
     pub(crate) redis: Option<String>,
-    /// Reads the URL from a file, and its password anew for each connection
+    /// Read the URL from a file, and its password again for each connection
     #[arg(
         long,
         global = true,
@@ -69,8 +69,8 @@ pub(crate) struct Common {
     /// That URL, if the file can be read only once.
     #[arg(skip)]
     pub(crate) piped: OnceLock<String>,
-    /// The authorities whose certificates are trusted, in PEM form [default: those of the system,
-    /// or of the file that `SSL_CERT_FILE` names]
+    /// Trust the certificate authorities in this PEM file [default: those of the system, or of the
+    /// file that `SSL_CERT_FILE` names]
     #[arg(
         long,
         global = true,
@@ -79,7 +79,7 @@ pub(crate) struct Common {
         help_heading = "Redis"
     )]
     pub(crate) cacert: Option<PathBuf>,
-    /// The certificate that Redis is shown, in PEM form
+    /// Present the certificate in this PEM file to Redis
     #[arg(
         long,
         global = true,
@@ -88,7 +88,7 @@ pub(crate) struct Common {
         help_heading = "Redis"
     )]
     pub(crate) cert: Option<PathBuf>,
-    /// Its private key [default: in the file of the certificate]
+    /// The private key of that certificate [default: in the same file]
     #[arg(
         long,
         global = true,
@@ -98,7 +98,7 @@ pub(crate) struct Common {
         requires = "cert"
     )]
     pub(crate) cert_key: Option<PathBuf>,
-    /// The name that the certificate of Redis must have [default: the host of the URL]
+    /// The name that the certificate of Redis must carry [default: the host of the URL]
     #[arg(
         long,
         global = true,
@@ -107,7 +107,7 @@ pub(crate) struct Common {
         help_heading = "Redis"
     )]
     pub(crate) sni: Option<String>,
-    /// The text that each key begins with in Redis
+    /// The prefix of every key in Redis
     #[arg(
         long,
         global = true,
@@ -118,36 +118,36 @@ pub(crate) struct Common {
         help_heading = "Redis"
     )]
     pub(crate) prefix: String,
-    /// Says nothing about a busy lock, or about what is well
+    /// Say nothing about a busy lock, or about success
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
 }
 
-/// The options of the commands that answer.
+/// The options of the commands that answer a question.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Answer {
-    /// Writes JSON, one object a line
+    /// Write JSON, one object a line
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cmd {
-    /// Runs a command under a lock
+    /// Run a command under a lock
     Run(Box<Run>),
-    /// Inside of a job: are the locks still ours?
+    /// In a job: tell whether the job still holds its locks
     Confirm(Confirm),
-    /// Who has a lock
+    /// Show who holds a lock
     Holder(Holder),
-    /// The locks that are in Redis
+    /// List the locks in Redis
     Ls(Ls),
-    /// Waits until a lock is free, without taking it
+    /// Wait until a lock is free, without taking it
     Wait(Wait),
-    /// Deletes a lock that somebody else holds
+    /// Delete a lock that somebody else holds
     ForceUnlock(ForceUnlock),
-    /// Looks for what is wrong with the Redis, the network and the rights
+    /// Check the Redis, the network and the rights
     Doctor(Doctor),
-    /// Prints the manual page or completions
+    /// Print the manual page or completions
     #[command(hide = true)]
     Generate(Generate),
 }
@@ -160,105 +160,105 @@ pub(crate) enum Cmd {
 #[command(override_usage = "relatch run [OPTIONS] KEY [--] CMD [ARG]...
        relatch run [OPTIONS] KEY -c LINE")]
 pub(crate) struct Run {
-    /// Does not wait for a busy lock
+    /// Fail at once if the lock is busy
     #[arg(short, long, visible_alias = "nb", overrides_with = "wait")]
     pub(crate) nonblock: bool,
-    /// How long to wait for a busy lock; 0 is --nonblock [default: for ever]. An outage of Redis
-    /// meanwhile is bridged
+    /// How long to wait for a busy lock; 0 is --nonblock [default: for ever]. The wait goes on
+    /// through an outage of Redis
     #[arg(short, long, visible_alias = "timeout", value_name = "SPAN", value_parser = span::parse)]
     pub(crate) wait: Option<Duration>,
-    /// How long Redis may be away at the start, before it is exit code 69. It is tried each second
-    /// [default: once]
+    /// How long to retry, once a second, if Redis is unreachable at the start; then exit with 69
+    /// [default: try once]
     #[arg(long, value_name = "SPAN", default_value = "0", hide_default_value = true, value_parser = span::parse)]
     pub(crate) connect_within: Duration,
-    /// The exit code for a lock that was busy until the end
+    /// The exit code if the lock is busy until the wait ends [default: 75]
     #[arg(short = 'E', long, value_name = "N")]
     pub(crate) conflict_exit_code: Option<u8>,
-    /// A busy lock is no failure, and nothing to speak of: -E 0 -q
+    /// Treat a busy lock as success, in silence: -E 0 -q
     #[arg(short = 'x', long)]
     pub(crate) busy_ok: bool,
-    /// Another key: all are locked, or none
+    /// Another key to lock: the job gets all of its locks, or none
     #[arg(short, long = "key", value_name = "KEY")]
     pub(crate) keys: Vec<String>,
-    /// At most N jobs at a time, 1 to 64, over all machines. Each has a number of its own, in
-    /// `RELATCH_SLOT`. Without this option, KEY is another lock
+    /// Run at most N jobs at a time on all machines together, 1 to 64. Each job finds its number
+    /// in `RELATCH_SLOT`. Without this option, KEY names another lock
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<u8>::new().range(1..=64), conflicts_with_all = ["shared", "exclusive", "keys", "fence"])]
     pub(crate) slots: Option<u8>,
-    /// A reader's lock: others have it at the same time with --shared, 64 at most, and nobody with
-    /// --exclusive. Without either, KEY is another lock
+    /// Take a shared (read) lock: up to 64 jobs hold it together with --shared, and none with
+    /// --exclusive. Without either option, KEY names another lock
     #[arg(long, conflicts_with_all = ["exclusive", "keys", "fence"])]
     pub(crate) shared: bool,
-    /// A writer's lock: nobody else has it with --shared or --exclusive. Without either, KEY is
-    /// another lock
+    /// Take an exclusive (write) lock: nobody else holds it with --shared or --exclusive. Without
+    /// either option, KEY names another lock
     #[arg(short = 'e', long, conflicts_with = "keys")]
     pub(crate) exclusive: bool,
-    /// How long Redis keeps the lock after this process has died [default: 30s, or `--at-least` if
-    /// that is longer]
+    /// How long Redis keeps the lock after this process dies [default: 30s, or --at-least if that
+    /// is longer]
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) lease: Option<Duration>,
-    /// Ends a job that runs for longer (exit code 124); 0 is no limit
+    /// Terminate a job that runs for longer, and exit with 124; 0 is no limit
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) max_hold: Option<Duration>,
-    /// How long the lock stays taken at least, also if the job is done sooner, or fails, but not if
-    /// it cannot be started. After a crash, it stays taken for as long, unless --lease is shorter
+    /// Keep the lock for at least this long, even if the job ends sooner or fails (but not if it
+    /// cannot be started). After a crash, the lock stays for as long, unless --lease is shorter
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) at_least: Option<Duration>,
-    /// Gives the job a fencing token, in `RELATCH_FENCE`
+    /// Give the job a fencing token in `RELATCH_FENCE`
     #[arg(long)]
     pub(crate) fence: bool,
-    /// What the job gets when the lock is about to be lost, or is lost
+    /// The signal to send to the job when its lock is lost, or about to be
     #[arg(short, long, value_name = "SIGNAL", default_value = "TERM", value_parser = signal)]
     pub(crate) signal: i32,
-    /// How long after that signal the job is killed, at most a third of the lease [default: 5s].
-    /// If the key is deleted or another has it: 1s at most
+    /// Kill the job this long after that signal, at most a third of the lease [default: 5s]. If the
+    /// key was deleted or taken, at most 1s
     #[arg(long, value_name = "SPAN", value_parser = span::parse)]
     pub(crate) kill_after: Option<Duration>,
-    /// What becomes of a job whose lock is lost
+    /// What to do with a job whose lock is lost
     #[arg(long, value_name = "WHAT", default_value = "kill")]
     pub(crate) on_lost: OnLost,
-    /// The job stays in this process's group, as below flock. The default if there is a terminal:
-    /// `/dev/tty` opens, or the input is one
+    /// Leave the job in this process group, as flock does. The default if there is a terminal:
+    /// `/dev/tty` opens, or the standard input is one
     #[arg(long)]
     pub(crate) foreground: bool,
-    /// Appends one JSON object on what happened to a file, or writes it to a descriptor: `fd:3`,
-    /// which the shell opens for appending (`3>>file`)
+    /// Append one JSON object that says what happened to a file, or write it to a descriptor:
+    /// `fd:3`, which the shell opens for appending (`3>>file`)
     #[arg(long, value_name = "FILE|fd:N")]
     pub(crate) report: Option<String>,
-    /// A lock that a run around this one has is busy (75), and no reason to run at once
+    /// Treat a lock that an outer run holds as busy (75), rather than run at once
     #[arg(long)]
     pub(crate) no_reentry: bool,
-    /// Says what it does
+    /// Say what happens
     #[arg(short, long)]
     pub(crate) verbose: bool,
-    /// The standard output is the job's
+    /// The standard output belongs to the job
     #[arg(long, hide = true, action = ArgAction::SetTrue, value_parser = UnknownArgumentValueParser::suggest_arg("--report"))]
     json: Option<String>,
-    /// `flock` has this; here, the job never has the lock in a descriptor
+    /// For scripts written for `flock`: here, no descriptor holds the lock
     #[arg(short = 'o', long = "close", hide = true)]
     close: bool,
-    /// A line for the shell, in place of a command: for $SHELL -c
+    /// Pass this line to $SHELL -c, in place of a command
     #[arg(short = 'c', long = "command", value_name = "LINE")]
     pub(crate) line: Option<OsString>,
-    /// The lock. With --slots, --shared or --exclusive, it is another lock than without
+    /// The lock. With --slots, --shared or --exclusive, the same KEY names another lock
     pub(crate) key: String,
-    /// The command and its arguments. Options end where it begins
+    /// The command and its arguments. Options of relatch stand before it
     #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLost {
-    /// It gets the signal, and is killed
+    /// Send the signal, then kill it
     Kill,
-    /// It goes on, and the exit code is 76
+    /// Let it finish, and exit with 76
     Warn,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Confirm {
-    /// The lock [default: all that the job, and the runs around it, were started with]
+    /// The lock [default: all locks of the job, and of the runs around it]
     pub(crate) key: Option<String>,
-    /// For how long it has to be ours at least
+    /// Require that the locks stay valid for at least this long
     #[arg(long = "for", value_name = "SPAN", default_value = "0", value_parser = span::parse)]
     pub(crate) span: Duration,
     #[command(flatten)]
@@ -278,16 +278,16 @@ pub(crate) struct Ls {
     /// Only keys that begin with this
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) begin: String,
-    /// Also what cannot be a lock: keys that never expire, or that are no strings
+    /// Include keys that cannot be locks: those that never expire, or are not strings
     #[arg(long)]
     pub(crate) all: bool,
-    /// The order of the lines. (Redis does not know for how long a lock has been held)
+    /// The order of the lines. (Redis does not record how long a lock has been held)
     #[arg(long, value_name = "BY", default_value = "key")]
     pub(crate) sort: Sort,
-    /// Again and again, until it is interrupted [default: each 2s]
+    /// Repeat until interrupted [default: every 2s]
     #[arg(long, value_name = "SPAN", num_args = 0..=1, require_equals = true, default_missing_value = "2", value_parser = span::parse)]
     pub(crate) watch: Option<Duration>,
-    /// How long to go through the keys of Redis, before it is a failure
+    /// How long the scan of the keys may take
     #[arg(long, value_name = "SPAN", default_value = "1m", value_parser = span::parse)]
     pub(crate) limit: Duration,
     #[command(flatten)]
@@ -298,7 +298,7 @@ pub(crate) struct Ls {
 pub(crate) enum Sort {
     /// By name
     Key,
-    /// What expires first comes first
+    /// By the time left, shortest first
     Left,
     /// By holder: host, process, thread
     Holder,
@@ -308,7 +308,7 @@ pub(crate) enum Sort {
 pub(crate) struct Wait {
     /// The lock
     pub(crate) key: String,
-    /// For how long at most [default: for ever]
+    /// How long to wait [default: for ever]
     #[arg(short = 'w', long = "wait", visible_alias = "timeout", value_name = "SPAN", value_parser = span::parse)]
     pub(crate) limit: Option<Duration>,
     #[command(flatten)]
@@ -319,11 +319,11 @@ pub(crate) struct Wait {
 pub(crate) struct ForceUnlock {
     /// The lock
     pub(crate) key: String,
-    /// Only if this token still has it: what `holder` shows, also with `hex:` in front of bytes
-    /// that cannot be seen
+    /// Delete it only if this token still holds it: the token that `holder` shows, which begins
+    /// with `hex:` if it is not text
     #[arg(long, value_name = "TOKEN")]
     pub(crate) if_token: Option<String>,
-    /// Does not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     pub(crate) yes: bool,
     #[command(flatten)]
@@ -377,8 +377,8 @@ fn signal(text: &str) -> Result<i32, String> {
     match found {
         Some((name, number)) if *name != "STOP" => Ok(*number),
         _ => Err(
-            "no signal that ends a process: write TERM, INT, HUP, QUIT, USR1, USR2 or KILL (the -s of \
-             flock is --shared here)"
+            "not a signal that ends a process: write TERM, INT, HUP, QUIT, USR1, USR2 or KILL (for the -s \
+             of flock, write --shared)"
                 .to_owned(),
         ),
     }

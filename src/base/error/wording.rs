@@ -20,7 +20,7 @@ pub(super) fn doing(action: &str, key: Option<&str>) -> String {
 pub(super) fn invalid(option: &str, value: Option<&str>, reason: &str) -> String {
     match value {
         Some(value) => format!("option `{option}` cannot be {value}: {reason}"),
-        None => format!("option `{option}` has a value that cannot work: {reason}"),
+        None => format!("option `{option}` is not valid: {reason}"),
     }
 }
 
@@ -88,9 +88,6 @@ mod tests {
             invalid("wait", Some("5s"), "no"),
             "option `wait` cannot be 5s: no"
         );
-        assert_eq!(
-            invalid("url", None, "no"),
-            "option `url` has a value that cannot work: no"
-        );
+        assert_eq!(invalid("url", None, "no"), "option `url` is not valid: no");
     }
 }

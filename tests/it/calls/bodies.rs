@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
-use relatch::{Error, LockGuard, LockManager, LostCause};
-use relatch_rig::Server;
+use relatch::{DetachedHold, Error, LockGuard, LockManager, LostCause};
 
-use crate::support::{assert_lost, connect, server_for, without};
+use crate::support::assert_lost;
+
+/// Nobody in this thread has the lock `name` until the result is dropped.
+fn busy(locks: &LockManager, name: &str) -> DetachedHold {
+    let guard = locks.lock(name).expect("locks");
+    guard.detach().expect("detaches")
+}
 
 /// Calls `check` in another thread, which holds nothing.
 fn elsewhere<T: Send>(check: impl FnOnce() -> T + Send) -> T {
@@ -54,7 +59,7 @@ impl From<Error> for Failure {
 #[test]
 fn an_error_of_a_lock_that_was_not_taken_says_that_no_body_ran() {
     let locks = LockManager::in_memory();
-    let _held = elsewhere(|| locks.lock("a").expect("locks").detach().expect("detaches"));
+    let _held = busy(&locks, "a");
     locks
         .with_lock("b", || ())
         .expect("a closure that ran before changes nothing");
@@ -76,44 +81,11 @@ fn an_error_of_a_lock_that_was_not_taken_says_that_no_body_ran() {
     assert!(error.is_redis_failure() && !error.body_ran(), "{error:?}");
 }
 
-/// The errors that only a server or another thread brings.
-#[test]
-fn each_error_that_keeps_a_body_from_running_says_so() {
-    let says = |locks: &LockManager, key: &str| {
-        let error = locks
-            .with_lock(key, || unreachable!())
-            .expect_err("not taken");
-        assert!(!error.body_ran(), "{error:?}");
-        error
-    };
-    let server = Server::start();
-    let (first, second) = (connect(&server), connect(&server));
-    let guard = first.lock("a").expect("locks");
-    let circle = second.lock("a").expect_err("this thread has it");
-    assert!(matches!(circle, Error::WouldDeadlock { .. }) && circle.body_ran());
-    drop(guard);
-    assert!(first.shutdown(Duration::ZERO).is_empty());
-    assert!(matches!(says(&first, "a"), Error::Stopped { .. }));
-    let (_refuses, url) = server_for(&without(&["+set"]));
-    let refused = LockManager::builder(&url)
-        .build_lazily()
-        .expect("sends nothing");
-    assert!(matches!(says(&refused, "a"), Error::Refused { .. }));
-    #[cfg(feature = "tls")]
-    {
-        let url = format!("rediss://127.0.0.1:{}/", server.port());
-        let plain = LockManager::builder(&url)
-            .build_lazily()
-            .expect("sends nothing");
-        assert!(matches!(says(&plain, "a"), Error::Tls { .. }));
-    }
-}
-
 /// The answer to a worker's or a web handler's question must not change on the way to it.
 #[test]
 fn what_an_error_says_of_work_is_the_same_later_and_in_another_thread() {
     let locks = LockManager::in_memory();
-    let _held = elsewhere(|| locks.lock("b").expect("locks").detach().expect("detaches"));
+    let _held = busy(&locks, "b");
     let brief = |key: &str| {
         let lock = locks.named(key).wait(Duration::from_millis(1));
         lock.with_lock(|| ())
@@ -129,7 +101,7 @@ fn what_an_error_says_of_work_is_the_same_later_and_in_another_thread() {
 #[test]
 fn the_locks_of_a_set_that_was_not_taken_count_as_no_work() {
     let locks = LockManager::in_memory();
-    let _held = elsewhere(|| locks.lock("b").expect("locks").detach().expect("detaches"));
+    let _held = busy(&locks, "b");
     let set = locks
         .several(["a", "b"])
         .options(|lock| lock.wait(Duration::from_millis(1)));
@@ -157,33 +129,11 @@ fn a_program_makes_the_errors_that_its_fake_returns() {
     assert!(lost.is_lost() && lost.body_ran());
 }
 
-/// What the program may not do is found out before the closure begins, as a busy lock is.
-#[test]
-fn the_error_of_a_key_that_is_no_lock_says_whether_a_body_ran() {
-    let server = Server::start();
-    server.query::<()>(&["RPUSH", "lock:a", "1"]);
-    let locks = connect(&server);
-    let list = || locks.with_lock("a", || unreachable!());
-    let error: Error = list().expect_err("that is a list");
-    assert!(
-        matches!(error, Error::NotALock { .. }) && !error.body_ran(),
-        "{error:?}"
-    );
-    let inside = locks.with_lock_result("b", |_| -> Result<(), Error> { list() });
-    assert!(inside.expect_err("that is a list").body_ran());
-}
-
 /// A program may do without closures.
 #[test]
 fn an_error_that_comes_past_a_guard_says_that_work_may_be_done() {
     let locks = LockManager::in_memory();
-    let _held = elsewhere(|| {
-        locks
-            .lock("busy")
-            .expect("locks")
-            .detach()
-            .expect("detaches")
-    });
+    let _held = busy(&locks, "busy");
     let busy = || {
         locks
             .named("busy")
@@ -224,7 +174,7 @@ fn the_error_of_a_release_says_that_work_may_be_done() {
     let locks = LockManager::in_memory();
     let guard = locks.lock("a").expect("locks");
     let set = locks.several(["b", "c"]).lock().expect("locks");
-    let hold = locks.lock("d").expect("locks").detach().expect("detaches");
+    let hold = busy(&locks, "d");
     let memory = locks.memory().expect("in memory");
     for key in ["a", "b", "d"] {
         assert!(memory.lose(key, LostCause::Deleted));
@@ -250,13 +200,7 @@ fn the_error_of_a_release_says_that_work_may_be_done() {
 #[test]
 fn an_error_that_comes_out_of_a_body_says_that_it_ran() {
     let locks = LockManager::in_memory();
-    let _held = elsewhere(|| {
-        locks
-            .lock("inner")
-            .expect("locks")
-            .detach()
-            .expect("detaches")
-    });
+    let _held = busy(&locks, "inner");
     let inner = || {
         locks
             .named("inner")
@@ -316,20 +260,6 @@ fn a_loss_says_that_work_may_be_done() {
         "{error:?}"
     );
     drop(outer);
-}
-
-/// The value of the closure is gone with an error; a variable around it is not.
-#[test]
-fn what_a_body_puts_into_a_variable_stays_though_the_lock_is_lost() {
-    let locks = LockManager::in_memory();
-    let mut receipt = None;
-    let result = locks.with_lock("a", || {
-        locks.named("a").force_unlock().map(drop)?;
-        receipt = Some(42);
-        Ok::<_, Error>(())
-    });
-    assert!(result.expect_err("lost").body_ran());
-    assert_eq!(receipt, Some(42));
 }
 
 /// An outer lock of the same name can only be that of another manager.

@@ -1,11 +1,11 @@
 //! Which commands lock, unlock and reentry send.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use relatch::{Owner, Unlocked};
 use relatch_rig::Server;
 
-use crate::support::connect;
+use crate::support::{Rig, connect};
 
 #[test]
 fn smoke() {
@@ -14,10 +14,9 @@ fn smoke() {
     let guard = locks.lock("a").expect("locks");
     let token = server.get("lock:a").expect("a key");
     assert_eq!(token, guard.token());
-    assert_eq!(
-        Owner::parse(&token).as_ref(),
-        Some(&relatch::Owner::current())
-    );
+    assert_eq!(Owner::parse(&token), Some(Owner::current()));
+    let host = hostname::get().expect("a name");
+    assert_eq!(*Owner::current().host, host.to_string_lossy());
     assert!((29_000..=30_000).contains(&server.pttl("lock:a")));
     assert!(guard.is_valid());
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -39,49 +38,43 @@ fn lock_and_unlock_are_two_commands_and_reentry_is_none() {
         0
     );
     assert_eq!(server.calls("get"), 10, "only from within the script");
-
     let outer = locks.lock("a").expect("locks");
     server.reset_stats();
     let inner: Vec<_> = (0..100).map(|_| locks.lock("a").expect("locks")).collect();
     assert_eq!(outer.depth(), 101);
     drop(inner);
-    assert_eq!(
-        server.total_calls(&["set", "get", "evalsha", "eval", "pttl"]),
-        0
-    );
+    let sent = server.total_calls(&["set", "get", "evalsha", "eval", "pttl"]);
+    assert_eq!(sent, 0);
     drop(outer);
     assert_eq!(server.calls("evalsha"), 1);
 }
 
 #[test]
-fn try_lock_on_a_busy_lock_sends_one_set_and_looks_once() {
+fn each_lock_costs_two_commands() {
+    let rig = Rig::new();
+    let all = rig.locks.several(["a", "b", "c"]);
+    drop(all.lock().expect("locks"));
+    let sent = rig.proxy.log().len();
+    all.lock().expect("locks").unlock().expect("unlocks");
+    let six = ["SET", "SET", "SET", "EVALSHA", "EVALSHA", "EVALSHA"];
+    assert_eq!(rig.proxy.log().split_off(sent), six);
+}
+
+#[test]
+fn a_single_try_and_a_wait_of_zero_send_one_set_and_look_once() {
     let server = Server::start();
     let (ours, theirs) = (connect(&server), connect(&server));
     let _held =
         std::thread::spawn(move || std::mem::forget(theirs.lock("a").expect("locks"))).join();
     ours.named("b").holder().expect("answers"); // Makes Redis load the script.
-    server.reset_stats();
-    assert!(ours.try_lock("a").expect("answers").is_none());
-    for once in ["set", "evalsha", "get", "pttl"] {
-        assert_eq!(server.calls(once), 1, "{once}");
+    let zero = || ours.named("a").try_lock_for(Duration::ZERO);
+    let tries: [&dyn Fn() -> _; 2] = [&|| ours.try_lock("a"), &zero];
+    for single in tries {
+        server.reset_stats();
+        assert!(single().expect("answers").is_none());
+        for once in ["set", "evalsha", "get", "pttl"] {
+            assert_eq!(server.calls(once), 1, "{once}");
+        }
+        assert_eq!(server.calls("eval"), 0);
     }
-    assert_eq!(server.calls("eval"), 0);
-}
-
-#[test]
-fn an_uncontended_lock_is_taken_without_a_pause() {
-    let server = Server::start();
-    let locks = connect(&server);
-    let times = (0..200).map(|_| {
-        let start = Instant::now();
-        let guard = locks.lock("a").expect("locks");
-        let took = start.elapsed();
-        drop(guard);
-        took
-    });
-    let best = times.min().expect("many");
-    assert!(
-        best < Duration::from_micros(400),
-        "{best:?}: as if the process paused for others each time"
-    );
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Builder, Error, LockManager, LostCause, Unlocked};
+use relatch::{Builder, Error, LockManager, LostCause, StopHandle, Unlocked};
 use relatch_rig::{LONG, Server, eventually, within};
 
 use crate::support::{
@@ -101,6 +101,8 @@ over_both! {
     a_parcel_is_adopted_once: |it| it;
     a_parcel_that_nobody_adopts_ends: |it| it.lease(LEASE);
     several_locks_are_all_taken_or_none: |it| it;
+    a_stopped_lock_is_refused_and_what_is_held_stays_held: |it| it;
+    a_thread_that_shuts_down_does_not_wait_for_itself: |it| it;
     a_manager_that_is_shut_down_can_give_back_what_is_held: |it| it;
     a_lost_hold_is_told_to_its_watcher_and_to_on_lost: |it| it.on_lost(|lost| {
         assert_eq!(lost.cause, LostCause::Deleted);
@@ -499,12 +501,48 @@ fn several_locks_are_all_taken_or_none(place: &Place) {
     assert!(place.is_free("a") && place.is_free("c"));
 }
 
+fn assert_stopped<T>(taken: &Result<T, Error>) {
+    assert!(matches!(taken, Err(Error::Stopped { .. })));
+}
+
+fn a_stopped_lock_is_refused_and_what_is_held_stays_held(place: &Place) {
+    let stop = StopHandle::new();
+    let [a, b] = ["a", "b"].map(|name| place.locks.named(name).stopped_by(&stop));
+    let guard = a.lock().expect("locks");
+    stop.stop();
+    assert!(guard.is_valid());
+    assert_eq!(a.lock().expect("re-enters").depth(), 2);
+    assert_stopped(&b.lock());
+    assert_stopped(&b.try_lock());
+    assert_stopped(&b.try_lock_for(PERIOD));
+    assert_stopped(&b.with_lock(|| panic!("it has no lock")));
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    assert_stopped(&a.lock());
+    assert!(place.is_free("a"), "this handle is not that of the manager");
+}
+
+fn a_thread_that_shuts_down_does_not_wait_for_itself(place: &Place) {
+    let guard = place.locks.lock("a").expect("locks");
+    let left = within(LONG, "it", || place.locks.shutdown(2 * MINUTE));
+    assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
+    let again = place.locks.lock("a").expect("what is held is re-entered");
+    drop(again);
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    assert_stopped(&place.locks.several(["b", "c"]).lock());
+}
+
 fn a_manager_that_is_shut_down_can_give_back_what_is_held(place: &Place) {
     let guard = place.locks.lock("a").expect("locks");
-    assert_eq!(place.locks.shutdown_and_release(Duration::ZERO).len(), 1);
-    assert!(place.locks.named("a").holder().expect("answers").is_none());
+    let hold = place.locks.lock("b").expect("locks").detach();
+    assert_eq!(place.locks.shutdown_and_release(Duration::ZERO).len(), 2);
+    for name in ["a", "b"] {
+        let holder = place.locks.named(name).holder();
+        assert!(holder.expect("answers").is_none());
+    }
     assert_lost(&guard.unlock(), LostCause::ShutDown);
-    assert!(matches!(place.locks.lock("a"), Err(Error::Stopped { .. })));
+    let attached = hold.expect("detaches").attach().map(drop);
+    assert_lost(&attached, LostCause::ShutDown);
+    assert_stopped(&place.locks.lock("a"));
 }
 
 /// The keys that `on_lost` was called for, over both stores.

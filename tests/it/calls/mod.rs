@@ -9,12 +9,8 @@ mod bodies;
 // Options, keys and addresses: which are refused, and which are unusual and work.
 pub(crate) mod input_validation;
 // Several locks at a time, and a lock inside of one that is lost.
-#[cfg(target_os = "linux")]
-pub(crate) mod several;
-// Waits that the program stops, and managers that are shut down.
-#[cfg(target_os = "linux")]
-pub(crate) mod stopping;
-// A hold that goes to another thread or process: `detach`, `attach`, `hand_over`, `adopt`.
+mod several;
+// A hold that goes to another process: `hand_over`, `adopt`.
 pub(crate) mod moved_holds;
 // Locks without a Redis: the controls for tests, `install_for_test`.
 mod in_memory;

@@ -14,13 +14,13 @@ use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
     SharedString, Unit,
 };
-use relatch::{Error, LockGuard, LockManager, LostCause, Stats};
+use relatch::{Builder, Error, LockGuard, LockManager, LostCause, Stats};
 use relatch_rig::{LONG, SetOnDrop, eventually, is_alone};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Subscriber};
 
-use crate::support::{ANSWER, MINUTE, Rig, behind, delete, occupy, renewals};
+use crate::support::{LEASE, MINUTE, PERIOD, renewals};
 
 /// A recorder that keeps the sum of each metric, and how many values a histogram got.
 #[derive(Clone, Default)]
@@ -28,9 +28,6 @@ struct Sums(Arc<Mutex<BTreeMap<String, f64>>>);
 
 /// The recorder panics at each metric.
 static PANICS: AtomicBool = AtomicBool::new(false);
-
-/// The recorder takes a lock the next time that a hold has ended.
-static TAKES: AtomicBool = AtomicBool::new(false);
 
 /// The recorder stands still at the next renewal.
 static STANDS_STILL: AtomicBool = AtomicBool::new(false);
@@ -55,10 +52,6 @@ impl Sums {
         // Hangs if the manager calls the recorder while it has one of its mutexes locked.
         if let Ok(locks) = relatch::installed() {
             drop((locks.stats(), locks.waiting(), locks.held()));
-        }
-        if name == "relatch_time_held_seconds_count" && TAKES.swap(false, Ordering::SeqCst) {
-            let locks = relatch::installed().expect("a manager");
-            locks.with_lock("another", || ()).expect("locks");
         }
         if name == "relatch_renewed_total" && STANDS_STILL.load(Ordering::SeqCst) {
             eventually(10 * LONG, "the test is done", || {
@@ -147,89 +140,97 @@ impl Recorder for Sums {
     }
 }
 
+/// A manager in memory, and the recorder of this process.
+fn recorded(change: impl FnOnce(Builder) -> Builder) -> (LockManager, Sums) {
+    let sums = Sums::default();
+    metrics::set_global_recorder(sums.clone()).expect("the only recorder");
+    let builder = change(LockManager::builder_in_memory());
+    (builder.build().expect("options that can work"), sums)
+}
+
 #[test]
-fn the_recorder_gets_what_the_statistics_count() {
+fn the_recorder_gets_the_statistics_of_each_class() {
     if !is_alone(
         module_path!(),
-        "the_recorder_gets_what_the_statistics_count",
+        "the_recorder_gets_the_statistics_of_each_class",
     ) {
         return;
+    }
+    thread_local! {
+        static BEHIND: RefCell<Option<LockGuard>> = const { RefCell::new(None) };
     }
     thread::spawn(|| {
         thread::sleep(3 * LONG);
         println!("the test hangs: the recorder was called while a mutex was locked");
         process::exit(1);
     });
-    let sums = Sums::default();
-    metrics::set_global_recorder(sums.clone()).expect("the only recorder");
-    let rig = Rig::renewing();
-    let at_once = sums.all();
-    for name in ["relatch_lost_total", "relatch_waiting"] {
-        assert_eq!(at_once.get(name), Some(&0.0), "an alert sees its growth");
+    let short = |builder: Builder| builder.lease(LEASE).renew_every(PERIOD);
+    let (locks, sums) = recorded(|builder| short(builder).classes(["a:", "b:"]));
+    let memory = locks.memory().expect("it is in memory");
+    // For Prometheus, an empty label is none. So there is none, as for a manager without classes.
+    let get = |name: &str, class: &str| match class {
+        "" => sums.all().get(&format!("relatch_{name}")).copied(),
+        class => {
+            let name = format!("relatch_{name}{{class=\"{class}\"}}");
+            sums.all().get(&name).copied()
+        }
+    };
+    for class in ["a:", "b:", ""] {
+        for name in ["lost_total", "acquired_total", "waiting", "held"] {
+            assert_eq!(get(name, class), Some(0.0), "an alert sees it grow");
+        }
     }
-    relatch::install(rig.locks.clone()).expect("the first");
-    let guard = rig.locks.lock("a").expect("locks");
-    drop(rig.locks.lock("a").expect("enters again"));
-    eventually(LONG, "it is renewed", || rig.locks.stats().renewed > 0);
+    relatch::install(locks.clone()).expect("the first");
+    let guard = locks.lock("a:1").expect("locks");
+    drop(locks.lock("a:1").expect("enters again"));
+    eventually(LONG, "it is renewed", || locks.stats().renewed > 0);
     thread::scope(|scope| {
-        let waits = behind(scope, || rig.locks.lock("a").map(drop));
-        assert_eq!(
-            (sums.get("relatch_waiting"), sums.get("relatch_held")),
-            (1.0, 1.0)
-        );
-        guard.unlock().expect("unlocks");
-        waits.join().expect("no panic").expect("locks");
+        let waits = scope.spawn(|| locks.lock("a:1").map(drop).expect("locks"));
+        eventually(LONG, "it waits", || get("waiting", "a:") > Some(0.0));
+        assert_eq!(get("held", "a:"), Some(1.0));
+        drop(guard);
+        waits.join().expect("no panic");
     });
-    occupy(&rig.server, "b", MINUTE);
-    assert!(
-        rig.locks
-            .named("b")
-            .try_lock_for(ANSWER)
-            .expect("answers")
-            .is_none()
-    );
-    let lost = rig.locks.lock("c").expect("locks");
-    eventually(LONG, "its key is tracked", || renewals(&rig.locks, "c") > 0);
-    delete(&rig.server, "c");
-    eventually(LONG, "it is lost", || !lost.is_valid());
+    let detached = locks.lock("b:1").expect("locks").detach();
+    let detached = detached.expect("the only guard");
+    let busy = locks.named("b:1").wait(PERIOD).lock();
+    busy.expect_err("it is busy");
+    thread::scope(|scope| {
+        scope.spawn(|| drop(detached.attach().expect("attaches")));
+    });
+    let parcel = locks.lock("b:2").expect("locks").hand_over();
+    assert_eq!(get("held", "b:"), Some(0.0));
+    let adopted = locks.adopt(&parcel.expect("hands over")).expect("adopts");
+    assert_eq!(get("held", "b:"), Some(1.0));
+    drop(adopted);
+    let lost = locks.lock("c").expect("locks");
+    assert!(memory.lose("c", LostCause::Deleted));
     drop(lost);
-    let before = rig.locks.stats();
-    let parcel = rig
-        .locks
-        .lock("e")
-        .expect("locks")
-        .hand_over()
-        .expect("hands over");
-    assert_eq!((rig.locks.stats().held, sums.get("relatch_held")), (0, 0.0));
-    let adopted = rig.locks.adopt(&parcel).expect("adopts");
-    assert_eq!((rig.locks.stats().held, sums.get("relatch_held")), (1, 1.0));
-    drop(adopted.detach().expect("detaches"));
-    let stats = rig.locks.stats();
-    let taken_and_given_back = (
-        stats.acquired - before.acquired,
-        stats.time_held.count - before.time_held.count,
-    );
-    assert_eq!(taken_and_given_back, (2, 2), "an adoption is one more hold");
-    rig.proxy.refuse(true);
-    rig.proxy.cut_all();
-    assert!(matches!(
-        rig.locks.lock("d"),
-        Err(Error::Unavailable { .. })
-    ));
-    rig.proxy.refuse(false);
-
-    // The counters of the statistics, each under its name.
-    let stats = rig.locks.stats();
-    assert!(stats.lost == 1 && stats.unavailable == 1 && stats.timed_out == 1 && stats.waited > 1);
+    memory.go_away(MINUTE);
+    locks.named("c").holder().expect_err("nothing answers");
+    memory.go_away(Duration::ZERO);
+    let stats = locks.stats();
+    assert_eq!((stats.lost, stats.unavailable, stats.timed_out), (1, 1, 1));
     assert_same(&sums, &stats);
-    for line in stats
-        .prometheus()
-        .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE "))
-    {
+    let text = stats.prometheus();
+    for line in text.lines().filter_map(|it| it.strip_prefix("# TYPE ")) {
         let name = line.split(' ').next().expect("a name");
         assert!(sums.get(&format!("help of {name}")) > 0.0, "{name}");
     }
+
+    // Nobody gives the first two back. The thread's map goes after its closure, so this waits for
+    // the end. The third guard goes later than the map, and is counted once.
+    let take = |name| locks.lock(name).expect("locks");
+    let ends = || {
+        ["a:2", "c"]
+            .into_iter()
+            .map(take)
+            .for_each(std::mem::forget);
+        BEHIND.set(Some(take("b:3")));
+    };
+    thread::scope(|scope| scope.spawn(ends).join().expect("no panic"));
+    let held = ["a:", "b:", ""].map(|class| get("held", class));
+    assert_eq!(held, [Some(0.0); 3]);
 }
 
 /// The recorder has the numbers of these statistics, and no others.
@@ -249,150 +250,28 @@ fn assert_same(sums: &Sums, stats: &Stats) {
 }
 
 #[test]
-fn the_recorder_gets_the_statistics_of_each_class() {
-    if !is_alone(
-        module_path!(),
-        "the_recorder_gets_the_statistics_of_each_class",
-    ) {
-        return;
-    }
-    let sums = Sums::default();
-    metrics::set_global_recorder(sums.clone()).expect("the only recorder");
-    let builder = LockManager::builder_in_memory().classes(["a:", "b:"]);
-    let locks = builder.build().expect("options that can work");
-    // For Prometheus, an empty label is none. So there is none, as for a manager without classes.
-    let series = |name: &str, class: &str| match class {
-        "" => format!("relatch_{name}"),
-        class => format!("relatch_{name}{{class=\"{class}\"}}"),
-    };
-    for class in ["a:", "b:", ""] {
-        for name in ["lost_total", "acquired_total", "waiting", "held"] {
-            let series = series(name, class);
-            assert_eq!(sums.all().get(&series), Some(&0.0), "an alert sees it grow");
-        }
-    }
-    let guard = locks.lock("a:1").expect("locks");
-    thread::scope(|scope| {
-        let waits = scope.spawn(|| locks.lock("a:1").map(drop).expect("locks"));
-        eventually(LONG, "it waits", || {
-            sums.get("relatch_waiting{class=\"a:\"}") > 0.0
-        });
-        assert!((sums.get("relatch_held{class=\"a:\"}") - 1.0).abs() < 1e-6);
-        drop(guard);
-        waits.join().expect("no panic");
-    });
-    let held = locks.lock("b:1").expect("locks");
-    locks.try_lock("b:1").expect("enters again");
-    let detached = held.detach().expect("the only guard");
-    thread::scope(|scope| {
-        scope.spawn(|| drop(detached.attach().expect("attaches")));
-    });
-    let lost = locks.lock("b:2").expect("locks");
-    let memory = locks.memory().expect("it is in memory");
-    memory.lose("b:2", LostCause::Deleted);
-    drop(lost);
-    assert_same(&sums, &locks.stats());
-
-    // Nobody gives these back. The thread's map goes after its closure, so this waits for the end.
-    let forget = |name| std::mem::forget(locks.lock(name).expect("locks"));
-    let forgets = || ["a:2", "c"].map(forget);
-    thread::scope(|scope| scope.spawn(forgets).join().expect("no panic"));
-    let held = ["a:", "b:", ""].map(|it| sums.get(&series("held", it)));
-    assert!(held.iter().all(|it| it.abs() < 1e-6), "{held:?}");
-}
-
-/// Nobody gives such a hold back. A guard that goes later than the thread's map is counted once.
-#[test]
-fn a_lock_whose_thread_has_ended_is_not_held_for_ever() {
-    if !is_alone(
-        module_path!(),
-        "a_lock_whose_thread_has_ended_is_not_held_for_ever",
-    ) {
-        return;
-    }
-    thread_local! {
-        static BEFORE: RefCell<Option<LockGuard>> = const { RefCell::new(None) };
-        static BEHIND: RefCell<Option<LockGuard>> = const { RefCell::new(None) };
-    }
-    let sums = Sums::default();
-    metrics::set_global_recorder(sums.clone()).expect("the only recorder");
-    let locks = LockManager::in_memory();
-    let outer = locks.lock("a").expect("locks");
-    let in_a_thread = |check: fn(&LockManager)| {
-        thread::scope(|scope| scope.spawn(|| check(&locks)).join().expect("no panic"));
-        assert!(
-            (sums.get("relatch_held") - 1.0).abs() < 1e-6,
-            "{:?}",
-            sums.all()
-        );
-    };
-    in_a_thread(|locks| std::mem::forget(locks.lock("b").expect("locks")));
-    in_a_thread(|locks| {
-        BEFORE.with_borrow(|none| assert!(none.is_none()));
-        BEFORE.set(Some(locks.lock("c").expect("locks")));
-    });
-    in_a_thread(|locks| BEHIND.set(Some(locks.lock("d").expect("locks"))));
-    drop(outer);
-    assert!(sums.get("relatch_held").abs() < 1e-6, "{:?}", sums.all());
-}
-
-#[test]
-fn a_recorder_that_takes_a_lock_does_not_find_the_one_that_was_handed_over() {
-    if !is_alone(
-        module_path!(),
-        "a_recorder_that_takes_a_lock_does_not_find_the_one_that_was_handed_over",
-    ) {
-        return;
-    }
-    metrics::set_global_recorder(Sums::default()).expect("the only recorder");
-    let locks = LockManager::in_memory();
-    relatch::install(locks.clone()).expect("the first");
-    let guard = locks.lock("a").expect("locks");
-    let watch = guard.watch();
-    TAKES.store(true, Ordering::SeqCst);
-    let _parcel = guard.hand_over().expect("hands over");
-    assert!(!TAKES.load(Ordering::SeqCst), "the recorder took a lock");
-    assert_eq!(watch.wait_lost(Duration::ZERO), None);
-    assert_eq!(locks.stats().acquired, 2);
-}
-
-#[test]
 fn a_recorder_that_panics_changes_nothing() {
     if !is_alone(module_path!(), "a_recorder_that_panics_changes_nothing") {
         return;
     }
-    let sums = Sums::default();
-    metrics::set_global_recorder(sums.clone()).expect("the only recorder");
     PANICS.store(true, Ordering::SeqCst);
     let _panics = tracing::dispatcher::set_default(&Dispatch::new(Spans::default()));
-    let rig = Rig::renewing();
-    for locks in [&rig.locks, &LockManager::in_memory()] {
-        let before = sums.get("relatch_acquired_total");
-        let guards = locks.several(["a", "b"]).lock().expect("locks");
-        let again = locks.lock("a").expect("locks");
-        thread::scope(|scope| {
-            let waiter = scope.spawn(|| drop(locks.lock("a").expect("locks")));
-            eventually(LONG, "a thread waits", || locks.stats().waiting == 1);
-            drop((again, guards));
-            waiter.join().expect("no panic");
-        });
-        assert!(
-            ["a", "b"]
-                .iter()
-                .all(|name| locks.named(name).holder().expect("answers").is_none())
-        );
-        let sent = ["acquired_total", "reentered_total", "waiting", "held"].map(|name| {
-            let name = format!("relatch_{name}");
-            sums.get(&name)
-        });
-        assert_eq!(
-            (sent[0] - before, sent[2], sent[3]),
-            (3.0, 0.0, 0.0),
-            "{:?}",
-            sums.all()
-        );
-        assert!(sent[1] > 0.0, "{:?}", sums.all());
+    let (locks, sums) = recorded(|builder| builder);
+    let guards = locks.several(["a", "b"]).lock().expect("locks");
+    let again = locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| drop(locks.lock("a").expect("locks")));
+        eventually(LONG, "it waits", || locks.stats().waiting == 1);
+        drop((again, guards));
+        waiter.join().expect("no panic");
+    });
+    for name in ["a", "b"] {
+        assert!(locks.named(name).holder().expect("answers").is_none());
     }
+    let names = ["acquired_total", "reentered_total", "waiting", "held"];
+    let sent = names.map(|name| sums.get(&format!("relatch_{name}")));
+    assert!(sent[1] > 0.0, "{sent:?}");
+    assert_eq!((sent[0], sent[2], sent[3]), (3.0, 0.0, 0.0));
 }
 
 #[test]
@@ -400,22 +279,20 @@ fn a_recorder_that_stands_still_costs_no_hold() {
     if !is_alone(module_path!(), "a_recorder_that_stands_still_costs_no_hold") {
         return;
     }
-    let sums = Sums::default();
-    metrics::set_global_recorder(sums.clone()).expect("the only recorder");
     let lease = Duration::from_secs(3);
-    let rig = Rig::with(|builder| builder.lease(lease).renew_every(lease / 30));
+    let (locks, sums) = recorded(|builder| builder.lease(lease).renew_every(lease / 30));
     STANDS_STILL.store(true, Ordering::SeqCst);
     let _goes_on = SetOnDrop(&GOES_ON);
-    let guard = rig.locks.lock("a").expect("locks");
+    let guard = locks.lock("a").expect("locks");
     eventually(LONG, "renewals go on for longer than the lease", || {
-        renewals(&rig.locks, "a") > 40
+        renewals(&locks, "a") > 40
     });
     assert!(guard.is_valid());
     assert!(sums.get("relatch_renewed_total").abs() < 1e-6);
     GOES_ON.store(true, Ordering::SeqCst);
     drop(guard);
-    let stats = rig.locks.stats();
-    drop(rig.locks);
+    let stats = locks.stats();
+    drop(locks);
     assert_same(&sums, &stats);
 }
 

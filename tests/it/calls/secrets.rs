@@ -654,13 +654,19 @@ fn the_password_is_never_printed() {
     }
     let printed = child.printed();
     for logged in [
-        "DEBUG relatch::acquire",
-        "WARN relatch::release",
-        "WARN relatch::lost",
+        "DEBUG relatch::acquire taking lock \"a\"",
+        "DEBUG relatch::connection 127.0.0.1:",
+        "WARN relatch::keeper 1 leases were not renewed",
+        "WARN relatch::release the release of lock \"dropped\" is not confirmed",
+        "WARN relatch::lost lock \"a\" was lost: its key was deleted",
+        "WARN relatch::force_unlock lock \"a\" was force-unlocked",
+        "ERROR relatch::lost the on_lost callback panicked",
         "as the test wants it",
     ] {
         assert!(printed.contains(logged), "no {logged:?} in {printed}");
     }
+    let of_log = printed.lines().filter(|line| line.contains(" relatch::"));
+    assert!(!of_log.into_iter().any(|line| line.contains("EVALSHA")));
     if cfg!(feature = "tls") {
         for expected in ["no TLS there: Tls", "bad PEM: InvalidOption"] {
             assert!(printed.contains(expected), "no {expected:?} in {printed}");

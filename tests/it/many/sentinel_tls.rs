@@ -1,16 +1,33 @@
 //! TLS and sentinels: to the master, to the sentinels, and to both.
 
-use std::time::Duration;
-
 use relatch::{Builder, Error, LockManager, Tls, TlsCause};
-use relatch_rig::{
-    Authority, FakeServer, LONG, MASTER, Relay, Sentinels, Server, Setup, Terminator, within,
-};
+use relatch_rig::{Authority, FakeServer, LONG, MASTER, Reply, Server, Terminator, within};
 
-use crate::many::sentinel::{
-    patient, port_of, sentinel_that_names, survive_the_death_of_the_master,
-};
+use crate::many::sentinel::{array, patient};
 use crate::support::{SOON, chain};
+
+/// A server that answers as a sentinel would, which takes the server at `port` for the master and
+/// knows no other sentinel; and its own port.
+fn sentinel_that_names(port: u16) -> (FakeServer, u16) {
+    let fake = FakeServer::start(move |args| {
+        let words: Vec<_> = args.iter().map(|it| it.to_lowercase()).collect();
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        let reply = match words[..] {
+            [] => String::new(),
+            ["sentinel", "get-master-addr-by-name", _] => array(&["127.0.0.1", &port.to_string()]),
+            ["sentinel", ..] => array(&[]),
+            _ => "+OK\r\n".to_owned(),
+        };
+        Reply::Bytes(reply.into_bytes())
+    });
+    let own = port_in(&fake.address());
+    (fake, own)
+}
+
+fn port_in(address: &str) -> u16 {
+    let port = address.trim_end_matches('/').rsplit(':').next();
+    port.and_then(|it| it.parse().ok()).expect("a port")
+}
 
 /// Checks that locks work, and that they are in this server.
 #[track_caller]
@@ -26,175 +43,82 @@ fn assert_refused(builder: Builder, wanted: TlsCause) {
         builder.connect_timeout(2 * SOON).build()
     });
     let error = refused.expect_err("refused");
-    assert!(
-        matches!(&error, Error::Tls { cause, .. } if *cause == wanted),
-        "{error:?}, not {wanted:?}"
-    );
+    let is_it = matches!(&error, Error::Tls { cause, .. } if *cause == wanted);
+    assert!(is_it, "{error:?}, not {wanted:?}");
     assert!(!chain(&error).contains("canary"), "{}", chain(&error));
-}
-
-#[test]
-fn a_master_that_sentinels_name_is_reached_over_tls_and_in_no_other_way() {
-    let authority = Authority::new();
-    let server = Server::with_tls(
-        &authority.issue(&["localhost"]),
-        &authority,
-        &["--requirepass", "canary"],
-    );
-    // The sentinel names an address, and the certificate has a name.
-    let trusting = || Tls::new().roots(authority.pem()).server_name("localhost");
-    let url = |port: u16| format!("rediss+sentinel://:canary@127.0.0.1:{port}/{MASTER}");
-    let sentinel = sentinel_that_names(server.tls_port());
-    let plain = |port: u16| patient(&url(port)).sentinel_tls(None);
-    assert_works(plain(port_of(&sentinel)).tls(trusting()), &server);
-    let nameless = Tls::new().roots(authority.pem());
-    assert_refused(plain(port_of(&sentinel)).tls(nameless), TlsCause::WrongName);
-    // A port without TLS gets no password.
-    let sentinel = sentinel_that_names(server.port());
-    server.reset_stats();
-    assert_refused(
-        plain(port_of(&sentinel)).tls(trusting()),
-        TlsCause::PlainRedis,
-    );
-    assert_eq!(server.calls("auth"), 0);
 }
 
 /// Who stands in for a sentinel would name a server with a certificate of its own, and get the
-/// password.
+/// password. So a sentinel in plain text is believed only if the program says so.
 #[test]
-fn with_tls_to_the_master_a_sentinel_in_plain_text_is_not_believed() {
+fn a_master_that_sentinels_name_is_reached_over_tls_and_in_no_other_way() {
     let authority = Authority::new();
-    let server = Server::with_tls(
-        &authority.issue(&["localhost"]),
-        &authority,
-        &["--requirepass", "canary"],
-    );
-    let (sentinel, terminator, port) = sentinels_over_tls(server.tls_port());
+    let identity = authority.issue(&["localhost"]);
+    let server = Server::with_tls(&identity, &authority, &["--requirepass", "canary"]);
+    let (_sentinel, plain) = sentinel_that_names(server.tls_port());
+    let terminator = Terminator::start(plain);
+    let encrypted = port_in(&terminator.url());
+    // The sentinel names an address, and the certificate has a name.
     let trusting = || Tls::new().roots(authority.pem()).server_name("localhost");
     let builder = |port: u16| {
-        patient(&format!(
-            "rediss+sentinel://:canary@localhost:{port}/{MASTER}"
-        ))
+        let url = format!("rediss+sentinel://:canary@localhost:{port}/{MASTER}");
+        patient(&url).tls(trusting())
     };
-    let liar = sentinel_that_names(server.tls_port());
-    server.reset_stats();
-    let refused = builder(port_of(&liar)).tls(trusting()).build();
-    let error = refused.expect_err("it speaks no TLS");
-    assert!(!chain(&error).contains("canary"), "{}", chain(&error));
-    assert_eq!(server.calls("auth"), 0);
-    // The settings of the master are those of the sentinels, too, unless these have their own.
-    assert_refused(builder(port).tls(trusting()), TlsCause::UnknownIssuer);
+    assert_works(builder(plain).sentinel_tls(None), &server);
     let own = || Tls::new().roots(terminator.roots());
-    assert_works(builder(port).tls(trusting()).sentinel_tls(own()), &server);
     assert_works(
-        builder(port_of(&sentinel))
-            .tls(trusting())
-            .sentinel_tls(None),
+        builder(encrypted).sentinel_tls(None).sentinel_tls(own()),
         &server,
     );
-    // The last call counts.
-    assert_works(
-        builder(port)
-            .tls(trusting())
-            .sentinel_tls(None)
-            .sentinel_tls(own()),
-        &server,
+    let nameless = Tls::new().roots(authority.pem());
+    assert_refused(
+        builder(plain).tls(nameless).sentinel_tls(None),
+        TlsCause::WrongName,
     );
-}
-
-/// Sentinels behind a terminator, and the port of that.
-fn sentinels_over_tls(named: u16) -> (FakeServer, Terminator, u16) {
-    let sentinel = sentinel_that_names(named);
-    let terminator = Terminator::start(port_of(&sentinel));
-    let url = terminator.url();
-    let port = url
-        .trim_end_matches('/')
-        .rsplit(':')
-        .next()
-        .and_then(|it| it.parse().ok());
-    (sentinel, terminator, port.expect("a port"))
+    // The settings of the master are those of the sentinels, too, unless these have their own.
+    assert_refused(builder(encrypted), TlsCause::UnknownIssuer);
+    server.reset_stats();
+    let error = builder(plain)
+        .build()
+        .expect_err("the sentinel speaks no TLS");
+    assert!(!chain(&error).contains("canary"), "{}", chain(&error));
+    // A port without TLS gets no password.
+    let (_liar, port) = sentinel_that_names(server.port());
+    assert_refused(builder(port).sentinel_tls(None), TlsCause::PlainRedis);
+    assert_eq!(server.calls("auth"), 0);
 }
 
 #[test]
 fn sentinels_are_asked_over_tls_if_that_is_set_and_the_master_without_it() {
     let server = Server::start();
-    let (_sentinel, terminator, port) = sentinels_over_tls(server.port());
-    let builder = || LockManager::builder(&format!("redis+sentinel://localhost:{port}/{MASTER}"));
+    let (_sentinel, plain) = sentinel_that_names(server.port());
+    let terminator = Terminator::start(plain);
+    let encrypted = port_in(&terminator.url());
+    let url = |port: u16| format!("redis+sentinel://localhost:{port}/{MASTER}");
+    let own = Tls::new().roots(terminator.roots());
     assert_works(
-        builder().sentinel_tls(Tls::new().roots(terminator.roots())),
+        LockManager::builder(&url(encrypted)).sentinel_tls(own.clone()),
         &server,
     );
-    let other = Authority::new();
+    let other = Tls::new().roots(Authority::new().pem());
     assert_refused(
-        builder().sentinel_tls(Tls::new().roots(other.pem())),
+        LockManager::builder(&url(encrypted)).sentinel_tls(other),
         TlsCause::UnknownIssuer,
     );
-    let without = builder().build().expect_err("the sentinels speak TLS");
-    assert!(without.is_redis_failure(), "{without:?}");
-    // The settings are those of the sentinels, and of nothing else.
-    let plain = sentinel_that_names(server.port());
-    let url = format!("redis+sentinel://127.0.0.1:{}/{MASTER}", port_of(&plain));
-    assert_works(LockManager::builder(&url), &server);
-    let over = LockManager::builder(&url).sentinel_tls(Tls::new().roots(other.pem()));
-    assert!(
-        over.build()
-            .expect_err("the sentinel speaks no TLS")
-            .is_redis_failure()
+    let without = LockManager::builder(&url(encrypted)).build();
+    assert!(without.expect_err("they speak TLS").is_redis_failure());
+    let over = LockManager::builder(&url(plain))
+        .sentinel_tls(own.clone())
+        .build();
+    assert!(over.expect_err("it speaks no TLS").is_redis_failure());
+    let no_sentinels = LockManager::builder("rediss://127.0.0.1/").sentinel_tls(own);
+    let error = no_sentinels.build_lazily().expect_err("the URL names none");
+    let is_named = matches!(
+        error,
+        Error::InvalidOption {
+            option: "sentinel_tls",
+            ..
+        }
     );
-}
-
-#[test]
-fn settings_of_sentinels_without_sentinels_are_refused_by_their_name() {
-    for tls in [Some(Tls::new()), None] {
-        let built = LockManager::builder("rediss://127.0.0.1/")
-            .sentinel_tls(tls)
-            .build_lazily();
-        let error = built.expect_err("the URL names no sentinels");
-        assert!(
-            matches!(
-                error,
-                Error::InvalidOption {
-                    option: "sentinel_tls",
-                    ..
-                }
-            ),
-            "{error:?}"
-        );
-    }
-}
-
-/// None of them answers in the time that a sentinel gets first.
-#[test]
-fn sentinels_over_tls_may_be_far_away() {
-    let server = Server::start();
-    let (_sentinel, terminator, port) = sentinels_over_tls(server.port());
-    let relays = [(); 2].map(|()| Relay::start(port));
-    for relay in &relays {
-        relay.be_far(Duration::from_millis(150));
-    }
-    let [one, other] = relays.each_ref().map(Relay::port);
-    let url = format!("redis+sentinel://localhost:{one},localhost:{other}/{MASTER}");
-    let builder = LockManager::builder(&url);
-    assert_works(
-        builder.sentinel_tls(Tls::new().roots(terminator.roots())),
-        &server,
-    );
-}
-
-/// Keeper, listener and pool follow the switch over TLS, too.
-#[test]
-fn over_tls_a_hold_and_a_wait_survive_the_death_of_the_master() {
-    let sentinels = Sentinels::with(Setup {
-        tls: true,
-        ..Setup::default()
-    });
-    let trusting = |roots: &str| {
-        patient(&sentinels.url())
-            .tls(Tls::new().roots(roots))
-            .sentinel_tls(None)
-    };
-    assert_refused(trusting(Authority::new().pem()), TlsCause::UnknownIssuer);
-    survive_the_death_of_the_master(&sentinels, || {
-        trusting(sentinels.roots()).connect_timeout(SOON)
-    });
+    assert!(is_named, "{error:?}");
 }

@@ -24,7 +24,6 @@ pub(crate) fn run_role(name: &str) {
         "worker" => worker(),
         "forker" => forker(),
         "forker-in-memory" => forker_in_memory(),
-        "logger" => crate::calls::logs::logger(),
         "waiter" => crate::calls::logs::waiter(),
         "holder" => crate::calls::logs::holder(),
         "refused" => crate::calls::logs::refused(),
@@ -41,10 +40,6 @@ pub(crate) fn run_role(name: &str) {
         "readers" => crate::slots::read_write::read_and_write_as_told(),
         "slots" => crate::slots::semaphore::use_slots_as_told(),
         "one shot" => crate::leases::keep_at_least::run_once_as_told(),
-        #[cfg(target_os = "linux")]
-        "pairs" => crate::calls::several::pair_as_told(),
-        #[cfg(target_os = "linux")]
-        "leaver" => crate::calls::stopping::leave_as_told(),
         "hander" => crate::calls::moved_holds::hand_over_as_told(),
         "from env" => crate::calls::input_validation::connect_as_told(),
         #[cfg(feature = "tls")]

@@ -33,8 +33,6 @@ struct Rules {
     allowed: [Option<usize>; 2],
     /// The pause before each byte to the client.
     drip: Option<Duration>,
-    /// How long what a client sends is on its way, and a connection until it is open.
-    far: Option<Duration>,
     /// How many of the first connections let nothing pass any more.
     stranded: u64,
     stopped: bool,
@@ -98,12 +96,6 @@ impl Relay {
         self.change(|rules| rules.drip = Some(pause));
     }
 
-    /// Passes on what a client sends as if the server were this far away: later by a round trip,
-    /// and the first of each connection by two, since opening it takes one as well.
-    pub fn be_far(&self, round_trip: Duration) {
-        self.change(|rules| rules.far = Some(round_trip));
-    }
-
     /// Passes on everything again, first what was held back.
     pub fn release(&self) {
         self.change(|rules| (rules.allowed, rules.drip) = ([None; 2], None));
@@ -127,14 +119,8 @@ impl Shared {
             Direction::ToClient => (server, client),
             Direction::ToServer => (client, server),
         };
-        let (mut buffer, mut round_trips) = ([0; 16 * 1024], 2);
+        let mut buffer = [0; 16 * 1024];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
-            let mut rules = self.rules.lock();
-            if let (Direction::ToServer, Some(far)) = (direction, rules.far) {
-                self.changed.wait_for(&mut rules, round_trips * far);
-            }
-            drop(rules);
-            round_trips = 1;
             let mut rest = &buffer[..count];
             while !rest.is_empty() {
                 let Some(part) = self.may_pass(direction, rest.len(), number) else {

@@ -3,13 +3,15 @@
 
 mod answers;
 mod calls;
-mod connecting;
+mod copies;
+mod handing;
 mod holds;
 mod lost;
 mod maps;
 mod nodes;
-mod parcels;
+mod reports;
 mod sets;
+mod stops;
 mod switches;
 mod waiters;
 mod waits;

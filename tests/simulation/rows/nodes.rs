@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{below, change_link, now, thread, threads_left};
+use crate::base::sync::scheduler::{below, change_link, now, one_in, thread, threads_left};
 use crate::simulation::redis::{View, slot};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
 use crate::simulation::scene::{name, path};
@@ -16,7 +16,7 @@ use crate::{Builder, Error, LockGuard, LockManager, Unlocked};
 pub(super) const CLUSTER: Engine = Engine::Cluster(Copies::NONE);
 
 /// Each master has a replica.
-const REPLICATED: Engine = Engine::Cluster(Copies::ONE);
+pub(super) const REPLICATED: Engine = Engine::Cluster(Copies::ONE);
 
 pub(super) fn locks(engine: Engine, change: impl FnOnce(Builder) -> Builder) -> LockManager {
     change(engine.builder())
@@ -40,7 +40,7 @@ impl World {
     }
 
     /// The slot of a key begins to move, and the key is at its target already.
-    fn carries_over(&self, key: usize) {
+    pub(super) fn carries_over(&self, key: usize) {
         let nodes = &self.servers.nodes;
         let source = self.servers.shard_of_key(key);
         let (slot, target) = (slot(path(key)), (source + 1) % 3);
@@ -70,24 +70,25 @@ impl World {
     }
 
     /// The master of the first key's slot dies, and its replica takes its place.
-    fn loses_master_of_first_key(&self) {
-        let shard = self.servers.shard_of_key(0);
-        let (servers, after) = (Rc::clone(&self.servers), some(SECOND / 2));
-        let (back, learns) = (1_000 * SECOND, Duration::ZERO);
+    pub(super) fn loses_master_of_first_key(&self) {
+        self.loses_master_of(self.servers.shard_of_key(0));
+    }
+
+    pub(super) fn loses_master_of(&self, shard: usize) {
         Failover {
-            servers,
+            servers: Rc::clone(&self.servers),
             shard,
             how: How::Dies,
-            after,
-            back,
-            learns,
+            after: some(SECOND / 2),
+            back: 1_000 * SECOND,
+            learns: Duration::ZERO,
             keys: 0,
         }
         .begin();
     }
 
     /// Whether any node has it.
-    fn has(&self, key: &str) -> bool {
+    pub(super) fn has(&self, key: &str) -> bool {
         (0..self.servers.nodes.len()).any(|node| self.node_has(node, key))
     }
 }
@@ -111,7 +112,8 @@ fn a_hold_whose_slot_moves_is_kept() {
     });
 }
 
-/// By then all nodes know the owner of the slot, and one has told the manager.
+/// By then all nodes know the owner of the slot, and one has told the manager. The third one may be
+/// silent.
 #[test]
 fn a_waiter_behind_a_slot_that_has_moved_is_woken_by_the_release() {
     in_scenes_with(CLUSTER, 60, |world| {
@@ -125,7 +127,13 @@ fn a_waiter_behind_a_slot_that_has_moved_is_woken_by_the_release() {
             now()
         });
         thread::sleep(some(SECOND));
+        let source = world.servers.shard_of_key(0);
         move_slot(&world.servers, 0);
+        thread::sleep(SECOND);
+        let third = 3 - source - world.servers.shard_of_key(0);
+        if one_in(2) {
+            silence(world.servers.address(third), 60 * SECOND);
+        }
         thread::sleep(6 * SECOND + some(SECOND));
         let released = now();
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);

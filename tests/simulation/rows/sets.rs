@@ -1,11 +1,10 @@
 //! Several locks at a time.
 
-use std::mem;
 use std::time::Duration;
 
-use crate::Error;
-use crate::base::sync::scheduler::{change_link, now, one_in, thread};
+use crate::base::sync::scheduler::{below, change_link, later, now, one_in, reset_all, thread};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
+use crate::{Error, StopHandle};
 
 /// Another manager has `b`. Meanwhile `a` is deleted, or ends with its lease.
 #[test]
@@ -80,14 +79,22 @@ fn a_set_that_cannot_be_had_leaves_nothing() {
 
 #[test]
 fn locks_that_are_ensured_have_so_much_time_left() {
-    in_scenes(20, |_| {
+    in_scenes(20, |world| {
         let locks = locks(|builder| builder.renew(false).lease(3 * SECOND));
         let both = locks.several(["a", "b"]).lock().expect("locks");
         both.ensure(2 * SECOND).expect("nothing is to be done");
         assert_eq!(locks.stats().renewed, 0);
+        both.confirm(SECOND).expect("Redis works"); // The keeper is connected from now on.
         thread::sleep(2 * SECOND);
+        let way = SECOND / 10;
+        change_link(world.servers.address(0), |link| {
+            link.latency = (100_000_000, 100_000_000);
+        });
+        let began = now();
         both.ensure(2 * SECOND).expect("Redis works");
-        let left = both.remaining() + QUICK;
+        // No renewal waits for the answer to another one.
+        assert!(since(began) < 2 * way + 5 * QUICK, "{:?}", since(began));
+        let left = both.remaining() + 2 * way + QUICK;
         assert!(left >= 2 * SECOND, "{left:?} are left");
     });
 }
@@ -166,7 +173,11 @@ fn a_lock_is_not_given_under_another_that_is_lost_meanwhile() {
         let guard = other.lock("b").expect("locks");
         let waits = thread::spawn(move || {
             let outer = mine.lock("a").expect("locks");
-            let taken = mine.lock("b");
+            let taken = if one_in(2) {
+                mine.lock("b").map(drop)
+            } else {
+                mine.several(["b", "c"]).lock().map(drop)
+            };
             let is_told = matches!(&taken, Err(Error::OuterLost { outer, .. }) if outer == "a");
             assert!(is_told, "{taken:?}");
             drop(outer);
@@ -177,114 +188,6 @@ fn a_lock_is_not_given_under_another_that_is_lost_meanwhile() {
         drop(guard);
         waits.join().expect("no panic");
         assert!(!world.exists("b"));
-    });
-}
-
-#[test]
-fn a_shutdown_waits_for_no_hold_that_is_lost() {
-    in_scenes(50, |world| {
-        let mine = locks(|builder| builder);
-        let theirs = mine.clone();
-        let holds = thread::spawn(move || {
-            let guard = theirs.lock("a").expect("locks");
-            thread::sleep(20 * SECOND);
-            drop(guard);
-        });
-        thread::sleep(2 * SECOND);
-        world.delete("a");
-        thread::sleep(some(SECOND) + 50 * QUICK);
-        let asked = now();
-        let _ = mine.shutdown(10 * SECOND);
-        assert!(since(asked) < 10 * QUICK, "took {:?}", since(asked));
-        holds.join().expect("no panic");
-    });
-}
-
-/// A claim that was answered with "busy", one that was to go out behind a release for which there
-/// was no server, and that of a lock that was handed over.
-#[test]
-fn a_shutdown_waits_for_no_claim_that_is_over() {
-    in_scenes(20, |world| {
-        let hands_off = |builder: crate::Builder| builder.local_handoff(60 * SECOND);
-        let (other, mine) = (locks(|builder| builder), locks(hands_off));
-        let busy = other.lock("a").expect("locks");
-        let guard = mine.lock("b").expect("locks");
-        let _parcel = mine.lock("c").expect("locks").hand_over();
-        let waits = ["a", "b"].map(|key| {
-            let waiter = mine.clone();
-            thread::spawn(move || waiter.named(key).try_lock_for(20 * SECOND).map(drop))
-        });
-        let [waits, behind] = waits;
-        thread::sleep(SECOND + some(SECOND));
-        if one_in(2) {
-            world.servers.nodes[0].borrow_mut().die();
-            thread::sleep(SECOND); // No connection is left to send anything over.
-            drop(guard);
-            behind.join().expect("no panic").expect_err("no server");
-            world.servers.nodes[0].borrow_mut().revive();
-            thread::sleep(SECOND);
-        } else {
-            drop(guard);
-            behind.join().expect("no panic").expect("locks");
-        }
-        let asked = now();
-        let _ = mine.shutdown(Duration::ZERO);
-        assert!(since(asked) < 10 * QUICK, "took {:?}", since(asked));
-        let _ = waits.join();
-        drop(busy);
-    });
-}
-
-/// The answer to a claim comes during the shutdown, and nobody gives the lock back.
-#[test]
-fn a_shutdown_ends_with_the_last_lease() {
-    in_scenes(50, |world| {
-        change_link(world.servers.address(0), |link| {
-            link.latency = (50_000_000, 50_000_000);
-        });
-        let mine = locks(|builder| builder.renew(false).lease(2 * SECOND));
-        let theirs = mine.clone();
-        let takes = thread::spawn(move || mem::forget(theirs.lock("a")));
-        thread::sleep(some(SECOND / 5));
-        let asked = now();
-        let _ = mine.shutdown(1000 * SECOND);
-        assert!(since(asked) < 3 * SECOND, "took {:?}", since(asked));
-        takes.join().expect("no panic");
-    });
-}
-
-/// The keeper deletes it a moment later, as any key that nobody uses.
-#[test]
-fn a_shutdown_returns_as_soon_as_what_it_takes_away_is_deleted() {
-    in_scenes(20, |world| {
-        let mine = locks(|builder| builder);
-        let _guard = mine.lock("a").expect("locks");
-        let asked = now();
-        let _ = mine.shutdown_and_release(Duration::ZERO);
-        assert!(since(asked) < 50 * QUICK, "took {:?}", since(asked));
-        assert!(!world.exists("a"));
-    });
-}
-
-/// The claim takes two round trips, since Redis does not know its script. The shutdown waits for
-/// one.
-#[test]
-fn a_claim_that_is_answered_behind_a_shutdown_gives_no_lock() {
-    in_scenes(20, |world| {
-        let mine = locks(|builder| {
-            let builder = builder.response_timeout(SECOND / 4);
-            builder.connect_timeout(5 * QUICK)
-        });
-        drop(mine.lock("b").expect("locks")); // There is a connection from now on.
-        change_link(world.servers.address(0), |link| {
-            link.latency = (120_000_000, 120_000_000);
-        });
-        let theirs = mine.clone();
-        let takes = thread::spawn(move || theirs.named("a").fenced(true).lock().map(drop));
-        thread::sleep(some(SECOND / 10));
-        let _ = mine.shutdown(Duration::ZERO);
-        let taken = takes.join().expect("no panic");
-        assert!(matches!(taken, Err(Error::Stopped { .. })), "{taken:?}");
     });
 }
 
@@ -309,5 +212,134 @@ fn a_set_is_kept_from_when_it_was_taken() {
         assert!(world.exists("a") && world.exists("b"), "they are not kept");
         thread::sleep(5 * QUICK);
         assert!(!world.exists("a") && !world.exists("b"));
+    });
+}
+
+/// Another process has `b`, and then perhaps `c`. The wait ends with the locks, by a stop, or with
+/// its limit.
+#[test]
+fn if_one_is_busy_those_behind_it_are_free_for_others_and_those_before_it_are_kept() {
+    in_scenes(60, |world| {
+        let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
+        let (stop, limit) = (StopHandle::new(), 2 * SECOND + some(2 * SECOND));
+        world.occupy("b", 1);
+        let all = mine.several(["c", "b", "a"]);
+        let all = all.options(|lock| lock.stopped_by(&stop));
+        let waits = thread::spawn(move || {
+            let asked = now();
+            let taken = all.try_lock_for(limit).map(|it| it.is_some());
+            (taken, since(asked))
+        });
+        thread::sleep(SECOND / 2);
+        assert!(other.try_lock("a").expect("answers").is_none(), "kept");
+        assert!(other.try_lock("c").expect("answers").is_some(), "free");
+        let how = below(3);
+        match how {
+            0 => world.delete("b"),
+            1 => stop.stop(),
+            _ => {
+                world.occupy("c", 1);
+                thread::sleep(some(SECOND));
+                world.delete("b"); // The wait for `b` counts, too.
+            }
+        }
+        let (taken, took) = waits.join().expect("no panic");
+        match (how, taken) {
+            (0, Ok(true)) => {}
+            (1, Err(Error::Stopped { key, .. })) if key == "b" => world.delete("b"),
+            (2, Ok(false)) if limit <= took && took < limit + 10 * QUICK => world.delete("c"),
+            (_, other) => panic!("{how}: {other:?} after {took:?}"),
+        }
+        let is_free = ["a", "b", "c"].iter().all(|name| !world.exists(name));
+        assert!(is_free && mine.held().is_empty());
+    });
+}
+
+/// Redis is back at once, or after three seconds.
+#[test]
+fn lost_answers_and_outages_leave_no_key_of_a_set() {
+    in_scenes(200, |world| {
+        let locks = locks(|builder| builder.tolerate_outage(SECOND));
+        drop(locks.lock("d").expect("locks"));
+        let (address, outage) = (world.servers.address(0), one_in(2));
+        let cut = || {
+            later(some(QUICK), move || {
+                let until = now() + if outage { 3_000_000_000 } else { 0 };
+                change_link(address, |link| link.refuses_until = until);
+                reset_all(address);
+            });
+        };
+        cut();
+        let all = locks.several(["a", "b", "c"]);
+        let taken = if one_in(2) {
+            all.lock().map(Some)
+        } else {
+            all.try_lock()
+        };
+        match taken {
+            Ok(all) => {
+                let all = all.expect("nobody else has one of them");
+                cut();
+                let unlocked = all.unlock();
+                assert!(outage || unlocked.is_ok(), "{unlocked:?}");
+            }
+            Err(error) => assert!(outage && error.is_redis_failure(), "{error:?}"),
+        }
+        assert!(locks.held().is_empty());
+        thread::sleep(6 * SECOND);
+        assert!(["a", "b", "c"].iter().all(|name| !world.exists(name)));
+    });
+}
+
+/// All answers together take longer than an attempt and a release may.
+#[test]
+fn a_slow_link_has_time_for_an_answer_for_each_of_many_locks() {
+    in_scenes(10, |world| {
+        let locks = locks(|builder| builder.response_timeout(SECOND).connect_timeout(SECOND));
+        drop(locks.lock("a").expect("locks"));
+        change_link(world.servers.address(0), |link| {
+            link.latency = (200_000_000, 200_000_000);
+        });
+        let names: Vec<_> = (0..12).map(|number| number.to_string()).collect();
+        let began = now();
+        let all = locks.several(&names).try_lock().expect("answers");
+        all.expect("they are free").unlock().expect("unlocks");
+        assert!(since(began) > 4 * SECOND, "{:?}", since(began));
+    });
+}
+
+#[test]
+fn a_thread_that_waits_for_one_of_them_gets_it_with_the_release() {
+    in_scenes(20, |_| {
+        let locks = locks(|builder| builder.local_handoff(60 * SECOND));
+        let all = locks.several(["a", "b"]).lock().expect("locks");
+        let waiter = locks.clone();
+        let waits = thread::spawn(move || drop(waiter.lock("b").expect("locks")));
+        thread::sleep(SECOND);
+        all.unlock().expect("unlocks");
+        waits.join().expect("no panic");
+        assert_eq!(locks.stats().handed_off, 1);
+    });
+}
+
+#[test]
+fn callers_with_opposite_orders_do_not_wait_for_each_other() {
+    in_scenes(20, |_| {
+        let managers = [locks(|builder| builder), locks(|builder| builder)];
+        let calls = |number: usize| {
+            let locks = managers[number / 2].clone();
+            let keys = [["a", "b"], ["b", "a"]][number % 2];
+            thread::spawn(move || {
+                let both = locks.several(keys).options(|lock| lock.wait(5 * SECOND));
+                for _ in 0..10 {
+                    let ran = both.with_lock(|| thread::sleep(some(QUICK)));
+                    ran.expect("no wait is too long");
+                }
+            })
+        };
+        let threads: Vec<_> = (0..4).map(calls).collect();
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
     });
 }

@@ -5,8 +5,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::LockManager;
-use crate::base::sync::scheduler::{change_link, later, now, one_in, pause, reset_all, thread};
-use crate::simulation::redis::{Redis, Settings};
+use crate::base::sync::scheduler::{
+    below, change_link, later, now, one_in, pause, reset_all, thread,
+};
+use crate::simulation::redis::{Redis, Settings, User};
 use crate::simulation::rows::nodes::{locks, silence};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
 use crate::simulation::world::engine::{Copies, Engine, address};
@@ -15,28 +17,28 @@ use crate::simulation::world::sentinels;
 use crate::simulation::world::server::Server;
 
 /// A master and a replica.
-const SENTINELS: Engine = Engine::Sentinel(Copies::ONE);
+pub(super) const SENTINELS: Engine = Engine::Sentinel(Copies::ONE);
 
 impl World {
     /// The replica is the master from now on. The old one does not know of that.
-    fn promote(&self) {
+    pub(super) fn promote(&self) {
         self.promotes(0, 1);
     }
 
-    fn promotes(&self, old: usize, new: usize) {
+    pub(super) fn promotes(&self, old: usize, new: usize) {
         let [old, new] = [old, new].map(|number| &self.servers.nodes[number]);
         leave(old, new);
         new.borrow_mut().act(Redis::promote);
     }
 
     /// A sentinel makes this one a replica of the new master.
-    fn demotes(&self, old: usize, new: usize) {
+    pub(super) fn demotes(&self, old: usize, new: usize) {
         let [old, new] = [old, new].map(|number| &self.servers.nodes[number]);
         old.borrow_mut().act(Redis::kill_clients);
         follow(new, old);
     }
 
-    fn sentinel_names(&self, sentinel: usize, node: SocketAddr, epoch: u64) {
+    pub(super) fn sentinel_names(&self, sentinel: usize, node: SocketAddr, epoch: u64) {
         let server = &self
             .servers
             .sentinels
@@ -109,23 +111,30 @@ fn a_sentinel_that_knows_less_leads_nobody_back() {
     });
 }
 
-/// What a sentinel names is a sentinel, or a server that refuses the login. Others know better.
+/// What a sentinel names is a sentinel, a replica, a server that refuses the login, or none. Others
+/// know better. Without `HELLO`, a replica shows what it is when it refuses to write.
 #[test]
 fn a_sentinel_that_names_a_wrong_server_is_passed_over() {
-    in_scenes_with(SENTINELS, 40, |world| {
-        let has = |password: &str| Settings {
-            password: Some(password.to_owned()),
+    in_scenes_with(SENTINELS, 80, |world| {
+        let user = |password: &str| User {
+            name: "worker".to_owned(),
+            password: password.to_owned(),
+            forbidden: vec![if one_in(2) { "hello" } else { "flushall" }.to_owned()],
+            prefix: String::new(),
+        };
+        let other = Settings {
+            password: Some("another".to_owned()),
             ..Settings::default()
         };
-        let _other = Server::start(address(100), "other", Redis::new(has("another")));
-        world.servers.nodes[0]
-            .borrow_mut()
-            .redis
-            .settings()
-            .password = Some("right".to_owned());
+        let _other = Server::start(address(100), "other", Redis::new(other));
+        for node in &world.servers.nodes {
+            node.borrow_mut().redis.settings().users = vec![user("right")];
+        }
         let itself = sentinels::addresses().next().expect("there are three");
-        world.sentinel_names(0, if one_in(2) { itself } else { address(100) }, 1);
-        let url = "redis+sentinel://:right@sentinel1:6379,sentinel2:6379,sentinel3:6379/main";
+        let wrong = [itself, address(100), address(101), address(1)];
+        let wrong = wrong[usize::try_from(below(4)).expect("small")];
+        world.sentinel_names(0, wrong, 1);
+        let url = "redis+sentinel://worker:right@sentinel1:6379,sentinel2:6379,sentinel3:6379/main";
         let locks = LockManager::builder(url)
             .build_lazily()
             .expect("options that can work");

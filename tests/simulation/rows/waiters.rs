@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::Error;
 use crate::base::sync::scheduler::{now, one_in, thread};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
+use crate::{Error, Holder, Owner};
 
 /// Each waits for what the other one holds through another manager: in front of its queue, or
 /// behind a thread that learns before or after it who holds the lock.
@@ -55,7 +55,7 @@ fn who_waits_is_listed_wherever_it_stands_and_nobody_else() {
             let locks = locks.clone();
             thread::spawn(move || {
                 let guard = locks.lock("a").expect("locks");
-                let me = crate::Owner::current();
+                let me = Owner::current();
                 let listed = locks.waiting();
                 assert!(listed.iter().all(|it| it.thread != me), "{listed:?}");
                 thread::sleep(some(QUICK));
@@ -72,5 +72,43 @@ fn who_waits_is_listed_wherever_it_stands_and_nobody_else() {
             thread.join().expect("no panic");
         }
         assert_eq!((locks.waiting().len(), locks.stats().waiting), (0, 0));
+    });
+}
+
+#[test]
+fn threads_that_wait_are_listed_with_the_holder_and_what_is_left() {
+    in_scenes(20, |world| {
+        let locks = locks(|builder| builder);
+        world.occupy("far", 1);
+        let guard = locks.lock("near").expect("locks");
+        let limit = 20 * SECOND;
+        let waits = |name: &'static str, limit: Option<Duration>| {
+            let lock = locks.named(name).wait(limit);
+            thread::spawn(move || lock.lock().map(drop))
+        };
+        let far = waits("far", Some(limit));
+        thread::sleep(SECOND);
+        let near = waits("near", None);
+        thread::sleep(SECOND);
+        let listed = locks.waiting();
+        let [first, second] = &listed[..] else {
+            panic!("{listed:?}")
+        };
+        assert_eq!((&*first.key, &*second.key), ("far", "near"));
+        let holder = first.holder.as_ref().expect("it has asked");
+        assert!(holder.raw.starts_with("host-1-"), "{holder}");
+        let owner = second.holder.as_ref().and_then(Holder::owner);
+        assert_eq!(owner, Some(Owner::current()));
+        let whole = first.remaining.expect("a limit") + first.waited;
+        assert!(whole <= limit && whole + QUICK > limit, "{whole:?}");
+        assert_eq!(second.remaining, None);
+        assert_eq!((locks.stats().waiting, locks.stats().held), (2, 1));
+        guard.unlock().expect("unlocks");
+        near.join().expect("no panic").expect("locks");
+        let told = far.join().expect("no panic");
+        assert!(matches!(told, Err(Error::Timeout { .. })), "{told:?}");
+        let stats = locks.stats();
+        assert!(locks.waiting().is_empty());
+        assert_eq!((stats.waiting, stats.held, stats.waited), (0, 0, 2));
     });
 }

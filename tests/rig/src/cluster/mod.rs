@@ -6,7 +6,6 @@ mod view;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,6 @@ use parking_lot::Mutex;
 pub use self::slots::SlotMove;
 use self::start::try_start;
 use self::view::is_linked;
-use crate::ports::BUS;
 use crate::{Authority, LONG, Proxy, Server, eventually, rights, unique_key};
 
 /// The prefix that managers put before a lock's name by default.
@@ -27,6 +25,9 @@ const PREFIX: &str = "lock:";
 /// `auth_retry_time` in its source; four node timeouts, if that is longer.)
 const VOTES: Duration = Duration::from_secs(4);
 
+/// How long a node has to be silent until the others take it for dead.
+const NODE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How a [`Cluster`] is set up.
 #[derive(Clone, Debug)]
 pub struct ClusterSetup {
@@ -34,10 +35,6 @@ pub struct ClusterSetup {
     pub masters: usize,
     /// How many replicas each master has: without any, a cluster needs half as much of the machine.
     pub replicas: usize,
-    /// How many further nodes run that do not belong to the cluster: see [`Cluster::join`].
-    pub spares: usize,
-    /// How long a node has to be silent until the others take it for dead.
-    pub node_timeout: Duration,
     /// The password of all nodes.
     pub password: Option<String>,
     /// Whether the nodes speak TLS with each other, with replicas and with clients. They have a
@@ -55,8 +52,6 @@ impl Default for ClusterSetup {
         ClusterSetup {
             masters: 3,
             replicas: 1,
-            spares: 0,
-            node_timeout: Duration::from_secs(1),
             password: None,
             tls: false,
             proxied: false,
@@ -65,17 +60,10 @@ impl Default for ClusterSetup {
     }
 }
 
-impl ClusterSetup {
-    /// How many nodes belong to the cluster from the start.
-    fn members(&self) -> usize {
-        self.masters * (1 + self.replicas)
-    }
-}
-
 /// A Redis Cluster on 127.0.0.1; gone when this is dropped.
 ///
 /// The nodes are known by their place: first the masters, then a replica of each master in the same
-/// order, and so on, then the spare nodes. A master and its replicas are a group, whatever becomes
+/// order, and so on. A master and its replicas are a group, whatever becomes
 /// of them: the places of a group differ by the number of masters.
 ///
 /// Names are names of locks: the key in Redis is the name behind the default prefix.
@@ -91,26 +79,15 @@ struct Node {
     server: Server,
     proxy: Option<Proxy>,
     /// By which the nodes know each other. It stays the same over a restart.
-    id: Mutex<String>,
+    id: String,
     /// The port where it listens for clients that speak as its cluster does: with TLS, or without.
     own_port: u16,
-    /// Whether it belongs to the cluster.
-    joined: AtomicBool,
 }
 
 impl Node {
-    fn id(&self) -> String {
-        self.id.lock().clone()
-    }
-
     /// The port that other nodes and clients are told.
     fn port(&self) -> u16 {
         self.proxy.as_ref().map_or(self.own_port, Proxy::port)
-    }
-
-    /// The port of the bus.
-    fn bus(&self) -> u16 {
-        self.own_port + BUS
     }
 }
 
@@ -203,7 +180,7 @@ impl Cluster {
             .expect("set up with proxies")
     }
 
-    /// How many nodes there are, spare ones included.
+    /// How many nodes there are.
     pub fn count(&self) -> usize {
         self.nodes.len()
     }
@@ -262,7 +239,7 @@ impl Cluster {
     pub fn replicas_of(&self, master: usize) -> Vec<usize> {
         let group = master % self.setup.masters;
         let same = |place: &usize| place % self.setup.masters == group && *place != master;
-        (0..self.setup.members()).filter(same).collect()
+        (0..self.count()).filter(same).collect()
     }
 
     /// Waits until a node of the same group has all slots of `old`, which was killed, paused or
@@ -289,7 +266,7 @@ impl Cluster {
     #[track_caller]
     pub fn fail_over(&self, replica: usize) {
         let group = replica % self.setup.masters;
-        let rest = VOTES.max(4 * self.setup.node_timeout);
+        let rest = VOTES.max(4 * NODE_TIMEOUT);
         eventually(rest + LONG, "the last election is forgotten", || {
             self.replaced
                 .lock()
@@ -338,47 +315,6 @@ impl Cluster {
             .insert(place % self.setup.masters, Instant::now());
     }
 
-    /// Makes a spare node a member: a master without slots.
-    #[track_caller]
-    pub fn join(&self, place: usize) {
-        let new = &self.nodes[place];
-        for member in self.awake() {
-            let [port, bus] =
-                [self.nodes[member].port(), self.nodes[member].bus()].map(|it| it.to_string());
-            new.server
-                .query::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
-        }
-        new.joined.store(true, Ordering::SeqCst);
-        self.until_well();
-    }
-
-    /// Moves all slots of a master without replicas to the other masters, and removes it from the
-    /// cluster. It runs on, and knows no other node; it is a spare one.
-    #[track_caller]
-    pub fn remove(&self, place: usize) {
-        let others: Vec<_> = self
-            .awake()
-            .filter(|&it| it != place && self.is_master(it))
-            .collect();
-        let slots = self.slots_of(place);
-        for (part, &to) in slots
-            .chunks(slots.len().div_ceil(others.len()).max(1))
-            .zip(&others)
-        {
-            self.move_slots(part, to);
-        }
-        self.nodes[place].joined.store(false, Ordering::SeqCst);
-        for member in self.awake() {
-            self.server(member)
-                .query::<()>(&["CLUSTER", "FORGET", &self.nodes[place].id()]);
-        }
-        // With a new id. Under the old one, the members would not let it join for a minute.
-        self.server(place)
-            .query::<()>(&["CLUSTER", "RESET", "HARD"]);
-        *self.nodes[place].id.lock() = self.server(place).query(&["CLUSTER", "MYID"]);
-        self.until_well();
-    }
-
     /// Waits until all members that answer know each other, and take the cluster for whole, and all
     /// replicas among them are in sync.
     #[track_caller]
@@ -406,7 +342,7 @@ impl Drop for Cluster {
         if thread::panicking() {
             for node in &self.nodes {
                 let log = node.server.log().unwrap_or_default();
-                eprintln!("node {} at {}:\n{log}", node.id(), node.server.port());
+                eprintln!("node {} at {}:\n{log}", node.id, node.server.port());
             }
         }
     }

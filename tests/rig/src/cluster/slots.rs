@@ -68,24 +68,14 @@ impl<'a> SlotMove<'a> {
             from,
             to,
         };
-        let [source, target] = [from, to].map(|place| cluster.nodes[place].id());
+        let [source, target] = [from, to].map(|place| cluster.nodes[place].id.as_str());
         moving
-            .set(to, &["IMPORTING", &source])
+            .set(to, &["IMPORTING", source])
             .expect("a slot can be imported");
         moving
-            .set(from, &["MIGRATING", &target])
+            .set(from, &["MIGRATING", target])
             .expect("a slot can be given away");
         moving
-    }
-
-    /// The place of the old owner.
-    pub fn from(&self) -> usize {
-        self.from
-    }
-
-    /// The place of the new owner.
-    pub fn to(&self) -> usize {
-        self.to
     }
 
     /// Moves the keys that are at the old owner now.
@@ -148,7 +138,7 @@ impl<'a> SlotMove<'a> {
     /// and the two would send clients to each other.
     #[track_caller]
     fn assign(&self) {
-        let owner = ["NODE", &self.cluster.nodes[self.to].id()];
+        let owner = ["NODE", &self.cluster.nodes[self.to].id];
         self.set(self.to, &owner).expect("a slot can be taken");
         let told = self.set(self.from, &owner);
         // Before Redis 7, the old owner becomes a replica when it hears that it has no slot left,

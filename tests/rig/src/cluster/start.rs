@@ -4,14 +4,11 @@
 //! A master that starts refuses all commands for 2 s. A replica that takes over does not. So all
 //! nodes start as replicas of masters that do not exist, take over, and forget those.
 
-use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use super::view::{current_epoch, is_ok};
-use super::{ClusterSetup, Node};
+use super::{ClusterSetup, NODE_TIMEOUT, Node};
 use crate::ports::{BUS, free_node_port, free_port};
 use crate::wait::POLL;
 use crate::{Authority, Identity, LONG, Proxy, Server, eventually, server_version};
@@ -66,7 +63,7 @@ impl Plan {
             ("--cluster-enabled", "yes".to_owned()),
             (
                 "--cluster-node-timeout",
-                setup.node_timeout.as_millis().to_string(),
+                NODE_TIMEOUT.as_millis().to_string(),
             ),
             ("--cluster-replica-validity-factor", "0".to_owned()),
             // No replica leaves its master for another one that has none.
@@ -105,7 +102,7 @@ impl Plan {
 pub(super) fn try_start(setup: &ClusterSetup, authority: Option<&Authority>) -> Option<Vec<Node>> {
     let identity = authority.map(|it| it.issue(&["localhost", "127.0.0.1"]));
     let tls = identity.as_ref().zip(authority);
-    let plans: Vec<_> = (0..setup.members() + setup.spares)
+    let plans: Vec<_> = (0..setup.masters * (1 + setup.replicas))
         .map(|_| Plan::new(setup))
         .collect();
     let servers: Option<Vec<_>> = thread::scope(|scope| {
@@ -121,18 +118,13 @@ pub(super) fn try_start(setup: &ClusterSetup, authority: Option<&Authority>) -> 
             .collect()
     });
     let servers = servers?;
-    take_over(setup, &plans, &servers[..setup.members()]);
-    let nodes = servers
-        .into_iter()
-        .zip(plans)
-        .enumerate()
-        .map(|(place, (server, plan))| Node {
-            own_port: plan.own_port(),
-            joined: AtomicBool::new(place < setup.members()),
-            server,
-            proxy: plan.proxy,
-            id: Mutex::new(plan.id),
-        });
+    take_over(setup, &plans, &servers);
+    let nodes = servers.into_iter().zip(plans).map(|(server, plan)| Node {
+        own_port: plan.own_port(),
+        server,
+        proxy: plan.proxy,
+        id: plan.id,
+    });
     Some(nodes.collect())
 }
 
@@ -186,43 +178,21 @@ fn ghost(group: usize) -> String {
     format!("{:040x}", group + 1)
 }
 
-/// What the node `me` knows when it starts: itself and, unless it is a spare one, all members and
-/// their masters.
+/// What the node `me` knows when it starts: all members, and their masters.
 fn state(setup: &ClusterSetup, plans: &[Plan], me: usize) -> String {
-    let is_spare = me >= setup.members();
-    let known = if is_spare {
-        me..me + 1
-    } else {
-        0..setup.members()
-    };
-    let nodes = known.map(|place| {
-        let Plan { id, .. } = &plans[place];
-        let address = format!(
-            "127.0.0.1:{}@{}",
-            plans[place].announced(),
-            plans[place].bus()
-        );
+    let nodes = plans.iter().enumerate().map(|(place, plan)| {
+        let (id, port, bus) = (&plan.id, plan.announced(), plan.bus());
         let myself = if place == me { "myself," } else { "" };
-        let role = if is_spare {
-            "master -"
-        } else {
-            &format!("slave {}", ghost(place % setup.masters))
-        };
-        format!("{id} {address} {myself}{role} 0 1 0 connected\n")
+        let master = ghost(place % setup.masters);
+        format!("{id} 127.0.0.1:{port}@{bus} {myself}slave {master} 0 1 0 connected\n")
     });
     let border = |group: usize| usize::from(SLOTS) * group / setup.masters;
     let ghosts = (0..setup.masters).map(|group| {
-        let (id, epoch, first, last) = (
-            ghost(group),
-            group + 1,
-            border(group),
-            border(group + 1) - 1,
-        );
+        let (id, epoch) = (ghost(group), group + 1);
+        let (first, last) = (border(group), border(group + 1) - 1);
         // Nothing listens at that port.
         format!("{id} 127.0.0.1:1@1 master - 0 1 {epoch} connected {first}-{last}\n")
     });
-    let ghosts = ghosts.filter(|_| !is_spare);
-    let epoch = if is_spare { 0 } else { setup.masters };
-    let epoch = format!("vars currentEpoch {epoch} lastVoteEpoch 0\n");
+    let epoch = format!("vars currentEpoch {} lastVoteEpoch 0\n", setup.masters);
     nodes.chain(ghosts).chain([epoch]).collect()
 }

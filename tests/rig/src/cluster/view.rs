@@ -1,10 +1,9 @@
 //! What the nodes of a cluster say of each other.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::Ordering;
 
+use super::Cluster;
 use super::start::SLOTS;
-use super::{Cluster, Node};
 use crate::{LONG, Server, eventually};
 
 /// The place of the owner of each slot.
@@ -28,11 +27,7 @@ struct Member {
 impl Cluster {
     /// The places of the members that run and are not paused.
     pub(super) fn awake(&self) -> impl Iterator<Item = usize> {
-        let is_awake = |place: &usize| {
-            let node = &self.nodes[*place];
-            node.joined.load(Ordering::SeqCst) && node.server.is_awake()
-        };
-        (0..self.count()).filter(is_awake)
+        (0..self.count()).filter(|place| self.nodes[*place].server.is_awake())
     }
 
     /// What a node knows, `None` if it does not answer.
@@ -44,8 +39,8 @@ impl Cluster {
 
     /// Reads lines of `id address flags master ping pong epoch link slots...`.
     fn read(&self, text: &str) -> View {
-        let ids: Vec<_> = self.nodes.iter().map(Node::id).collect();
-        let place_of = |id: &str| ids.iter().position(|it| it == id);
+        let ids: Vec<_> = self.nodes.iter().map(|it| &*it.id).collect();
+        let place_of = |id: &str| ids.iter().position(|it| *it == id);
         let nothing = vec![None; usize::from(SLOTS)];
         let mut view = View {
             members: HashMap::new(),

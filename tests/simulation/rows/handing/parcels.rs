@@ -1,11 +1,11 @@
-//! Holds that change hands.
+//! Parcels: who adopts a lock, with which lease and fence, and beside which queue and shutdown.
 
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{change_link, now, one_in, thread};
 use crate::simulation::redis::Value;
 use crate::simulation::rows::{
-    QUICK, SECOND, World, in_long_strides, in_scenes, locks, since, some,
+    self, QUICK, SECOND, World, in_long_strides, in_scenes, locks, since, some,
 };
 use crate::{Error, LockGuard, LockManager, LockParcel};
 
@@ -183,7 +183,7 @@ fn beside_the_queue(world: &World) -> (LockManager, LockGuard, LockParcel) {
     let locks = locks(|builder| builder.client_tracking(false));
     let guard = locks.lock("a").expect("locks");
     world.delete("a");
-    let other = super::locks(|builder| builder);
+    let other = rows::locks(|builder| builder);
     let taken = other.lock("a").expect("the key was deleted");
     (locks, guard, taken.hand_over().expect("hands over"))
 }

@@ -1,0 +1,4 @@
+//! Holds that change hands: to another thread, and to another process.
+
+mod moved;
+mod parcels;
