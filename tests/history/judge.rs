@@ -12,34 +12,22 @@ use relatch_rig::Exchange;
 
 use crate::record::Claim;
 
-/// How late a call may return: the machine is busy, and everything on it runs on two cores.
-const LATE: Duration = Duration::from_secs(1);
-
 /// Redis counts whole milliseconds, so a key may live up to 1 ms longer than its lease. The checker
 /// allows 2 ms, to be certain.
 const GRAIN: Duration = Duration::from_millis(2);
 
 /// What else the checker has to know.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct World {
-    /// Processes that were stopped, and when.
-    pub(crate) stops: Vec<(u32, Duration, Duration)>,
-    /// When the machine let no thread run, or hardly any.
-    pub(crate) stalls: Vec<(Duration, Duration)>,
     /// Processes that were killed, and a time just before that. A dead process trusts no hold, and
     /// its locks may be taken over.
     pub(crate) deaths: Vec<(u32, Duration)>,
     /// How soon the loss of a renewed hold has to be reported. `None` if the server deletes no held
     /// locks.
     pub(crate) reported_within: Option<Duration>,
-    /// Whether a restart loses keys together with answers. (Then a release may report `Released`
-    /// for a lock that ended in another way: see docs/not-promised.md.)
-    pub(crate) restarts: bool,
     /// The longest time in which keys were moved from one server to another. The server that gets a
     /// key counts the rest of its TTL from the time when it gets it.
     pub(crate) moved_within: Duration,
-    /// How long a release may take.
-    pub(crate) release: Duration,
 }
 
 /// The result.
@@ -62,9 +50,8 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Exchange], world: &World) -> Ve
     let exchanges = by_token(journal);
     let mut tokens: HashMap<&str, &Claim> = HashMap::new();
     for claim in claims {
-        verdict.check_times(claim, world);
         let Some(token) = claim.token.as_deref() else {
-            verdict.refused += usize::from(claim.refused.is_some());
+            verdict.refused += usize::from(claim.answered.is_some());
             continue;
         };
         verdict.acquisitions += 1;
@@ -93,19 +80,11 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Exchange], world: &World) -> Ve
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Verdict {
-            acquisitions,
-            refused,
-            lost,
-            unconfirmed,
-            reported_after,
-            ..
-        } = self;
-        write!(
-            f,
-            "{acquisitions} | {refused} | {lost} | {unconfirmed} | {} ms",
-            reported_after.as_millis()
-        )
+        let counts = [self.acquisitions, self.refused, self.lost, self.unconfirmed];
+        for count in counts {
+            write!(f, "{count} | ")?;
+        }
+        write!(f, "{} ms", self.reported_after.as_millis())
     }
 }
 
@@ -128,46 +107,6 @@ impl Verdict {
             .push(format!("{what}:\n    {claim:?}{other}"));
     }
 
-    /// Every wait ends by its deadline, and every release by its limit. The time in which the
-    /// process is stopped does not count, nor the time in which the machine stands still.
-    fn check_times(&mut self, claim: &Claim, world: &World) {
-        let stopped = |from: Duration, to: Duration| -> Duration {
-            let of_it = world.stops.iter().filter(|(pid, ..)| *pid == claim.by.0);
-            let spans = of_it
-                .map(|&(_, start, end)| (start, end))
-                .chain(world.stalls.iter().copied());
-            spans
-                .map(|(start, end)| end.min(to).saturating_sub(start.max(from)))
-                .sum()
-        };
-        let late = |from: Duration, to: Duration, limit: Duration| {
-            let late = to
-                .saturating_sub(from)
-                .saturating_sub(limit + stopped(from, to));
-            (late > LATE)
-                .then(|| format!("{late:?} late, and a busy machine explains only {LATE:?}"))
-        };
-        if let Some(late) = claim
-            .answered
-            .and_then(|answered| late(claim.asked, answered, claim.wait))
-        {
-            self.add(
-                &format!("a wait did not end by its deadline: {late}"),
-                claim,
-                None,
-            );
-        }
-        if let (Some(released), Some((ended, _))) = (claim.released, &claim.ended)
-            && let Some(late) = late(released, *ended, world.release)
-        {
-            self.add(
-                &format!("a release took longer than it may: {late}"),
-                claim,
-                None,
-            );
-        }
-    }
-
     /// No holder trusts its hold after the lease that the server granted, or after the key was
     /// deleted.
     fn check_truth(&mut self, claim: &Claim, done: &[&Exchange], world: &World) {
@@ -175,18 +114,11 @@ impl Verdict {
             return;
         };
         let before = || done.iter().filter(|exchange| exchange.sent <= at);
-        let promised = before().filter_map(|exchange| promise(exchange)).max();
-        match promised {
-            None => {
-                let what = format!("no server ever had its token, believed in until {until:?}");
-                self.add(&what, claim, None);
-            }
+        match before().filter_map(|exchange| promise(exchange)).max() {
+            None => self.add("no server ever had its token", claim, None),
             Some(promised) if until > promised => {
                 let by = until.saturating_sub(promised);
-                let what = format!(
-                    "it outlives its key by {by:?}: believed in until {until:?}, and gone by {promised:?}"
-                );
-                self.add(&what, claim, None);
+                self.add(&format!("it outlives its key by {by:?}"), claim, None);
             }
             Some(_) => {}
         }
@@ -194,20 +126,12 @@ impl Verdict {
         let is_set_again = |deletion: &Exchange| {
             before().any(|it| is_set(it) && promise(it).is_some() && it.sent >= deletion.sent)
         };
-        let deletions =
-            before().filter(|exchange| has_deleted(exchange) && !is_set_again(exchange));
-        let deleted = deletions
-            .filter_map(|exchange| exchange.answered.as_ref())
-            .map(|answer| answer.0)
+        let deleted = before()
+            .filter(|exchange| has_deleted(exchange) && !is_set_again(exchange))
+            .filter_map(|exchange| Some(exchange.answered.as_ref()?.0))
             .min();
-        if let Some(deleted) =
-            deleted.filter(|deleted| world.reported_within.is_none() && *deleted < at)
-        {
-            let by = at.saturating_sub(deleted);
-            let what = format!(
-                "valid, after its key was deleted: believed in {by:?} later, until {until:?}"
-            );
-            self.add(&what, claim, None);
+        if world.reported_within.is_none() && deleted.is_some_and(|deleted| deleted < at) {
+            self.add("valid, after its key was deleted", claim, None);
         }
     }
 
@@ -220,17 +144,7 @@ impl Verdict {
                 .filter(|exchange| exchange.sent <= deletion.sent);
             let end = before.filter_map(|exchange| promise(exchange)).max();
             if end.is_none_or(|end| end.saturating_add(grain) < deletion.sent) {
-                let own = end.map_or("it never had one".to_owned(), |end| {
-                    format!(
-                        "its own key had ended {:?} before",
-                        deletion.sent.saturating_sub(end)
-                    )
-                });
-                self.add(
-                    &format!("it deleted what was not its own: {own}"),
-                    claim,
-                    None,
-                );
+                self.add("it deleted what was not its own", claim, None);
             }
         }
     }
@@ -240,36 +154,30 @@ impl Verdict {
         let (Some(released), Some((ended, how))) = (claim.released, &claim.ended) else {
             return;
         };
+        let is_valid_at = |time| claim.valid.is_some_and(|(_, until)| until > time);
         let sent = || {
-            done.iter()
-                .filter(|exchange| is_release(exchange) && exchange.sent >= released)
+            let later = done.iter().filter(|exchange| exchange.sent >= released);
+            later.filter(|exchange| is_release(exchange))
         };
-        let begun = || sent().map(|exchange| exchange.sent).min().unwrap_or(*ended);
+        let begun = || sent().map(|exchange| exchange.sent).min();
+        let deletes_held_locks = world.reported_within.is_some();
         match how.as_str() {
-            // The server itself may have dropped the key. The answer to the first try says so, but
-            // may have come too late to be read. (See docs/not-promised.md.)
-            "Released" if world.reported_within.is_some() && sent().count() > 1 => {}
+            // (A server that deletes held locks may have lost the answer with the key: see
+            // docs/not-promised.md.)
             "Released"
-                if !world.restarts
-                    && !sent()
-                        .any(|exchange| has_deleted(exchange) || exchange.answered.is_none()) =>
+                if !deletes_held_locks
+                    && !sent().any(|it| has_deleted(it) || it.answered.is_none()) =>
             {
                 self.add("said to be released, but nobody deleted it", claim, None);
             }
             // The hold was valid when its release was sent. If the server deletes no held locks,
             // the lease can only have ended while the release was on its way, which is no loss.
-            "Lost"
-                if world.reported_within.is_none()
-                    && claim.valid.is_some_and(|(_, until)| until > begun()) =>
-            {
+            "Lost" if !deletes_held_locks && is_valid_at(begun().unwrap_or(*ended)) => {
                 self.add("said to be lost, but nobody took it away", claim, None);
             }
             // (A hold that has expired by the clock may be reported as lost, though no other holder
             // had the lock.)
-            "Lost"
-                if claim.valid.is_some_and(|(_, until)| until > released)
-                    && sent().any(|exchange| has_deleted(exchange)) =>
-            {
+            "Lost" if is_valid_at(released) && sent().any(|it| has_deleted(it)) => {
                 self.add("said to be lost, but it was released", claim, None);
             }
             _ => {}
@@ -282,10 +190,8 @@ impl Verdict {
         let mut by_key: BTreeMap<&str, Vec<(Duration, Duration, &Claim)>> = BTreeMap::new();
         for claim in claims {
             if let Some((start, end)) = belief(claim, world) {
-                by_key
-                    .entry(&claim.key)
-                    .or_default()
-                    .push((start, end, claim));
+                let beliefs = by_key.entry(&claim.key).or_default();
+                beliefs.push((start, end, claim));
             }
         }
         for mut beliefs in by_key.into_values() {
@@ -294,22 +200,15 @@ impl Verdict {
             for (start, end, claim) in beliefs {
                 if let Some((until, other)) = longest.filter(|(until, _)| *until > start) {
                     let overlap = until.saturating_sub(start);
-                    let believed =
-                        format!("one believed in it until {until:?}, the other from {start:?} on");
-                    match world.reported_within {
-                        None => {
-                            let what = format!("two at a time for {overlap:?}: {believed}");
-                            self.add(&what, other, Some(claim));
-                        }
-                        Some(limit) => {
-                            self.reported_after = self.reported_after.max(overlap);
-                            if overlap > limit {
-                                let what = format!(
-                                    "not reported for {overlap:?}, {limit:?} allowed: {believed}"
-                                );
-                                self.add(&what, other, Some(claim));
-                            }
-                        }
+                    if world.reported_within.is_some() {
+                        self.reported_after = self.reported_after.max(overlap);
+                    }
+                    if overlap > world.reported_within.unwrap_or_default() {
+                        let what = match world.reported_within {
+                            None => format!("two at a time for {overlap:?}"),
+                            Some(_) => format!("not reported for {overlap:?}"),
+                        };
+                        self.add(&what, other, Some(claim));
                     }
                 }
                 // If the server deletes held locks, no renewal finds the loss of a hold without
@@ -333,12 +232,9 @@ fn belief(claim: &Claim, world: &World) -> Option<(Duration, Duration)> {
     } else {
         until.min(claim.released.unwrap_or(until))
     };
-    let death = world
-        .deaths
-        .iter()
-        .find(|(pid, _)| *pid == claim.by.0)
-        .map(|&(_, at)| at);
-    Some((start, death.map_or(end, |death| end.min(death))))
+    let mut deaths = world.deaths.iter();
+    let death = deaths.find(|(pid, _)| *pid == claim.by.0);
+    Some((start, death.map_or(end, |&(_, death)| end.min(death))))
 }
 
 /// A line of JSON for each hold that was trusted: `benches/peers/go/porcupine` reads them.
@@ -371,14 +267,10 @@ fn by_token(journal: &[Exchange]) -> HashMap<&str, Vec<&Exchange>> {
 
 /// A line of a report.
 fn told(exchange: &Exchange) -> String {
-    let Exchange {
-        args,
-        sent,
-        answered,
-    } = exchange;
-    let answer = answered.as_ref();
+    let answer = exchange.answered.as_ref();
     let answer = answer.map(|(at, reply)| (at, reply.escape_ascii().to_string()));
-    format!("\n    {sent:?} {}: {answer:?}", args.join(" "))
+    let args = exchange.args.join(" ");
+    format!("\n    {:?} {args}: {answer:?}", exchange.sent)
 }
 
 fn is_set(exchange: &Exchange) -> bool {
@@ -401,27 +293,18 @@ fn has_deleted(exchange: &Exchange) -> bool {
 /// Until when the key lives at the latest because of this exchange. Without an answer, the time of
 /// execution is unknown, and the result is `Duration::MAX`.
 fn promise(exchange: &Exchange) -> Option<Duration> {
-    let renewal = !is_set(exchange) && exchange.args.len() == 6;
-    if is_release(exchange) || (!is_set(exchange) && !renewal) {
-        return None;
-    }
-    let lease = if renewal {
-        exchange.args.last()
+    let args = &exchange.args;
+    let lease = if is_set(exchange) {
+        let px = args.iter().position(|arg| arg.eq_ignore_ascii_case("PX"))?;
+        args.get(px + 1)
     } else {
-        let px = exchange
-            .args
-            .iter()
-            .position(|arg| arg.eq_ignore_ascii_case("PX"))?;
-        exchange.args.get(px + 1)
+        args.get(5).filter(|_| args.len() == 6)
     };
     let lease = Duration::from_millis(lease?.parse().ok()?);
-    match &exchange.answered {
-        None => Some(Duration::MAX),
-        // A script answers the token, and `SET` an `OK` or nil.
-        Some((at, reply)) if reply.starts_with(b"+OK") => Some(*at + lease),
-        Some((at, reply)) if reply.starts_with(b"$") && !reply.starts_with(b"$-") => {
-            Some(*at + lease)
-        }
-        Some(_) => None,
-    }
+    let Some((at, reply)) = &exchange.answered else {
+        return Some(Duration::MAX);
+    };
+    // A script answers the token, and `SET` an `OK` or nil.
+    let is_token = reply.starts_with(b"$") && !reply.starts_with(b"$-");
+    (reply.starts_with(b"+OK") || is_token).then(|| *at + lease)
 }

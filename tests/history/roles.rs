@@ -1,7 +1,7 @@
 //! A process that takes locks, and records the results.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use relatch_rig::{now, role};
 use crate::record::Record;
 
 /// How long the managers here wait for a connection, and for an answer.
-pub(crate) const ANSWER: Duration = Duration::from_millis(100);
+const ANSWER: Duration = Duration::from_millis(100);
 
 /// The longest wait for a lock.
 const WAIT: Duration = Duration::from_millis(800);
@@ -29,46 +29,20 @@ const THREADS: u32 = 4;
 
 /// How soon after the last lock a manager has to be at rest, and after its drop all that it has
 /// started has to be gone.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 
-/// Runs the role named `name`, on the main test thread of a child process.
-pub(crate) fn run_role(name: &str) {
-    match name {
-        "worker" => worker(),
-        other => panic!("no role is called {other:?}"),
-    }
+/// How many threads and open files (connections included) this process has.
+fn has() -> [usize; 2] {
+    ["/proc/self/task", "/proc/self/fd"].map(|dir| fs::read_dir(dir).expect("Linux").count())
 }
 
-/// How many threads and open files (connections included) a process has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Has {
-    threads: usize,
-    files: usize,
-}
-
-impl Has {
-    fn now() -> Has {
-        let count = |dir| fs::read_dir(dir).expect("Linux").count();
-        Has {
-            threads: count("/proc/self/task"),
-            files: count("/proc/self/fd"),
-        }
-    }
-}
-
-/// Waits until `is_enough` for what the process has, but not for long.
-fn until_soon(is_enough: impl Fn(Has) -> bool) {
+/// Waits until `is_enough` for what the process has, but not for long. Returns what it has.
+fn until_soon(is_enough: impl Fn([usize; 2]) -> bool) -> [usize; 2] {
     let end = now() + SOON;
-    while !is_enough(Has::now()) && now() < end {
+    while !is_enough(has()) && now() < end {
         thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// The names of all threads.
-fn names() -> Vec<String> {
-    let tasks = fs::read_dir("/proc/self/task").expect("Linux");
-    let names = tasks.map(|task| fs::read_to_string(task.expect("a thread").path().join("comm")));
-    names.filter_map(Result::ok).collect()
+    has()
 }
 
 /// Which locks the threads of a process take, and for how long.
@@ -88,69 +62,52 @@ struct Habits {
     done: AtomicBool,
 }
 
-/// Takes locks until the parent sends "stop". After another line, drops the manager, and fails if
-/// the manager leaves something behind.
-fn worker() {
-    let number = |name| role::arg(name).parse::<u64>().expect("a number");
-    let seed = number("seed");
-    let [lease, long] = ["lease", "long"].map(|name| Duration::from_millis(number(name)));
-    let dir = PathBuf::from(role::arg("dir"));
-    let before = Has::now();
+fn number(name: &str) -> u64 {
+    role::arg(name).parse().expect("a number")
+}
+
+fn manager() -> LockManager {
     let builder = LockManager::builder(&role::arg("url"))
-        .lease(lease)
-        .pool_size(THREADS + 1);
-    let builder = builder
+        .lease(Duration::from_millis(number("lease")))
+        .pool_size(THREADS + 1)
         .connect_timeout(ANSWER)
         .response_timeout(ANSWER)
-        .reclaim_dead(seed.is_multiple_of(2));
-    let (builder, roams, seldom) = match role::arg("replicas").as_str() {
-        // To connect is to ask a sentinel first.
-        "all" => (
-            builder
-                .replicas(Replicas::all(), ANSWER / 2)
-                .connect_timeout(2 * ANSWER),
-            32,
-            4000,
-        ),
-        "1" => (
-            builder.replicas(Replicas::at_least(1), ANSWER / 2),
-            32,
-            4000,
-        ),
-        _ => (builder, 1, 400),
+        .reclaim_dead(number("seed").is_multiple_of(2));
+    let builder = match number("replicas") {
+        0 => builder,
+        _ => builder.replicas(Replicas::at_least(1), ANSWER / 2),
     };
     #[cfg(feature = "tls")]
-    let builder = match role::arg("roots").as_str() {
+    let builder = match &*role::arg("roots") {
         "" => builder,
         // A handshake costs milliseconds of computing, and all threads may connect at a time. With
         // a shorter limit, a busy machine would end each handshake before it is done.
-        roots => {
-            let builder = builder
-                .tls(relatch::Tls::new().roots(roots))
-                .connect_timeout(4 * ANSWER);
-            // (The sentinels of the rig speak no TLS.)
-            if role::arg("url").contains("+sentinel") {
-                builder.sentinel_tls(None)
-            } else {
-                builder
-            }
-        }
+        roots => builder
+            .tls(relatch::Tls::new().roots(roots))
+            .connect_timeout(4 * ANSWER),
     };
-    let locks = builder.build_lazily().expect("a valid address");
-    let keys = u32::try_from(number("keys")).expect("a small number");
+    builder.build_lazily().expect("a valid address")
+}
+
+/// Takes locks until the parent sends "stop". After another line, drops the manager, and fails if
+/// the manager leaves something behind.
+pub(crate) fn worker() {
+    let before = has();
+    let locks = manager();
+    let is_alone = number("replicas") == 0;
     let habits = &Habits {
-        lease,
-        long,
-        keys,
-        roams,
-        seldom,
+        lease: Duration::from_millis(number("lease")),
+        long: Duration::from_millis(number("long")),
+        keys: u32::try_from(number("keys")).expect("a small number"),
+        roams: if is_alone { 1 } else { 32 },
+        seldom: if is_alone { 400 } else { 4000 },
         wanted: Mutex::default(),
         done: false.into(),
     };
     thread::scope(|scope| {
         for number in 0..THREADS {
-            let (locks, dir) = (&locks, &dir);
-            scope.spawn(move || Worker::new(locks, habits, dir, seed, number).work());
+            let locks = &locks;
+            scope.spawn(move || Worker::new(locks, habits, number).work());
         }
         role::report("ready");
         while let Some(wanted) =
@@ -162,27 +119,17 @@ fn worker() {
     });
     // Room for the keeper, the threads of the pool and the one that reads a cluster's map. And for
     // each node a listener, a thread that renews, and all their connections: those of a master that
-    // was replaced may end later, when there is something to renew. For a moment there may be more:
-    // what ends just now, and what asks a sentinel for the master.
+    // was replaced may end later, when there is something to renew. For a moment there may be more.
     let nodes = usize::try_from(number("nodes")).expect("a small number");
-    let bound = Has {
-        threads: before.threads + 4 + 2 * nodes,
-        files: before.files + 1 + 7 * nodes,
-    };
-    let is_within = |it: Has| it.threads <= bound.threads && it.files <= bound.files;
-    until_soon(is_within);
-    let with = Has::now();
-    assert!(
-        is_within(with),
-        "{before:?}, at rest {with:?}: {:?}",
-        names()
-    );
+    let bound = [before[0] + 4 + 2 * nodes, before[1] + 1 + 7 * nodes];
+    let is_within = |it: [usize; 2]| it[0] <= bound[0] && it[1] <= bound[1];
+    let with = until_soon(is_within);
+    assert!(is_within(with), "{before:?}, at rest {with:?}");
     assert!(locks.held().is_empty(), "{:?}", locks.held());
     role::report("stopped");
     role::next_line();
     drop(locks);
-    until_soon(|it| it == before);
-    assert_eq!(Has::now(), before, "left behind: {:?}", names());
+    assert_eq!(until_soon(|it| it == before), before, "left behind");
     role::report("clean");
 }
 
@@ -195,28 +142,18 @@ struct Worker<'a> {
 }
 
 impl Worker<'_> {
-    fn new<'a>(
-        locks: &'a LockManager,
-        habits: &'a Habits,
-        dir: &Path,
-        seed: u64,
-        number: u32,
-    ) -> Worker<'a> {
-        let rng = StdRng::seed_from_u64(seed ^ u64::from(number) << 32);
+    fn new<'a>(locks: &'a LockManager, habits: &'a Habits, thread: u32) -> Worker<'a> {
         Worker {
             locks,
             habits,
-            rng,
-            record: Record::create(dir, std::process::id(), number),
+            rng: StdRng::seed_from_u64(number("seed") ^ u64::from(thread) << 32),
+            record: Record::create(&PathBuf::from(role::arg("dir")), thread),
         }
     }
 
     fn lease_of(&self, key: &str) -> Duration {
-        if key == "k0" {
-            self.habits.long
-        } else {
-            self.habits.lease
-        }
+        let Habits { lease, long, .. } = self.habits;
+        if key == "k0" { *long } else { *lease }
     }
 
     fn work(&mut self) {
@@ -226,16 +163,17 @@ impl Worker<'_> {
             let mut roams = self.rng.random_ratio(1, self.habits.roams);
             match self.take(&key, renewed) {
                 Ok(Some(guard)) => {
-                    self.record.has(guard.token(), renewed);
+                    let has = format!("{} {renewed}", guard.token());
+                    self.record.write("has", has);
                     self.hold(&guard);
                     self.give_back(guard);
                 }
                 Ok(None) => {
-                    self.record.refused("busy");
+                    self.record.write("refused", "busy");
                     roams = true;
                 }
                 Err(error) => {
-                    self.record.refused(name(&error));
+                    self.record.write("refused", name(&error));
                     roams = true;
                     // Without this sleep, the thread would spin during an outage.
                     thread::sleep(Duration::from_millis(1));
@@ -253,16 +191,11 @@ impl Worker<'_> {
 
     /// Takes the lock in one of three ways.
     fn take(&mut self, key: &str, renewed: bool) -> Result<Option<LockGuard>, Error> {
-        let lock = self
-            .locks
-            .named(key)
-            .renew(renewed)
-            .lease(self.lease_of(key));
+        let lock = self.locks.named(key).renew(renewed);
+        let lock = lock.lease(self.lease_of(key));
         let wait = WAIT.mul_f64(self.rng.random_range(0.01..1.0));
         let way = self.rng.random_range(0..4);
-        // A call without a wait may take as long as connecting and an answer.
-        self.record
-            .asks(key, if way == 0 { 2 * ANSWER } else { wait });
+        self.record.write("asks", key);
         match way {
             0 => lock.try_lock(),
             1 => lock.try_lock_for(wait),
@@ -282,8 +215,9 @@ impl Worker<'_> {
             if !guard.is_valid() {
                 break;
             }
-            self.record.valid((at, at + guard.remaining()));
-            let is_wanted = now() < start + 2 * self.habits.lease && self.is_wanted(guard.key());
+            self.record.valid(at, at + guard.remaining());
+            let is_wanted = self.habits.wanted.lock().iter().any(|it| it == guard.key())
+                && now() < start + 2 * self.habits.lease;
             if now() >= end && !is_wanted {
                 break;
             }
@@ -303,11 +237,6 @@ impl Worker<'_> {
         }
     }
 
-    /// Whether the parent wants this lock to be held for long.
-    fn is_wanted(&self, key: &str) -> bool {
-        self.habits.wanted.lock().iter().any(|it| it == key)
-    }
-
     /// How long to hold a lock: mostly no time, sometimes a while, rarely longer than the lease.
     fn how_long(&mut self) -> Duration {
         if self.rng.random_ratio(1, self.habits.seldom) {
@@ -320,14 +249,14 @@ impl Worker<'_> {
     }
 
     fn give_back(&mut self, guard: LockGuard) {
-        self.record.releases();
+        self.record.write("releases", "");
         if self.rng.random_ratio(1, 16) {
             drop(guard);
-            return self.record.ended("dropped");
+            return self.record.write("ended", "dropped");
         }
         match guard.unlock() {
-            Ok(unlocked) => self.record.ended(&format!("{unlocked:?}")),
-            Err(error) => self.record.ended(name(&error)),
+            Ok(unlocked) => self.record.write("ended", format!("{unlocked:?}")),
+            Err(error) => self.record.write("ended", name(&error)),
         }
     }
 }

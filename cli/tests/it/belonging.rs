@@ -1,53 +1,31 @@
 //! Who is of a job: until when the lock is kept, who gets its signals, and who is left alone.
 
-use std::fs;
-use std::io::{IoSlice, Read};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use relatch_rig::{LONG, Sig, eventually, now, signal};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use relatch_rig::{LONG, eventually};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
-use tempfile::TempDir;
 
-use crate::deaths::{guard_of, is_stopped, is_there};
-use crate::support::{Place, Running, in_shell, spawn, stderr, stdout};
-
-fn text(place: &Place, file: &str) -> String {
-    fs::read_to_string(place.file(file)).unwrap_or_default()
-}
+use crate::deaths::guard_of;
+use crate::support::{Place, RELATCH, is_stopped, is_there, send, spawn};
 
 /// The first process of the job ends at once. Another writes "1" a moment later, and the lock is
 /// kept until then: whatever process group it is in, and with `--foreground`, too.
 #[test]
 fn the_lock_is_kept_as_long_as_a_process_of_the_session_lives() {
     let place = Place::new();
-    let relatch = env!("CARGO_BIN_EXE_relatch");
     let later = "sh -c 'sleep 0.5; echo 1 >> f'";
-    let own_group = format!("set -m; {later} & echo 1 >> f");
-    let timeout = format!("timeout 60 {later} & echo 1 >> f");
-    let inner = format!("{relatch} run inner {later} & echo 1 >> f");
-    let plain = format!("{later} & echo 1 >> f");
-    for (options, line) in [
-        (&[][..], &plain),
-        (&["--foreground"], &plain),
-        (&[], &own_group),
-        (&["--foreground"], &own_group),
-        (&[], &timeout),
-        (&[], &inner),
-    ] {
-        let _ = fs::remove_file(place.file("f"));
-        let mut run = vec!["run"];
-        run.extend(options);
-        run.extend(["k", "--", "bash", "-c", line]);
-        assert_eq!(place.code(&run), 0);
-        assert_eq!(place.code(&["run", "-n", "k", "true"]), 0, "it is free");
-        assert_eq!(text(&place, "f"), "1\n1\n", "{line}");
+    for around in ["", "set -m; ", "timeout 60 ", "$R run inner "] {
+        for options in [&["k"][..], &["--foreground", "k"]] {
+            place.forget(&["f"]);
+            let line = format!("{around}{later} & echo 1 >> f");
+            let run = [&["run"], options, &["--", "bash", "-c", &line]].concat();
+            assert_eq!(place.code(&run), 0);
+            assert_eq!(place.text("f"), "1\n1\n", "{around} {options:?}");
+            assert_eq!(place.keys(), 0, "it is free");
+        }
     }
 }
 
@@ -55,86 +33,115 @@ fn the_lock_is_kept_as_long_as_a_process_of_the_session_lives() {
 #[test]
 fn a_process_without_its_first_thread_keeps_the_lock() {
     let place = Place::new();
-    fs::write(
-        place.file("threads.c"),
+    place.write(
+        "threads.c",
         "#include <pthread.h>\n#include <stdio.h>\n#include <unistd.h>\n\
          static void *later(void *file) { usleep(700000); fputs(\"1\\n\", file); fclose(file); _exit(0); }\n\
          int main(void) { pthread_t thread; FILE *file = fopen(\"f\", \"a\"); setpgid(0, 0);\n\
          pthread_create(&thread, 0, later, file); pthread_exit(0); }\n",
-    )
-    .unwrap();
-    let compiled = Command::new("cc")
-        .args(["-pthread", "-o"])
-        .args([place.file("threads"), place.file("threads.c")])
-        .status();
-    assert!(compiled.unwrap().success());
+    );
+    let compile = ["-pthread", "-o", "threads", "threads.c"];
+    assert!(place.program("cc", &compile).status().unwrap().success());
     // A daemon makes sure that somebody has to look.
     let line = "setsid sleep 60 & echo $! > daemon; (./threads &) ; exit 0";
     assert_eq!(place.code(&["run", "k", "-c", line]), 0);
-    assert_eq!(text(&place, "f"), "1\n");
-    kill(&text(&place, "daemon"));
+    assert_eq!(place.text("f"), "1\n");
+    was_left_alone(&place, "daemon");
 }
 
-/// Ends a process that was to be left alone.
-fn kill(id: &str) {
-    assert!(is_there(id), "{id:?}");
-    let killed = Command::new("kill").args(["-9", id.trim()]).status();
-    assert!(killed.unwrap().success());
+/// Ends the process that a file names.
+fn was_left_alone(place: &Place, file: &str) {
+    let id = place.text(file);
+    assert!(is_there(&id), "{file}: {id:?}");
+    send("KILL", id);
 }
+
+/// A daemon, which says that it is one.
+const DAEMON: &str = "setsid bash -c 'echo $$ > daemon; exec sleep 60'";
+
+/// Waits for it.
+const UNTIL: &str = "until test -s daemon; do sleep 0.01; done";
 
 #[test]
 fn a_daemon_does_not_keep_the_lock_and_outlives_the_job() {
     let place = Place::new();
-    let line = "setsid sleep 60 & echo $! > daemon; sleep 0.1";
-    for options in [&[][..], &["--foreground"]] {
-        let mut run = vec!["run"];
-        run.extend(options);
-        run.extend(["k", "-c", line]);
-        assert_eq!(place.code(&run), 0);
-        assert_eq!(place.code(&["run", "-n", "k", "true"]), 0, "it is free");
-        kill(&text(&place, "daemon"));
+    for (code, options, then) in [
+        (0, &["k"][..], "true"),
+        (0, &["--foreground", "k"], "true"),
+        // It is not out of time with the job. (Its parent ends by itself.)
+        (124, &["--max-hold", "2s", "k"], "exec sleep 60"),
+    ] {
+        place.forget(&["daemon"]);
+        let line = format!("({DAEMON} &); {UNTIL}; {then}");
+        let run = [&["run"], options, &["--", "bash", "-c", &line]].concat();
+        assert_eq!(place.code(&run), code);
+        assert_eq!(place.keys(), 0, "it is free");
+        was_left_alone(&place, "daemon");
     }
-    // It is not out of time with the job. (Its parent ends by itself.)
-    let line = "(setsid sleep 60 & echo $! > daemon); sleep 60";
-    let run = ["run", "--max-hold", "300ms", "k", "-c", line];
-    assert_eq!(place.code(&run), 124);
-    kill(&text(&place, "daemon"));
+    // Nor is it of the job that the inner run is in, though that run's guard has adopted it.
+    place.forget(&["daemon"]);
+    let job = format!("({DAEMON} &); {UNTIL}; echo > ready; sleep 60");
+    place.write("job", &job);
+    let mut run = place.start(&["k"], "ready", "exec $R run inner bash job");
+    assert_eq!(run.end("TERM"), 143);
+    was_left_alone(&place, "daemon");
 }
 
-/// Nor is it of the job that the inner run is in, though that run's guard has adopted it.
+/// A window is resized, and the job stopped and continued, while the script that started it lives.
 #[test]
-fn a_daemon_of_a_run_inside_does_not_keep_the_lock_of_the_outer_one() {
+fn a_daemon_stays_one_whatever_signals_came_before_its_parent_ended() {
     let place = Place::new();
-    let relatch = env!("CARGO_BIN_EXE_relatch");
-    let daemon = "setsid bash -c \"echo \\$\\$ > daemon; exec sleep 60\"";
-    let wait = "until test -s daemon; do sleep 0.01; done";
-    let job = format!("({daemon} &); {wait}; echo > ready; sleep 60");
-    let script = format!("exec {relatch} run inner bash -c '{job}'");
+    let end = "until test -e end; do sleep 0.05; done";
+    let script = format!("{DAEMON} & {UNTIL}; echo > ready; {end}");
     let mut run = place.start(&["k"], "ready", &script);
-    signal(run.id(), Sig::Term);
-    assert_eq!(in_shell(run.wait().unwrap()), 143);
-    kill(&text(&place, "daemon"));
+    for name in ["WINCH", "CONT"] {
+        send(name, run.id());
+    }
+    std::thread::sleep(Duration::from_millis(300)); // Too short a time can only make this green.
+    place.write("end", "");
+    run.code();
+    was_left_alone(&place, "daemon");
+}
+
+/// As `setsid -w` and Python's `start_new_session` do.
+#[test]
+fn what_the_job_waits_for_in_another_session_is_of_the_job() {
+    let place = Place::new();
+    let child = "trap 'echo asked >> got' TERM; echo $$ > ready
+        until test -e end || test ! -e ready; do sleep 0.01; done";
+    let mut run = place.relatch(&["run", "k", "sh", "-c", "setsid -w bash -c \"$0\"; :", child]);
+    let mut run = spawn(&mut run);
+    place.wait_for("ready");
+    send("TERM", run.id());
+    eventually(LONG, "it comes", || place.text("got") == "asked\n");
+    let wait = ["run", "-w", "500ms", "k", "true"];
+    assert_eq!(place.code(&wait), 75, "it goes on");
+    place.write("end", "");
+    assert_eq!(run.wait().unwrap().signal(), Some(15));
+    assert_eq!(place.keys(), 0);
 }
 
 /// Without a group of its own, it can do so without a child.
 #[test]
 fn the_first_process_is_the_job_also_in_a_session_of_its_own() {
     let place = Place::new();
-    let job = ["setsid", "bash", "-c", "echo $$ > leader; exec sleep 60"];
-    let mut options = vec!["run", "--foreground", "--max-hold", "3s"];
-    options.extend(["--kill-after", "500ms", "k"]);
-    options.extend(job);
-    assert_eq!(place.code(&options), 124);
-    let leader = text(&place, "leader");
-    assert!(!leader.is_empty(), "it did not begin within 3 s");
-    assert!(!is_there(&leader), "it lives, and the lock is free");
-    fs::remove_file(place.file("leader")).unwrap();
-    let mut run = vec!["run", "--foreground", "k"];
-    run.extend(job);
-    let mut run = spawn(&mut place.relatch(&run));
-    eventually(LONG, "the job runs", || !text(&place, "leader").is_empty());
-    signal(run.id(), Sig::Term);
-    assert_eq!(run.wait().unwrap().signal(), Some(15));
+    let job = [
+        "k",
+        "setsid",
+        "bash",
+        "-c",
+        "echo $$ > leader; exec sleep 60",
+    ];
+    let limits = ["--max-hold", "5s", "--kill-after", "500ms"];
+    let limited = [&["run", "--foreground"], &limits[..], &job].concat();
+    assert_eq!(place.code(&limited), 124);
+    let leader = place.text("leader");
+    assert!(!leader.is_empty(), "it did not begin within 5 s");
+    assert!(!is_there(leader), "it lives, and the lock is free");
+    place.forget(&["leader"]);
+    let mut run = spawn(&mut place.relatch(&[&["run", "--foreground"], &job[..]].concat()));
+    place.wait_for("leader");
+    assert_eq!(run.end("TERM"), 143);
 }
 
 /// Each of them writes what it gets: the first process, one in its group, and one that has a group
@@ -143,60 +150,50 @@ const RECIPIENTS: &str = "
 each() { trap \"echo $1 >> got; exit\" TERM INT; echo >> ready; while :; do sleep 0.01; done; }
 (each member) & set -m; (each other) & set +m; each leader";
 
+/// The first process has ended, and was waited for. So its number may be another's.
+const LEFT: &str =
+    "(trap 'echo left >> got; exit' TERM; echo >> ready; while :; do sleep 0.01; done) &";
+
 #[test]
-fn a_signal_reaches_all_of_the_job() {
+fn a_signal_reaches_all_of_the_job_and_what_is_left_of_it() {
     let place = Place::new();
-    for (options, name) in [
-        (&["k"][..], "-TERM"),
-        (&["--foreground", "k"], "-TERM"),
-        (&["k"], "-INT"),
-        // Without a terminal, nobody else sends it to the job.
-        (&["--foreground", "k"], "-INT"),
-    ] {
-        for file in ["got", "ready"] {
-            let _ = fs::remove_file(place.file(file));
-        }
-        let mut run = place.start(options, "ready", RECIPIENTS);
-        eventually(LONG, "all are ready", || text(&place, "ready").len() == 3);
-        let id = run.id().to_string();
-        let sent = Command::new("kill").args([name, &id]).status();
-        assert!(sent.unwrap().success());
-        run.wait().unwrap();
-        for who in ["member", "other", "leader"] {
-            assert!(text(&place, "got").contains(who), "{who}");
+    let all = &["member", "other", "leader"][..];
+    for run in [&["run"][..], &["run", "--foreground"]] {
+        for (script, name, recipients) in [
+            (RECIPIENTS, "TERM", all),
+            // Without a terminal, nobody else sends it to the job.
+            (RECIPIENTS, "INT", all),
+            (LEFT, "TERM", &["left"]),
+        ] {
+            place.forget(&["got", "ready"]);
+            let job = ["k", "bash", "-c", script];
+            let mut run = spawn(&mut place.relatch(&[run, &job].concat()));
+            let count = recipients.len();
+            eventually(LONG, "all are ready", || place.text("ready").len() == count);
+            run.end(name);
+            let got = place.text("got");
+            assert!(recipients.iter().all(|it| got.contains(it)), "{got}");
         }
     }
 }
 
-/// The first process has ended, and was waited for. So its number may be another's, and what is
-/// left of the job gets the signal.
+/// A job that is stopped has to go on, or it would not see that it is to end.
 #[test]
-fn a_signal_reaches_what_is_left_of_the_job() {
-    let place = Place::new();
-    let script =
-        "(trap 'echo got >> got; exit' TERM; echo >> ready; while :; do sleep 0.01; done) &";
-    for options in [&["k"][..], &["--foreground", "k"]] {
-        for file in ["got", "ready"] {
-            let _ = fs::remove_file(place.file(file));
-        }
-        let mut run = place.start(options, "ready", script);
-        signal(run.id(), Sig::Term);
-        assert_eq!(run.wait().unwrap().code(), Some(0), "the first process's");
-        assert_eq!(text(&place, "got"), "got\n");
-    }
-}
-
-/// A job that is stopped would not see that it is to end.
-#[test]
-fn a_job_that_is_stopped_can_be_ended() {
+fn a_job_that_is_stopped_hears_of_its_end() {
     let place = Place::new();
     let script = "trap 'echo got > got; exit 3' TERM; echo $$ > $1; kill -STOP $$; sleep 60";
-    let mut run = place.start(&["k"], "ready", script);
-    let job = text(&place, "ready");
-    eventually(LONG, "the job is stopped", || is_stopped(&job));
-    signal(run.id(), Sig::Term);
-    assert_eq!(run.wait().unwrap().code(), Some(3));
-    assert_eq!(text(&place, "got"), "got\n");
+    for (name, guard_dies) in [("TERM", false), ("KILL", true), ("KILL", false)] {
+        place.forget(&["got"]);
+        let mut run = place.start(&["--kill-after", "10s", "k"], "ready", script);
+        let guard = guard_of(run.id());
+        let job = place.text("ready");
+        eventually(LONG, "the job is stopped", || is_stopped(&job));
+        send(name, if guard_dies { guard } else { run.id() });
+        let code = run.code();
+        assert!(code == 3 || name == "KILL", "{code}");
+        eventually(LONG, "the job is over", || !is_there(guard));
+        assert_eq!(place.text("got"), "got\n", "{name} {guard_dies}");
+    }
 }
 
 /// A signal that comes while the job is being started waits for it. Sent to all of a service, it
@@ -208,69 +205,51 @@ fn no_signal_is_lost_at_the_start() {
         let mut run = spawn(&mut place.relatch(&["run", "k", "sleep", "60"]));
         let guard = guard_of(run.id());
         std::thread::sleep(Duration::from_micros(round / 2 * 300));
-        signal(run.id(), Sig::Term);
+        relatch_rig::signal(run.id(), relatch_rig::Sig::Term);
         if round % 2 == 1 {
-            signal(guard, Sig::Term);
+            relatch_rig::signal(guard, relatch_rig::Sig::Term);
         }
         assert_eq!(run.wait().unwrap().signal(), Some(15), "{round}");
     }
-}
-
-/// A line of bash, in whose place `relatch` comes.
-pub(crate) fn instead_of_bash(place: &Place, line: &str) -> Command {
-    let relatch = place.relatch(&[]);
-    let named = relatch.get_envs();
-    let mut bash = Command::new("bash");
-    bash.args(["-c", line])
-        .envs(named.filter_map(|(name, value)| Some((name, value?))))
-        .current_dir(place.file(""))
-        .stderr(Stdio::null());
-    bash
 }
 
 /// A shell had a child when `relatch run` was executed in its place.
 #[test]
 fn who_was_there_before_is_left_alone() {
     let place = Place::new();
-    let relatch = env!("CARGO_BIN_EXE_relatch");
-    let line = format!(
-        "sleep 60 & echo $! > before; exec {relatch} run k -- bash -c 'echo >> ready; sleep 60'"
-    );
-    let mut bash = spawn(&mut instead_of_bash(&place, &line));
-    eventually(LONG, "the job runs", || !text(&place, "ready").is_empty());
-    let before = text(&place, "before").trim().to_owned();
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", bash.id())).unwrap();
+    let line = "sleep 60 & echo $! > before; exec $R run k -- bash -c 'echo >> ready; sleep 60'";
+    let mut bash = spawn(&mut place.bash(line));
+    place.wait_for("ready");
+    let before = place.text("before").trim().to_owned();
+    let children = format!("/proc/{0}/task/{0}/children", bash.id());
+    let children = std::fs::read_to_string(children).unwrap();
     let guard = children.split_whitespace().find(|id| **id != before);
-    signal(guard.unwrap().parse().unwrap(), Sig::Kill);
+    send("KILL", guard.unwrap());
     // (137 if the guard was killed before it could say which process is the job's first.)
-    let code = in_shell(bash.wait().unwrap());
+    let code = bash.code();
     assert!(matches!(code, 137 | 143), "{code}");
-    kill(&before);
+    was_left_alone(&place, "before");
 }
 
 /// What such a child leaves behind comes to this program, and is none of the job's.
 #[test]
 fn what_others_leave_behind_is_left_alone() {
     let place = Place::new();
-    let relatch = env!("CARGO_BIN_EXE_relatch");
     let wait_for = |file: &str| format!("until test -s {file}; do sleep 0.01; done");
     let job = format!("trap 'exit 3' TERM; echo >> ready; {}", wait_for("end"));
     let before = format!("({}; sleep 60 & echo $! > agent)", wait_for("ready"));
-    let line = format!("{before} & exec {relatch} run k -- bash -c \"{job}\"");
+    let line = format!("{before} & exec $R run k -- bash -c \"{job}\"");
     for is_asked in [false, true] {
-        for file in ["ready", "agent", "end"] {
-            let _ = fs::remove_file(place.file(file));
-        }
-        let mut bash = spawn(&mut instead_of_bash(&place, &line));
-        eventually(LONG, "the agent runs", || !text(&place, "agent").is_empty());
+        place.forget(&["ready", "agent", "end"]);
+        let mut bash = spawn(&mut place.bash(&line));
+        place.wait_for("agent");
         if is_asked {
-            signal(bash.id(), Sig::Term);
+            assert_eq!(bash.end("TERM"), 3);
         } else {
-            fs::write(place.file("end"), "1").unwrap();
+            place.write("end", "1");
+            assert_eq!(bash.code(), 0);
         }
-        let code = bash.wait().unwrap().code();
-        assert_eq!(code, Some(if is_asked { 3 } else { 0 }));
-        kill(&text(&place, "agent"));
+        was_left_alone(&place, "agent");
     }
 }
 
@@ -282,9 +261,7 @@ fn a_guard_that_cannot_look_keeps_the_lock() {
         sh -c 'until test -e go || test ! -e ready; do sleep 0.01; done; echo 1 >> f' &
         until test -e end; do sleep 0.01; done";
     for free in [0, 1] {
-        for file in ["ready", "end", "go", "f"] {
-            let _ = fs::remove_file(place.file(file));
-        }
+        place.forget(&["end", "go", "f"]);
         let mut run = place.start(&["k"], "ready", script);
         let guard = guard_of(run.id());
         let is_free = |number: &u64| !Path::new(&format!("/proc/{guard}/fd/{number}")).exists();
@@ -295,74 +272,12 @@ fn a_guard_that_cannot_look_keeps_the_lock() {
         };
         let guard = Pid::from_raw(guard.try_into().unwrap());
         prlimit(guard, Resource::Nofile, limit).unwrap();
-        fs::write(place.file("end"), "").unwrap();
+        place.write("end", "");
         assert_eq!(place.code(&["run", "-w", "1s", "k", "true"]), 75);
-        fs::write(place.file("go"), "").unwrap();
-        assert_eq!(run.wait().unwrap().code(), Some(0));
-        assert_eq!(text(&place, "f"), "1\n");
+        place.write("go", "");
+        assert_eq!(run.code(), 0);
+        assert_eq!(place.text("f"), "1\n");
     }
-}
-
-/// The guard as the wrapper starts it, with these words and this job.
-struct Guard {
-    child: Running,
-    socket: UnixStream,
-    folder: TempDir,
-}
-
-fn guard(until: Duration, script: &str) -> Guard {
-    let (socket, theirs) = UnixStream::pair().unwrap();
-    let folder = TempDir::new().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_relatch"));
-    command
-        .args(["__guard", "15", "100", &until.as_millis().to_string(), "0"])
-        .args(["bash", "-c", script])
-        .stdin(OwnedFd::from(theirs))
-        .current_dir(folder.path());
-    let child = spawn(&mut command);
-    drop(command); // It has the guard's end of the socket.
-    let input = fs::File::open("/dev/null").unwrap();
-    let descriptors = [input.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    let one = [IoSlice::new(b"i")];
-    sendmsg(&socket, &one, &mut control, SendFlags::empty()).unwrap();
-    Guard {
-        child,
-        socket,
-        folder,
-    }
-}
-
-/// The wrapper may be stopped before it has said a word.
-#[test]
-fn a_guard_knows_from_the_beginning_until_when_the_lock_is_good() {
-    let mut late = guard(Duration::from_millis(1), "echo > f");
-    late.child.wait().unwrap();
-    assert!(!late.folder.path().join("f").exists(), "it was not started");
-    let mut said = Vec::new();
-    late.socket.read_to_end(&mut said).unwrap();
-    assert_eq!(said, b"l\0\0\0\0");
-    let script = "trap '' TERM; (setsid sleep 60 & echo $! > daemon); sleep 60";
-    let mut stuck = guard(now() + Duration::from_secs(1), script);
-    stuck.child.wait().unwrap(); // It ends, so nobody is left.
-    let daemon = fs::read_to_string(stuck.folder.path().join("daemon")).unwrap();
-    assert!(!is_there(daemon.trim()));
-}
-
-/// With a wrapper that ends, all ends: no process is left.
-#[test]
-fn a_guard_without_a_wrapper_ends_the_job() {
-    let script = "trap '' TERM; set -m; (setsid sleep 60 & echo $! > daemon); sleep 60 & wait";
-    let mut alone = guard(now() + Duration::from_secs(3600), script);
-    eventually(LONG, "the job runs", || {
-        fs::read(alone.folder.path().join("daemon")).is_ok_and(|text| !text.is_empty())
-    });
-    drop(alone.socket);
-    alone.child.wait().unwrap();
-    let daemon = fs::read_to_string(alone.folder.path().join("daemon")).unwrap();
-    assert!(!is_there(daemon.trim()));
 }
 
 /// As process 1 of a container: it waits for orphans that are none of its job, and passes signals
@@ -370,43 +285,27 @@ fn a_guard_without_a_wrapper_ends_the_job() {
 #[test]
 fn a_run_may_be_the_first_process_of_a_container() {
     let place = Place::new();
-    let relatch = env!("CARGO_BIN_EXE_relatch");
+    let contain = ["--user", "--map-root-user", "--pid", "--fork"];
     let mut unshare = Command::new("unshare");
-    unshare.args(["--user", "--map-root-user", "--pid", "true"]);
-    if !unshare.status().unwrap().success() {
+    if !unshare
+        .args(contain)
+        .arg("true")
+        .status()
+        .unwrap()
+        .success()
+    {
         return; // Some systems let only root make one.
     }
-    let contained = |options: &[&str], line: &str| {
-        let run = place.relatch(&[]);
-        let mut command = Command::new("unshare");
-        let named = run
-            .get_envs()
-            .filter_map(|(name, value)| Some((name, value?)));
-        command
-            .args(["--user", "--map-root-user", "--pid", "--fork"])
-            .args(options);
-        command
-            .args([relatch, "run", "-n", "k", "-c", line])
-            .envs(named);
-        let command = command.current_dir(place.file("")).stdin(Stdio::null());
-        command.status().unwrap().code()
-    };
     let line = "(setsid sleep 60 &); (sleep 0.3; echo 1 >> f) & exit 3";
-    for options in [&["--mount-proc"][..], &[]] {
-        let _ = fs::remove_file(place.file("f"));
-        assert_eq!(contained(options, line), Some(3), "{options:?}");
-        assert_eq!(text(&place, "f"), "1\n", "{options:?}");
-        assert_eq!(contained(options, "kill -9 $$"), Some(128 + 9));
+    for option in ["--mount-proc", "--"] {
+        let contained = |line: &str| {
+            let run = [option, RELATCH, "run", "-n", "k", "-c", line];
+            let mut run = place.program("unshare", &[&contain[..], &run].concat());
+            spawn(&mut run).code()
+        };
+        place.forget(&["f"]);
+        assert_eq!(contained(line), 3, "{option}");
+        assert_eq!(place.text("f"), "1\n", "{option}");
+        assert_eq!(contained("kill -9 $$"), 128 + 9);
     }
-}
-
-/// `SIGCHLD` that is ignored by inheritance makes children vanish without a word.
-#[test]
-fn the_exit_code_passes_where_nobody_hears_of_children() {
-    let place = Place::new();
-    let relatch = env!("CARGO_BIN_EXE_relatch");
-    let inner = format!("exec env --ignore-signal=CHLD {relatch} run k -c 'exit 3'");
-    let output = place.output(&["run", "outer", "-c", &inner]);
-    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
-    assert_eq!(stdout(&output), "");
 }

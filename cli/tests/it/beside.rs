@@ -1,11 +1,9 @@
 //! The table of `docs/command.md`: what a job gets, bare and below `flock`, `timeout` and
 //! `relatch run`.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
+use std::os::unix::process::CommandExt;
 
-use crate::support::{Place, in_shell, stdout};
+use crate::support::{Place, RELATCH, our_group, page, spawn, stdout};
 
 /// Each line is what the job of this kind gets. The first is the group, the last the descriptors.
 /// (A pipeline would have its pipe among them for a moment.)
@@ -17,97 +15,77 @@ ulimit -n; cd /proc/$$/fd; echo *";
 const AROUND: &str = "trap '' HUP; ulimit -n 321; exec 7</dev/null
 exec env --ignore-signal=PIPE --block-signal=USR2 \"$@\"";
 
-struct Way {
-    wrapper: Vec<String>,
+/// What a job below a wrapper gets.
+struct Way<'a> {
+    place: &'a Place,
+    wrapper: &'a [&'a str],
     lines: Vec<String>,
 }
 
-fn ways(place: &Place) -> Vec<Way> {
-    let relatch = env!("CARGO_BIN_EXE_relatch");
-    let wrappers: [&[&str]; 4] = [
-        &["env"],
-        &["flock", "lockfile"],
-        &["timeout", "60"],
-        &[relatch, "run", "k", "--"],
-    ];
-    let probed = |wrapper: &[&str]| {
-        let output = around(place, wrapper, PROBE).output().unwrap();
-        let wrapper = wrapper.iter().map(ToString::to_string).collect();
+impl<'a> Way<'a> {
+    fn new(place: &'a Place, wrapper: &'a [&'a str]) -> Way<'a> {
+        let job = ["bash", "-c", PROBE];
+        let around = [&["-c", AROUND, "around"], wrapper, &job].concat();
+        let mut bash = place.program("bash", &around);
+        let output = bash.process_group(our_group()).output().unwrap();
         let lines = stdout(&output).lines().map(str::to_owned).collect();
-        Way { wrapper, lines }
-    };
-    wrappers.map(probed).into()
-}
-
-/// A job below a wrapper.
-fn around(place: &Place, wrapper: &[&str], job: &str) -> Command {
-    // (Its environment, folder and group are those of a run.)
-    let like = place.relatch(&[]);
-    let mut command = Command::new("bash");
-    command.args(["-c", AROUND, "around"]).args(wrapper);
-    command.args(["bash", "-c", job]);
-    command.current_dir(place.file(""));
-    for (name, value) in like.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
+        Way {
+            place,
+            wrapper,
+            lines,
+        }
     }
-    command
-}
 
-fn found(place: &Place, bare: &Way, way: &Way) -> [String; 8] {
-    let same = |line: usize| {
-        let is_same = way.lines[line] == bare.lines[line];
-        if is_same { "kept" } else { "another" }.to_owned()
-    };
-    let group = if way.lines[0] == bare.lines[0] {
-        "kept"
-    } else {
-        "own"
-    };
-    let descriptors = if way.lines[5] == bare.lines[5] {
-        "kept"
-    } else {
-        "the lock's, too"
-    };
-    let wrapper: Vec<_> = way.wrapper.iter().map(String::as_str).collect();
-    let code = |job| in_shell(around(place, &wrapper, job).status().unwrap()).to_string();
-    [
-        same(3),
-        same(2),
-        same(4),
-        descriptors.to_owned(),
-        same(1),
-        group.to_owned(),
-        code("exit 3"),
-        code("kill -TERM $$"),
-    ]
+    fn code(&self, job: &str) -> String {
+        let run = [self.wrapper, &["bash", "-c", job]].concat();
+        spawn(&mut self.place.program(run[0], &run[1..]))
+            .code()
+            .to_string()
+    }
+
+    /// A column of the table.
+    fn found(&self, bare: &Way<'_>) -> [String; 8] {
+        let same = |line: usize, other: &str| {
+            let is_same = self.lines[line] == bare.lines[line];
+            if is_same { "kept" } else { other }.to_owned()
+        };
+        [
+            same(3, "another"),
+            same(2, "another"),
+            same(4, "another"),
+            same(5, "the lock's, too"),
+            same(1, "another"),
+            same(0, "own"),
+            self.code("exit 3"),
+            self.code("kill -TERM $$"),
+        ]
+    }
 }
 
 #[test]
 fn the_table_of_what_a_job_gets_is_so() {
     let place = Place::new();
-    let ways = ways(&place);
+    let wrappers: [&[&str]; 4] = [
+        &["env"],
+        &["flock", "lockfile"],
+        &["timeout", "60"],
+        &[RELATCH, "run", "k", "--"],
+    ];
+    let ways = wrappers.map(|wrapper| Way::new(&place, wrapper));
     let bare = &ways[0];
     // The first ignored signals are HUP (1) and PIPE (13); blocked is USR2 (12).
     assert_eq!(&bare.lines[3], "1001", "{:?}", bare.lines);
     assert!(bare.lines[2].ends_with("0800"), "{:?}", bare.lines);
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/command.md");
-    let page = fs::read_to_string(page).unwrap();
+    let page = page("docs/command.md");
     let table = page.split("| | bare |").nth(1).unwrap();
-    let rows = table
-        .lines()
-        .skip(2)
-        .take_while(|line| line.starts_with('|'));
-    let cell = |row: &str, column: usize| {
-        let cell = row.split('|').nth(column + 2).unwrap();
-        cell.split(", if").next().unwrap().trim().to_owned()
-    };
-    let rows: Vec<_> = rows.collect();
+    let rows = table.lines().skip(2);
+    let rows: Vec<_> = rows.take_while(|line| line.starts_with('|')).collect();
     assert_eq!(rows.len(), 8);
     for (column, way) in ways.iter().enumerate() {
-        let said = [0, 1, 2, 3, 4, 5, 6, 7].map(|row| cell(rows[row], column));
-        assert_eq!(said, found(&place, bare, way), "{:?}", way.wrapper);
+        let said = [0, 1, 2, 3, 4, 5, 6, 7].map(|row| {
+            let cell = rows[row].split('|').nth(column + 2).unwrap();
+            cell.split(", if").next().unwrap().trim().to_owned()
+        });
+        assert_eq!(said, way.found(bare), "{:?}", way.wrapper);
     }
 }

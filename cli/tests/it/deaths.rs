@@ -5,15 +5,15 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use relatch::LockManager;
 use relatch_rig::{LONG, Sig, eventually, signal};
 
-use crate::support::{Place, Running, in_shell, spawn, stderr};
+use crate::support::{Place, Running, is_stopped, is_there, send, spawn, stderr};
 
 /// What a process of a job does: it writes a line as long as it lives, and starts no process.
 const LIVE: &str =
@@ -56,10 +56,12 @@ enum Death {
 
 impl Death {
     fn is_at_the_start(self) -> bool {
-        matches!(
-            self,
-            Death::GuardAtTheStart | Death::WrapperIsStoppedAtTheStart
-        )
+        [Death::GuardAtTheStart, Death::WrapperIsStoppedAtTheStart].contains(&self)
+    }
+
+    /// The wrapper goes on later.
+    fn is_stop(self) -> bool {
+        [Death::WrapperIsStopped, Death::WrapperIsStoppedAtTheStart].contains(&self)
     }
 
     /// Long, where the end of the lease shall not be what ends the job; and where the margin has to
@@ -87,7 +89,7 @@ pub(crate) fn guard_of(wrapper: u32) -> u32 {
 
 /// Who has written, and when.
 fn lines(place: &Place) -> Vec<(u8, f64)> {
-    let text = fs::read_to_string(place.file("f")).unwrap_or_default();
+    let text = place.text("f");
     let line = |line: &str| {
         let (who, when) = line.split_once(' ').unwrap();
         (who.parse().unwrap(), when.parse().unwrap())
@@ -114,31 +116,22 @@ fn judge(place: &Place, death: Death) -> Option<f64> {
 }
 
 fn next_holder(place: &Place) -> Running {
-    spawn(
-        place
-            .relatch(&["run", "k", "--", "bash", "-c", NEXT])
-            .stderr(Stdio::piped()),
-    )
+    let mut run = place.relatch(&["run", "k", "--", "bash", "-c", NEXT]);
+    spawn(run.stderr(Stdio::piped()))
 }
 
 fn has_run(mut next: Running) {
-    let mut said = String::new();
-    next.stderr
-        .take()
-        .unwrap()
-        .read_to_string(&mut said)
-        .unwrap();
-    assert_eq!(next.wait().unwrap().code(), Some(0), "{said}");
+    let said = next.said();
+    assert_eq!(next.code(), 0, "{said}");
 }
 
 /// Starts a run whose job lives until it is killed. Has its job begun, unless it shall die before.
 fn first_holder(place: &Place, death: Death, script: &str) -> Running {
-    let lease = format!("{}ms", death.lease().as_millis());
-    let kill_after = format!("{}ms", KILL_AFTER.as_millis());
-    let run = ["run", "--lease", &lease, "--kill-after", &kill_after];
+    let [lease, kill_after] = [death.lease(), KILL_AFTER].map(|it| format!("{}ms", it.as_millis()));
     let script = format!("{LIVE}{script}");
-    let mut command = place.relatch(&run);
-    command.args(["k", "--", "bash", "-c", &script]);
+    let run = ["run", "--lease", &lease, "--kill-after", &kill_after];
+    let job = ["k", "--", "bash", "-c", &script];
+    let mut command = place.relatch(&[&run[..], &job].concat());
     let child = spawn(command.stderr(Stdio::null()));
     if !death.is_at_the_start() {
         eventually(LONG, "the job runs", || !lines(place).is_empty());
@@ -179,7 +172,7 @@ fn happens(place: &Place, death: Death, wrapper: u32, round: usize) {
 
 /// Returns for how long the job lived afterwards, in seconds.
 fn dies(place: &Place, death: Death, round: usize) -> f64 {
-    let _ = fs::remove_file(place.file("f"));
+    place.forget(&["f"]);
     place.server.query::<()>(&["DEL", "lock:k"]);
     // After `TERM`, only these two go on.
     let scripts = if death == Death::Both {
@@ -192,26 +185,22 @@ fn dies(place: &Place, death: Death, round: usize) -> f64 {
     let mut next = (!is_free && !death.is_at_the_start()).then(|| next_holder(place));
     happens(place, death, wrapper.id(), round);
     let then = clock();
-    if let Death::WrapperIsStopped | Death::WrapperIsStoppedAtTheStart = death {
+    if death.is_stop() {
         has_run(next.take().unwrap_or_else(|| next_holder(place)));
         judge(place, death);
         signal(wrapper.id(), Sig::Cont);
     }
-    let code = in_shell(wrapper.wait().unwrap());
-    match death {
-        Death::Wrapper | Death::Both => assert_eq!(code, 128 + 9),
-        Death::Guard | Death::GuardAtTheStart => {
-            assert!(matches!(code, 137 | 143), "{death:?}: {code}");
-        }
-        _ => assert_eq!(code, 76, "{death:?}"),
-    }
+    let code = wrapper.code();
+    let is_right = match death {
+        Death::Wrapper | Death::Both => code == 137,
+        Death::Guard | Death::GuardAtTheStart => matches!(code, 137 | 143),
+        _ => code == 76,
+    };
+    assert!(is_right, "{death:?}: {code}");
     if death == Death::Silence {
         place.server.resume();
     }
-    if !matches!(
-        death,
-        Death::WrapperIsStopped | Death::WrapperIsStoppedAtTheStart
-    ) {
+    if !death.is_stop() {
         has_run(next.unwrap_or_else(|| next_holder(place)));
     }
     judge(place, death).map_or(0.0, |last| last - then)
@@ -256,6 +245,21 @@ fn no_process_of_the_job_lives_beside_the_next_holder_whichever_process_dies() {
     });
 }
 
+/// The process that has taken the lock is dead, and its guard still gives the job its time.
+#[test]
+fn a_waiter_that_reclaims_from_the_dead_does_not_get_the_lock_of_a_job_that_lives() {
+    let place = Place::new();
+    let options = ["--lease", "3s", "--kill-after", "1s", "k"];
+    let mut run = place.start(&options, "job", "trap '' TERM; echo $$ > $1; sleep 60");
+    let waiter = LockManager::connect(&place.server.url()).unwrap();
+    let lock = waiter.named("k").reclaim_dead(true).wait(LONG);
+    assert!(lock.try_lock().unwrap().is_none(), "the run has it");
+    run.end("KILL");
+    let guard = lock.lock().unwrap();
+    assert!(!is_there(place.text("job")), "two at a time");
+    assert!(guard.is_valid());
+}
+
 /// A guard that is stopped cannot say that the job is over, and is not left so.
 #[test]
 fn nobody_waits_for_a_guard_that_is_stopped() {
@@ -265,65 +269,55 @@ fn nobody_waits_for_a_guard_that_is_stopped() {
     for _ in 0..3 {
         signal(guard_of(wrapper.id()), Sig::Stop);
     }
-    fs::write(place.file("go"), "").unwrap();
-    assert_eq!(wrapper.wait().unwrap().code(), Some(3));
+    place.write("go", "");
+    assert_eq!(wrapper.code(), 3);
 }
 
-/// The guard of the inner run is stopped with its job, and is not missing because of that.
-#[test]
-fn a_run_inside_is_stopped_and_continued_with_the_outer_one() {
-    let place = Place::new();
-    let relatch = env!("CARGO_BIN_EXE_relatch");
-    let job = "echo >> ready; while test ! -e go; do sleep 0.01; done; exit 3";
-    let script = format!("{relatch} run inner bash -c '{job}'");
-    let mut wrapper = place.start(&["k"], "ready", &script);
-    let id = wrapper.id().to_string();
-    for name in ["-TSTP", "-CONT"] {
-        let sent = Command::new("kill").args([name, &id]).status();
-        assert!(sent.unwrap().success());
-        eventually(LONG, name, || is_stopped(&id) == (name == "-TSTP"));
-    }
-    fs::write(place.file("go"), "").unwrap();
-    assert_eq!(wrapper.wait().unwrap().code(), Some(3));
-}
-
+/// The guard of an inner run is stopped with its job, and is not missing because of that.
 #[test]
 fn a_job_is_stopped_and_continued_with_its_wrapper() {
-    let place = Place::new();
-    let script = "while :; do echo 1 >> $1; sleep 0.01; done";
-    let mut wrapper = place.start(&["k"], "g", script);
-    let length = || fs::metadata(place.file("g")).unwrap().len();
-    let to_wrapper = |name: &str| {
-        let id = wrapper.id().to_string();
-        let sent = Command::new("kill").args([name, &id]).status();
-        assert!(sent.unwrap().success());
-    };
-    to_wrapper("-TSTP");
-    // It stops itself last. What continued it before that would be lost.
-    let id = wrapper.id().to_string();
-    eventually(LONG, "the wrapper is stopped", || is_stopped(&id));
-    eventually(LONG, "the job is stopped", || {
+    for around in ["", "$R run inner "] {
+        let place = Place::new();
+        let ticks = "until test -e go; do echo >> ticks; sleep 0.01; done; exit 3";
+        let mut wrapper = place.start(&["k"], "ticks", &format!("{around}bash -c '{ticks}'"));
+        let length = || place.text("ticks").len();
+        let id = wrapper.id();
+        send("TSTP", id);
+        // It stops itself last. What continued it before that would be lost.
+        eventually(LONG, "the wrapper is stopped", || is_stopped(id));
+        eventually(LONG, "the job is stopped", || {
+            let before = length();
+            thread::sleep(Duration::from_millis(50));
+            length() == before
+        });
+        send("CONT", id);
         let before = length();
-        thread::sleep(Duration::from_millis(50));
-        length() == before
-    });
-    to_wrapper("-CONT");
-    let before = length();
-    // (Its lease is over later than that.)
-    eventually(LONG, "the job goes on", || length() > before);
-    to_wrapper("-TERM");
-    assert_eq!(in_shell(wrapper.wait().unwrap()), 143);
+        // (Its lease is over later than that.)
+        eventually(LONG, "the job goes on", || length() > before);
+        place.write("go", "");
+        assert_eq!(wrapper.code(), 3);
+    }
 }
 
-pub(crate) fn is_stopped(id: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", id.trim()));
-    stat.is_ok_and(|stat| stat.contains(") T "))
-}
-
-/// True if the process runs. (A zombie does not.)
-pub(crate) fn is_there(id: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", id.trim()));
-    stat.is_ok_and(|stat| !stat.contains(") Z "))
+/// The guard has a process group of its own, and so is not stopped with the others.
+#[test]
+fn a_job_that_stays_stopped_is_dead_before_the_next_holder() {
+    let place = Place::new();
+    let options = [
+        "--foreground",
+        "--lease",
+        "3s",
+        "--kill-after",
+        "100ms",
+        "k",
+    ];
+    let mut run = place.start(&options, "ready", "echo $$ > $1; sleep 60");
+    let group = format!("-{}", run.id());
+    send("STOP", &group);
+    assert_eq!(place.code(&["run", "k", "true"]), 0);
+    assert!(!is_there(place.text("ready")));
+    send("CONT", &group);
+    assert_eq!(run.code(), 76);
 }
 
 /// As in a container with a small `pids.max`. (The limit does not count for root, so this becomes
@@ -333,33 +327,15 @@ fn a_run_that_can_start_few_threads_runs_its_job_or_says_why_not() {
     let place = Place::new();
     let open = fs::Permissions::from_mode(0o777);
     fs::set_permissions(place.file(""), open).unwrap();
-    let program = place.file("relatch");
-    let program = program.to_str().unwrap();
-    // (Nobody runs a file that somebody writes: a child of another test could have the descriptor.)
-    let copied = Command::new("cp")
-        .args([env!("CARGO_BIN_EXE_relatch"), program])
-        .status();
-    assert!(copied.unwrap().success());
+    place.copy();
+    let user = ["--reuid=54321", "--regid=54321", "--clear-groups"];
     let mut outcomes = BTreeSet::new();
     for most in 1..24 {
-        let _ = fs::remove_file(place.file("ran"));
-        let like = place.relatch(&[]);
-        let mut command = Command::new("setpriv");
-        command
-            .args([
-                "--reuid=54321",
-                "--regid=54321",
-                "--clear-groups",
-                "prlimit",
-            ])
-            .arg(format!("--nproc={most}"))
-            .args([program, "run", "k", "--", "sh", "-c", "echo > ran"])
-            .current_dir(place.file(""));
-        command.envs(
-            like.get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        );
-        let output = command.output().unwrap();
+        place.forget(&["ran"]);
+        let limit = format!("--nproc={most}");
+        let run = ["./relatch", "run", "k", "--", "sh", "-c", "echo > ran"];
+        let run = [&user[..], &["prlimit", &limit], &run].concat();
+        let output = place.program("setpriv", &run).output().unwrap();
         let said = stderr(&output);
         if said.contains("setresuid failed") || said.contains("setgroups failed") {
             return; // This is not root.
@@ -368,7 +344,7 @@ fn a_run_that_can_start_few_threads_runs_its_job_or_says_why_not() {
         let code = output.status.code();
         assert_eq!(code, Some(if has_run { 0 } else { 70 }), "{most}: {said}");
         assert!(has_run || !said.is_empty(), "{most}");
-        assert!(!place.server.exists("lock:k"), "{most}: {said}");
+        assert_eq!(place.keys(), 0, "{most}: {said}");
         outcomes.insert(has_run);
     }
     assert_eq!(outcomes.len(), 2, "both happen");

@@ -1,19 +1,12 @@
 //! `relatch doctor`, and the page for the person on call.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use relatch_rig::{LONG, Server, eventually};
 
-use crate::support::{Place, as_operator, stderr, stdout};
-
-fn page(name: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    fs::read_to_string(root.join("docs").join(name)).unwrap()
-}
+use crate::support::{Place, RELATCH, json, page, stderr, stdout};
 
 /// The words of the line that makes the operator's user, behind its password.
 fn rights(page: &str) -> Vec<&str> {
@@ -34,56 +27,54 @@ fn as_user(place: &Place, rights: &[&str], arguments: &[&str]) -> Output {
 #[test]
 fn the_rights_of_the_page_are_enough_for_the_person_on_call() {
     let place = Place::new();
-    let page = page("operations.md");
+    let page = page("docs/operations.md");
     let rights = rights(&page);
-    let mut run = place.start(&["k"], "f", "echo > $1; sleep 60");
-    let ask = |arguments: &[&str]| as_user(&place, &rights, arguments);
-    let well = ask(&["doctor", "-q"]);
-    let said = stdout(&well);
-    assert_eq!((well.status.code(), &*said), (Some(0), ""));
-    assert_eq!(stdout(&ask(&["ls"])).lines().count(), 2);
-    assert_eq!(ask(&["holder", "k"]).status.code(), Some(0));
-    assert_eq!(ask(&["wait", "-w", "0", "k"]).status.code(), Some(75));
-    assert_eq!(ask(&["force-unlock", "--yes", "k"]).status.code(), Some(0));
-    assert_eq!(run.wait().unwrap().code(), Some(76));
+    let mut run = place.holds(&["k"]);
+    for (code, lines, arguments) in [
+        (0, 0, &["doctor", "-q"][..]),
+        (0, 2, &["ls"]),
+        (0, 2, &["holder", "k"]),
+        (75, 0, &["wait", "-w", "0", "k"]),
+        (0, 0, &["force-unlock", "--yes", "k"]),
+    ] {
+        let output = as_user(&place, &rights, arguments);
+        let said = stdout(&output);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert_eq!(said.lines().count(), lines, "{arguments:?}: {said}");
+    }
+    assert_eq!(run.code(), 76);
+}
+
+/// The rights that the doctor finds missing.
+fn named(said: &str) -> Vec<&str> {
+    let line = said
+        .lines()
+        .find_map(|it| it.split("not all rights: ").nth(1));
+    let line = line.unwrap_or_else(|| panic!("{said}"));
+    line.split("  ->").next().unwrap().split(' ').collect()
 }
 
 #[test]
 fn each_missing_right_is_named() {
     let place = Place::new();
-    let page = page("operations.md");
-    let rights = rights(&page);
-    place
-        .server
-        .query::<()>(&["SET", "lock:k", "x", "PX", "60000"]);
-    for missing in &rights {
+    let page = page("docs/operations.md");
+    // (Since version 6.2, everybody may say HELLO.)
+    let rights: Vec<_> = rights(&page);
+    let needed = rights
+        .iter()
+        .filter(|it| !["resetchannels", "-@all", "+hello"].contains(it));
+    place.set("lock:k", "x");
+    for missing in needed.clone() {
         let left: Vec<_> = rights.iter().filter(|it| *it != missing).copied().collect();
-        // (Since version 6.2, everybody may say HELLO.)
-        if ["resetchannels", "-@all", "+hello"].contains(missing) {
-            continue;
-        }
         let output = as_user(&place, &left, &["doctor", "-q"]);
-        let said = stdout(&output);
-        let line = said.lines().find(|line| line.contains("not all rights: "));
-        let line = line.unwrap_or_else(|| panic!("{missing}: {said}"));
-        let named = line.split("rights: ").nth(1).unwrap().split("  ->").next();
-        assert_eq!(named, Some(*missing), "{line}");
+        assert_eq!(named(&stdout(&output)), [*missing]);
         let code = output.status.code();
         assert!(code == Some(1) || code == Some(2), "{missing}: {code:?}");
     }
     // All of them, as they can be given.
     let said = stdout(&as_user(&place, &["-@all"], &["doctor", "-q"]));
-    let line = said.lines().find(|line| line.contains("not all rights: "));
-    let named = line
-        .unwrap()
-        .split("rights: ")
-        .nth(1)
-        .unwrap()
-        .split("  ->")
-        .next();
-    let named: Vec<_> = named.unwrap().split(' ').collect();
-    let commands = rights.iter().filter(|it| it.starts_with('+'));
-    let commands: BTreeSet<_> = commands.filter(|it| **it != "+hello").collect();
+    let named = named(&said);
+    let commands: BTreeSet<_> = needed.filter(|it| it.starts_with('+')).collect();
     let named_commands = named.iter().filter(|it| **it != "+hello");
     assert_eq!(named_commands.collect::<BTreeSet<_>>(), commands, "{said}");
     let enough = [&named[..], &["~lock:*", "&__redis__:invalidate"]].concat();
@@ -106,17 +97,9 @@ fn no_message_has_the_password() {
         format!("redis+sentinel://:{secret}@127.0.0.1:1/"),
         format!("unix:///nowhere?pass={secret}"),
     ] {
-        for arguments in [
-            &["doctor"][..],
-            &["ls"],
-            &["holder", "k"],
-            &["run", "-nv", "k", "true"],
-        ] {
-            let output = place
-                .relatch(arguments)
-                .env("REDIS_URL", &url)
-                .output()
-                .unwrap();
+        for arguments in [&["doctor"][..], &["ls"], &["run", "-nv", "k", "true"]] {
+            let mut command = place.relatch(arguments);
+            let output = command.env("REDIS_URL", &url).output().unwrap();
             let code = output.status.code().unwrap();
             assert!(![0, 64].contains(&code), "{url} {arguments:?}: {code}");
             let said = stdout(&output) + &stderr(&output);
@@ -130,126 +113,93 @@ fn no_message_has_the_password() {
     assert!(!said.contains(secret), "{said}");
 }
 
-/// A new user has not read about addresses.
-#[test]
-fn a_default_address_is_told() {
-    let place = Place::new();
-    for arguments in [&["ls"][..], &["run", "-n", "k", "true"], &["doctor"]] {
-        let mut command = place.relatch(arguments);
-        let output = command.env_remove("REDIS_URL").output().unwrap();
-        let said = stdout(&output) + &stderr(&output);
-        // (There may be a server at the default address.)
-        let is_told = said.contains("neither RELATCH_URL nor REDIS_URL is set");
-        let is_there = TcpStream::connect("127.0.0.1:6379").is_ok();
-        assert!(is_told || is_there, "{arguments:?}: {said}");
-    }
-}
-
 /// The block of a page that has this line.
 fn block(page: &str, line: &str) -> String {
     let blocks = page.split("```sh\n").skip(1);
     let mut blocks = blocks.filter_map(|rest| rest.split("```").next());
-    blocks
-        .find(|block| block.contains(line))
-        .unwrap()
-        .to_owned()
+    let block = blocks.find(|block| block.contains(line));
+    block.unwrap().to_owned()
 }
 
+/// By `redis-cli` alone, and by the command.
 #[test]
-fn the_lines_for_redis_cli_end_exactly_the_hold_that_was_seen() {
-    let page = page("trouble.md");
-    let lines = block(&page, "--scan");
-    for cli in ["redis-cli", "redis-cli -c"] {
+fn the_lines_of_the_page_end_exactly_the_hold_that_was_seen() {
+    let page = page("docs/trouble.md");
+    let by_cli = block(&page, "--scan");
+    let by_command = block(&page, "force-unlock");
+    let by_command = by_command.lines().filter(|line| !line.contains("wait"));
+    let by_command = by_command.collect::<Vec<_>>().join("\n");
+    let folder = Path::new(RELATCH).parent().unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    for lines in [by_cli, by_command] {
         let place = Place::new();
-        let mut run = place.start(&["deploy:prod"], "f", "echo > $1; sleep 60");
-        let mut shell = Command::new("sh");
-        shell.args(["-ec", &lines.replace("redis-cli", cli)]);
-        let output = shell
-            .env("REDIS_URL", place.server.bare_url())
-            .output()
-            .unwrap();
-        let said = stdout(&output);
-        let said: Vec<_> = said.lines().collect();
-        assert_eq!(said.len(), 4, "{said:?} {}", stderr(&output));
-        assert_eq!(said[0], "lock:deploy:prod");
-        assert!(said[1].parse::<u32>().unwrap() <= 30_000);
-        assert!(said[2].contains(&format!("-{}-", run.id())), "{said:?}");
-        assert_eq!(said[3], "1");
-        assert_eq!(run.wait().unwrap().code(), Some(76));
-        // The same token once more: it is another's by now, or nobody's.
-        place
-            .server
-            .query::<()>(&["SET", "lock:deploy:prod", "another", "PX", "60000"]);
-        let again = lines.replace(
-            "$(redis-cli -u \"$REDIS_URL\" GET lock:deploy:prod)",
-            said[2],
-        );
-        let mut shell = Command::new("sh");
-        let output = shell
-            .args(["-ec", &again])
-            .env("REDIS_URL", place.server.bare_url())
-            .output()
-            .unwrap();
-        assert!(stdout(&output).ends_with("\n0\n"), "{}", stdout(&output));
+        let shell = |lines: &str| {
+            let mut shell = place.program("sh", &["-ec", lines]);
+            let shell = shell.env("REDIS_URL", place.server.bare_url());
+            shell.env("PATH", &path).output().unwrap()
+        };
+        let mut run = place.holds(&["deploy:prod"]);
+        let token: String = place.server.query(&["GET", "lock:deploy:prod"]);
+        let shown = "ci-7-4242-4242-d064397bcd0b946e88b75b59aa94e983";
+        let output = shell(&lines.replace(shown, &token));
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(stdout(&output).contains(&token), "{}", stdout(&output));
+        assert_eq!(run.code(), 76);
+        // The same token once more: it is another's by now.
+        place.set("lock:deploy:prod", "another");
+        let get = "$(redis-cli -u \"$REDIS_URL\" GET lock:deploy:prod)";
+        shell(&lines.replace(get, &token).replace(shown, &token));
+        assert!(place.server.exists("lock:deploy:prod"));
     }
 }
 
 #[test]
-fn the_lines_with_the_command_end_exactly_the_hold_that_was_seen() {
-    let page = page("trouble.md");
-    let block = block(&page, "force-unlock");
-    let lines = block.lines().filter(|line| !line.contains("wait"));
-    let line = lines.collect::<Vec<_>>().join("\n");
+fn the_doctor_finds_what_is_wrong() {
     let place = Place::new();
-    let mut run = place.start(&["deploy:prod"], "f", "echo > $1; sleep 60");
-    let token: String = place.server.query(&["GET", "lock:deploy:prod"]);
-    let line = line.replace("ci-7-4242-4242-d064397bcd0b946e88b75b59aa94e983", &token);
-    let folder = Path::new(env!("CARGO_BIN_EXE_relatch")).parent().unwrap();
-    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-    let mut shell = Command::new("sh");
-    shell.args(["-ec", &line]).env("PATH", path);
-    let output = shell
-        .env("REDIS_URL", place.server.bare_url())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stdout(&output).contains(&token), "the one that was seen");
-    assert_eq!(run.wait().unwrap().code(), Some(76));
+    let well = place.as_operator(&["doctor"]);
+    assert_eq!(well.status.code(), Some(0), "{}", stdout(&well));
+    let for_days = &["SET", "lock:days", "x", "PX", "259200000"][..];
+    let policy = &["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"];
+    place
+        .server
+        .query::<()>(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    for (what, odd) in [
+        ("", &["SET", "lock:forever", "x"][..]),
+        ("", for_days),
+        ("noeviction", policy),
+    ] {
+        place.server.query::<()>(&["FLUSHALL"]);
+        place.server.query::<()>(odd);
+        let warned = place.as_operator(&["doctor", "--json"]);
+        let said = stdout(&warned);
+        assert_eq!(warned.status.code(), Some(1), "{said}");
+        let mut lines = said.lines();
+        let is_told = lines.any(|it| json(it)["verdict"] == "warn" && it.contains(what));
+        assert!(is_told, "{said}");
+    }
+    let failed = place.output(&["doctor", "--redis", "redis://127.0.0.1:1/"]);
+    assert_eq!(failed.status.code(), Some(2), "{}", stdout(&failed));
 }
 
+/// It does not know what is free, nor whether it has all.
 #[test]
-fn a_replica_and_a_full_redis_are_found() {
+fn a_replica_is_found_and_not_believed() {
     let place = Place::new();
     let master = Server::start();
     let port = master.port().to_string();
     master.query::<()>(&["SET", "lock:held", "x", "PX", "60000"]);
     place.server.query::<()>(&["REPLICAOF", "127.0.0.1", &port]);
     eventually(LONG, "it follows", || place.server.exists("lock:held"));
-    assert_eq!(as_operator(&place, &["doctor"]).status.code(), Some(2));
-    // It does not know what is free, nor whether it has all.
     for (arguments, code) in [
-        (&["holder", "k"][..], 69),
+        (&["doctor"][..], 2),
+        (&["holder", "k"], 69),
         (&["wait", "k"], 69),
         (&["ls"], 69),
         (&["holder", "held"], 0),
     ] {
-        let output = as_operator(&place, arguments);
+        let output = place.as_operator(arguments);
         let said = stderr(&output);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
         assert_eq!(said.contains("is a replica"), code == 69, "{said}");
     }
-    place.server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
-    place
-        .server
-        .query::<()>(&["CONFIG", "SET", "maxmemory", "100mb"]);
-    place
-        .server
-        .query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    let warned = as_operator(&place, &["doctor", "-q"]);
-    assert_eq!(warned.status.code(), Some(1));
-    assert!(
-        stdout(&warned).contains("noeviction"),
-        "{}",
-        stdout(&warned)
-    );
 }

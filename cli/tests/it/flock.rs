@@ -1,26 +1,18 @@
 //! `flock` command lines, of its manual and of common cron tables, with `relatch run` in its place.
 
-use std::fs;
-use std::process::Command;
 use std::thread;
 
-use relatch_rig::Server;
-use tempfile::TempDir;
-
-use crate::support::in_shell;
+use crate::support::{Place, in_shell, stdout};
 
 /// `L` is the command, and `F` a file or a key. What is printed and what is written to `out` has to
 /// be the same.
-const LINES: [&str; 35] = [
-    "L F true",
+const LINES: [&str; 31] = [
     "L F false",
     "L F echo one two",
     "L F -c 'echo $((1 + 2))'",
     "L F -c 'exit 42'",
     "L F --command 'echo long'",
     "L F sh -c 'kill -9 $$'",
-    "L F sh -c 'kill -TERM $$'",
-    "L -n F echo free",
     "L --nonblock F echo free",
     "L --nb F echo free",
     "L -w 5 F echo free",
@@ -28,7 +20,6 @@ const LINES: [&str; 35] = [
     "L --timeout 5 F echo free",
     "L -w 0.5 F echo free",
     "L -e F echo exclusive",
-    "L --exclusive F echo exclusive",
     "L -o F echo closed",
     "L -E 9 F echo free",
     "L --conflict-exit-code 9 -n F echo free",
@@ -51,40 +42,32 @@ const LINES: [&str; 35] = [
     "hold; L F sh -c 'echo second >> out'; cat out",
 ];
 
-fn outcome(line: &str, flock: &str, lock: &str, url: &str) -> (i32, String) {
-    let folder = TempDir::new().unwrap();
+fn outcome(place: &Place, line: &str, flock: &str, lock: &str) -> (i32, String) {
     let script = format!(
-        "hold() {{ {flock} {lock} sh -c 'echo first >> out; sleep 3' & while ! test -s out; do sleep 0.01; done; }}
+        "mkdir {lock}.d; cd {lock}.d
+         hold() {{ {flock} {lock} sh -c 'echo first >> out; sleep 3' & while ! test -s out; do sleep 0.01; done; }}
          {}",
         line.replace("L ", &format!("{flock} ")).replace(" F ", &format!(" {lock} ")),
     );
-    let output = Command::new("bash")
-        .args(["-c", &script])
-        .current_dir(folder.path())
-        .env("REDIS_URL", url)
-        .env("SHELL", "/bin/sh")
-        .env_remove("RELATCH_URL")
-        .output()
-        .unwrap();
-    let out = fs::read_to_string(folder.path().join("out")).unwrap_or_default();
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    (in_shell(output.status), format!("{printed}, {out}"))
+    let output = place.bash(&script).output().unwrap();
+    let out = place.text(&format!("{lock}.d/out"));
+    (
+        in_shell(output.status),
+        format!("{}, {out}", stdout(&output)),
+    )
 }
 
 #[test]
 fn relatch_run_does_what_flock_does() {
-    let server = Server::start();
-    let url = server.url();
-    let relatch = concat!(env!("CARGO_BIN_EXE_relatch"), " run");
+    let place = &Place::new();
     let lines: Vec<_> = LINES.iter().enumerate().collect();
     thread::scope(|scope| {
-        let (quick, slow) = lines.split_at(30);
+        let (quick, slow) = lines.split_at(LINES.len() - 5);
         for part in quick.chunks(9).chain(slow.chunks(1)) {
-            let url = &url;
             scope.spawn(move || {
                 for (number, line) in part {
-                    let expected = outcome(line, "flock", "file", url);
-                    let ours = outcome(line, relatch, &format!("key{number}"), url);
+                    let expected = outcome(place, line, "flock", &format!("file{number}"));
+                    let ours = outcome(place, line, "$R run", &format!("key{number}"));
                     assert_eq!(ours, expected, "{line}");
                 }
             });

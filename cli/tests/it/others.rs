@@ -1,7 +1,7 @@
 //! Locks of other libraries: as they were seen in Redis. (`tests/peers` has the libraries
 //! themselves.)
 
-use crate::support::{Place, as_operator, json, stderr, stdout};
+use crate::support::{Place, json, stderr, stdout};
 
 /// Key and value, and whose they are.
 const SEEN: [(&str, &str, &str); 6] = [
@@ -29,12 +29,9 @@ const SEEN: [(&str, &str, &str); 6] = [
 fn locks_of_other_libraries_exclude_ours_and_can_be_asked_about() {
     let place = Place::new();
     for (key, value, library) in SEEN {
-        place
-            .server
-            .query::<()>(&["SET", key, value, "PX", "60000"]);
-        let ask =
-            |arguments: &[&str]| as_operator(&place, &[&["--prefix", ""], arguments].concat());
-        let code = |arguments: &[&str]| ask(arguments).status.code().unwrap();
+        place.set(key, value);
+        let ask = |words: &[&str]| place.as_operator(&[&["--prefix", ""], words].concat());
+        let code = |words: &[&str]| ask(words).status.code().unwrap();
         let busy = ask(&["run", "-n", key, "true"]);
         assert_eq!(busy.status.code(), Some(75), "{}", stderr(&busy));
         let holder = json(&stdout(&ask(&["holder", key, "--json"])));
@@ -42,18 +39,13 @@ fn locks_of_other_libraries_exclude_ours_and_can_be_asked_about() {
         assert_eq!(holder["holder"]["token"], value);
         let line = stdout(&ask(&["ls"]));
         assert!(line.contains(library), "{line}");
+        let has_host = line.contains("  web-3  ");
+        assert_eq!(has_host, library == "ShedLock", "{line}");
         assert_eq!(code(&["wait", key, "-w", "0"]), 75);
         assert_eq!(code(&["force-unlock", key, "--if-token", "another"]), 1);
         assert_eq!(code(&["force-unlock", key, "--if-token", value]), 0);
         assert_eq!(code(&["wait", key]), 0);
     }
-    let place = Place::new();
-    let key = SEEN[4].0;
-    place
-        .server
-        .query::<()>(&["SET", key, SEEN[4].1, "PX", "60000"]);
-    let line = stdout(&as_operator(&place, &["ls", "--prefix", ""]));
-    assert!(line.contains("  web-3  "), "its host is known: {line}");
 }
 
 /// As rueidislock has them.
@@ -61,28 +53,16 @@ fn locks_of_other_libraries_exclude_ours_and_can_be_asked_about() {
 fn a_token_of_random_bytes_can_be_named() {
     let place = Place::new();
     for value in [&b"\xff\0\n 9f"[..], b"\x1b[31m", b"hex:ff"] {
-        let mut connection = place.server.connect();
-        let mut command = redis::cmd("SET");
-        command.arg("lock:k").arg(value);
-        let () = command
-            .arg("PX")
-            .arg(60_000)
-            .query(&mut connection)
-            .unwrap();
+        place.set("lock:k", value);
         let shown = stdout(&place.output(&["holder", "k"]));
         let token = shown.lines().find_map(|line| line.strip_prefix("token "));
         let token = token.unwrap_or_else(|| panic!("{shown}"));
         let object = json(&stdout(&place.output(&["holder", "k", "--json"])));
         assert_eq!(object["holder"]["token"], token);
-        assert_eq!(
-            place.code(&["force-unlock", "k", "--if-token", "hex:00"]),
-            1
-        );
-        assert_eq!(
-            place.code(&["force-unlock", "k", "--if-token", "hex:0"]),
-            64
-        );
-        assert_eq!(place.code(&["force-unlock", "k", "--if-token", token]), 0);
+        for (token, code) in [("hex:00", 1), ("hex:0", 64), (token, 0)] {
+            let unlock = ["force-unlock", "k", "--if-token", token];
+            assert_eq!(place.code(&unlock), code, "{token}");
+        }
     }
 }
 
@@ -90,12 +70,8 @@ fn a_token_of_random_bytes_can_be_named() {
 #[test]
 fn other_libraries_find_our_locks_busy() {
     let place = Place::new();
-    let mut run = place.start(&["report"], "f", "echo > $1; sleep 60");
-    let reply: Option<String> =
-        place
-            .server
-            .query(&["SET", "lock:report", "theirs", "NX", "PX", "60000"]);
+    let _run = place.holds(&["report"]);
+    let theirs = ["SET", "lock:report", "theirs", "NX", "PX", "60000"];
+    let reply: Option<String> = place.server.query(&theirs);
     assert_eq!(reply, None);
-    place.code(&["force-unlock", "report", "--yes"]);
-    assert_eq!(run.wait().unwrap().code(), Some(76));
 }

@@ -1,13 +1,12 @@
 //! At a terminal, which `script` provides.
 
-use std::fs;
 use std::io::{BufReader, Read, Write};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use relatch_rig::{LONG, Sig, eventually, signal};
+use relatch_rig::{LONG, eventually};
 
 use crate::support::{Place, Running, spawn};
 
@@ -21,17 +20,9 @@ struct Terminal {
 impl Terminal {
     /// A terminal at which this line runs. `$R` is the command.
     fn new(place: &Place, line: &str) -> Terminal {
-        let mut program = spawn(
-            Command::new("script")
-                .args(["-qec", line, "/dev/null"])
-                .current_dir(place.file(""))
-                .env("REDIS_URL", place.server.url())
-                .env("R", env!("CARGO_BIN_EXE_relatch"))
-                .env("SHELL", "/bin/bash")
-                .env_remove("RELATCH_URL")
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped()),
-        );
+        let mut script = place.program("script", &["-qec", line, "/dev/null"]);
+        let script = script.env("SHELL", "/bin/bash");
+        let mut program = spawn(script.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let screen = program.stdout.take().unwrap();
         let (sender, receiver) = channel();
         thread::spawn(move || {
@@ -79,8 +70,10 @@ impl Terminal {
 #[test]
 fn ctrl_c_and_the_input_reach_the_job_once() {
     let place = Place::new();
-    let job = "trap 'echo caught' INT; echo ready; read line; echo got \\$line; read line; echo got \\$line";
-    let mut terminal = Terminal::new(&place, &format!("$R run k bash -c \"{job}\"; echo code $?"));
+    let job =
+        "trap 'echo caught' INT; echo ready; read line; echo got $line; read line; echo got $line";
+    place.write("job", job);
+    let mut terminal = Terminal::new(&place, "$R run k bash job; echo code $?");
     terminal.shows("ready");
     terminal.types("\x03word\nother\n");
     let shown = terminal.end();
@@ -93,16 +86,13 @@ fn ctrl_c_and_the_input_reach_the_job_once() {
 fn a_job_whose_input_is_a_pipe_can_use_the_terminal() {
     let place = Place::new();
     let job = "stty -echo </dev/tty; cat; read line </dev/tty; echo got $line";
-    fs::write(place.file("job"), job).unwrap();
-    let line = "echo ready | $R run k bash job; echo code $?";
-    let mut terminal = Terminal::new(&place, line);
+    place.write("job", job);
+    let mut terminal = Terminal::new(&place, "echo ready | $R run k bash job; echo code $?");
     terminal.shows("ready");
     terminal.types("word\n");
     let shown = terminal.end();
-    assert!(
-        shown.contains("got word") && shown.contains("code 0"),
-        "{shown}"
-    );
+    let is_read = shown.contains("got word") && shown.contains("code 0");
+    assert!(is_read, "{shown}");
 }
 
 /// With all of its descriptors elsewhere, too.
@@ -111,13 +101,13 @@ fn ctrl_c_reaches_a_job_that_is_redirected_once() {
     let place = Place::new();
     let job = "trap 'echo caught >> got' INT; exec 3<> <(:); echo > ready
         until test -s got; do read -t 0.01 -u 3; done; read -t 0.3 -u 3; exit 0";
-    fs::write(place.file("job"), job).unwrap();
+    place.write("job", job);
     let line = "$R run --foreground k bash job </dev/null >out 2>&1";
     let mut terminal = Terminal::new(&place, line);
-    eventually(LONG, "the job runs", || place.file("ready").exists());
+    place.wait_for("ready");
     terminal.types("\x03");
     terminal.end();
-    assert_eq!(fs::read_to_string(place.file("got")).unwrap(), "caught\n");
+    assert_eq!(place.text("got"), "caught\n");
 }
 
 /// As without the wrapper: the shell goes on only if the job has dealt with the signal itself. (A
@@ -126,60 +116,38 @@ fn ctrl_c_reaches_a_job_that_is_redirected_once() {
 fn ctrl_c_ends_the_script_around_the_run() {
     let place = Place::new();
     for (job, goes_on) in [
-        ("echo ready; exec sleep 60", false),
-        ("trap 'exit 130' INT; echo ready; read line", true),
+        ("bash -c \"echo ready; exec sleep 60\"", false),
+        // A process group of its own, to which the terminal sends nothing.
+        ("timeout 60 sh -c 'echo ready; exec sleep 60'", false),
+        (
+            "bash -c \"trap 'exit 130' INT; echo ready; read line\"",
+            true,
+        ),
     ] {
-        let line = format!("$R run k bash -c \"{job}\"; echo code $?");
-        let mut terminal = Terminal::new(&place, &line);
+        let mut terminal = Terminal::new(&place, &format!("$R run k {job}; echo code $?"));
         terminal.shows("ready");
         terminal.types("\x03");
         let shown = terminal.end();
         assert_eq!(shown.contains("code 130"), goes_on, "{shown}");
+        assert_eq!(shown.contains("code"), goes_on, "{shown}");
     }
-}
-
-/// `timeout` makes a process group of its own, to which the terminal sends nothing.
-#[test]
-fn ctrl_c_reaches_what_has_another_group() {
-    let place = Place::new();
-    let line = "$R run k timeout 60 sh -c 'echo ready; exec sleep 60'; echo code $?";
-    let mut terminal = Terminal::new(&place, line);
-    terminal.shows("ready");
-    terminal.types("\x03");
-    let shown = terminal.end();
-    assert!(!shown.contains("code"), "it has ended by INT: {shown}");
-}
-
-#[test]
-fn ctrl_c_ends_the_wait() {
-    let place = Place::new();
-    let _holder = place.start(&["k"], "f", "echo > $1; sleep 60");
-    let mut terminal = Terminal::new(&place, "$R run -v k true; echo code $?");
-    terminal.shows("waiting");
-    terminal.types("\x03");
-    let shown = terminal.end();
-    assert!(!shown.contains("code"), "the shell goes on: {shown}");
 }
 
 /// The person means the value that was shown, and no answer is a no.
 #[test]
 fn a_person_is_asked_before_a_lock_is_deleted() {
     let place = Place::new();
-    let set = |token| {
-        let theirs = ["SET", "lock:k", token, "PX", "60000"];
-        place.server.query::<()>(&theirs);
-    };
     for (answer, meanwhile, code) in [
         ("\n", "theirs", 1),
         ("n\n", "theirs", 1),
         ("y\n", "another", 1),
         ("y\n", "theirs", 0),
     ] {
-        set("theirs");
+        place.set("lock:k", "theirs");
         let mut terminal = Terminal::new(&place, "$R force-unlock k; echo code $?");
         terminal.shows("\"theirs\"");
         terminal.shows("[y/N]");
-        set(meanwhile);
+        place.set("lock:k", meanwhile);
         terminal.types(answer);
         let shown = terminal.end();
         assert!(shown.contains(&format!("code {code}")), "{shown}");
@@ -190,28 +158,55 @@ fn a_person_is_asked_before_a_lock_is_deleted() {
 /// Nothing is there to be stopped but the wait.
 #[test]
 fn ctrl_z_stops_the_wait() {
-    for input in ["", "</dev/null"] {
-        let place = Place::new();
-        let mut holder = place.start(&["k"], "f", "echo > $1; sleep 60");
-        let mut terminal = Terminal::new(&place, "bash --norc --noediting -i");
-        terminal.types(&format!("$R run -v k echo do''ne {input}\n"));
-        terminal.shows("waiting");
-        terminal.types("\x1a");
-        terminal.shows("Stopped");
-        signal(holder.id(), Sig::Term);
-        holder.wait().unwrap();
-        terminal.types("fg\n");
-        terminal.shows("done");
-        terminal.types("exit\n");
-        terminal.end();
-    }
+    let place = Place::new();
+    let mut holder = place.holds(&["k"]);
+    let mut terminal = Terminal::new(&place, "bash --norc --noediting -i");
+    terminal.types("$R run -v k echo do''ne </dev/null\n");
+    terminal.shows("waiting");
+    terminal.types("\x1a");
+    terminal.shows("Stopped");
+    holder.end("TERM");
+    terminal.types("fg\n");
+    terminal.shows("done");
+    terminal.types("exit\n");
+    terminal.end();
+}
+
+/// A job that has no child, which could end in the way of a signal.
+const TICKS: &str =
+    "bash -c 'exec 3<> <(:); until [ -e end ]; do echo >> ticks; read -t 0.01 -u 3; done'";
+
+fn length(place: &Place) -> usize {
+    place.text("ticks").len()
+}
+
+fn goes_on(place: &Place) {
+    let before = length(place);
+    eventually(LONG, "the job goes on", || length(place) > before);
 }
 
 #[test]
 fn ctrl_z_stops_the_job_and_fg_continues_it() {
-    stops_and_goes_on("");
-    // A process group of its own.
-    stops_and_goes_on("timeout 60 ");
+    // The second one has a process group of its own.
+    for around in ["", "timeout 60 "] {
+        let place = Place::new();
+        let mut terminal = Terminal::new(&place, "bash --norc --noediting -i");
+        terminal.types(&format!("$R run k {around}{TICKS}\n"));
+        goes_on(&place);
+        terminal.types("\x1a");
+        terminal.shows("Stopped");
+        eventually(LONG, "the job is stopped", || {
+            let before = length(&place);
+            thread::sleep(Duration::from_millis(50));
+            length(&place) == before
+        });
+        terminal.types("fg\n");
+        goes_on(&place);
+        terminal.types("\x03");
+        terminal.types("echo code $?\nexit\n");
+        let shown = terminal.end();
+        assert!(shown.contains("code 130"), "{shown}");
+    }
 }
 
 /// As below `ssh -t` or in a container. Nobody would let the run go on, nor a shell around it.
@@ -228,44 +223,9 @@ fn ctrl_z_stops_nothing_where_no_shell_has_job_control() {
         terminal.shows("^Z");
         thread::sleep(Duration::from_millis(50)); // Too short a time can only make this green.
         goes_on(&place);
-        fs::write(place.file("end"), "").unwrap();
+        place.write("end", "");
         let shown = terminal.end();
         assert!(shown.trim_end().ends_with(last), "{shown}");
-        assert_eq!(place.code(&["run", "-n", "k", "true"]), 0);
+        assert_eq!(place.keys(), 0);
     }
-}
-
-/// A job that has no child, which could end in the way of a signal.
-const TICKS: &str =
-    "bash -c 'exec 3<> <(:); until [ -e end ]; do echo >> ticks; read -t 0.01 -u 3; done'";
-
-fn length(place: &Place) -> u64 {
-    fs::metadata(place.file("ticks")).map_or(0, |file| file.len())
-}
-
-fn goes_on(place: &Place) {
-    let before = length(place);
-    eventually(LONG, "the job goes on", || length(place) > before);
-}
-
-fn stops_and_goes_on(wrapped: &str) {
-    let place = Place::new();
-    let mut terminal = Terminal::new(&place, "bash --norc --noediting -i");
-    let length = || length(&place);
-    let goes_on = || goes_on(&place);
-    terminal.types(&format!("$R run k {wrapped}{TICKS}\n"));
-    goes_on();
-    terminal.types("\x1a");
-    terminal.shows("Stopped");
-    eventually(LONG, "the job is stopped", || {
-        let before = length();
-        thread::sleep(Duration::from_millis(50));
-        length() == before
-    });
-    terminal.types("fg\n");
-    goes_on();
-    terminal.types("\x03");
-    terminal.types("echo code $?\nexit\n");
-    let shown = terminal.end();
-    assert!(shown.contains("code 130"), "{shown}");
 }

@@ -164,8 +164,7 @@ impl Sentinels {
         }
     }
 
-    /// A sentinel; there are three. To restart one, use
-    /// [`restart_sentinel`](Self::restart_sentinel).
+    /// A sentinel; there are three.
     pub fn sentinel(&self, place: usize) -> &Server {
         &self.guards[place]
     }
@@ -266,12 +265,6 @@ impl Sentinels {
     pub fn restart(&self, place: usize) {
         self.server(place).restart();
         self.nodes[place].announce();
-    }
-
-    /// Starts a sentinel again, killing it first if need be. It knows what it knew.
-    pub fn restart_sentinel(&self, place: usize) {
-        self.guards[place].restart();
-        self.hurry(place);
     }
 
     /// Cuts a replica off from its master, and from no other process. Returns when it is cut off.

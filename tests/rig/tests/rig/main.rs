@@ -4,19 +4,19 @@
 // What the tests here share.
 mod client;
 
-// A server's life: start, arguments, pause, kill, restart; what it can be asked.
+// A server: pause, kill, restart; what it counts.
 mod server;
 
-// A master with replicas and sentinels: failovers, replicas that are cut off.
+// A master with replicas and sentinels: planned failovers, replicas that are cut off, proxies.
 mod sentinels;
 
-// A cluster: slots that are moved, failovers, nodes that come and go.
+// A cluster: who has which slot, slots that are moved, proxies.
 mod cluster;
 
 // The proxy: each fault, its rules, black holes, refused connects.
 mod proxy;
 
-// Worker processes: lines in both directions, stop, kill, what the panic of a test shows of them.
+// Worker processes: stop, kill.
 mod worker;
 
 // `eventually` and `within` have an end.
