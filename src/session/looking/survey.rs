@@ -314,10 +314,10 @@ mod tests {
             (0..count).map(key).collect::<Vec<_>>()
         };
         let all = [
-            keys(1000, 10),
-            keys(100, MAX_BYTES),
-            keys(3, 3 << 20),
-            keys(1000, 10),
+            keys(600, 10),
+            keys(70, MAX_BYTES),
+            keys(2, (2 << 20) + 1000),
+            keys(600, 10),
         ]
         .concat();
         let found = survey(all.clone()).into_iter().map(|it| it.redis_key);
