@@ -188,7 +188,13 @@ fn process_of(holder: &Holder) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::cmp::Reverse;
+    use std::collections::{BTreeSet, BinaryHeap};
     use std::iter;
+
+    use rand::rngs::SmallRng;
+    use rand::seq::SliceRandom;
+    use rand::{RngExt, SeedableRng};
 
     use super::*;
 
@@ -334,5 +340,243 @@ mod tests {
         assert_eq!(contention.seen.len(), 4);
         contention.begin(at(1_000_501));
         assert_eq!(contention.seen.len(), 0);
+    }
+
+    /// A simulation of many processes and one key. All times are in microseconds. A message takes
+    /// `ONE_WAY` over the network. Redis does one thing after the other: a command takes `COMMAND`,
+    /// an invalidation `NOTICE`. A process that gets a message needs `WAKE` to run. Unless `once`
+    /// is set, a process wants the lock again as soon as it has released it.
+    struct Herd {
+        hold: u64,
+        /// The processes follow the rule. If false, they look at once.
+        follows: bool,
+        /// Each process takes the lock only once.
+        once: bool,
+        random: SmallRng,
+        events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+        commands: u64,
+        order: u64,
+        busy_until: u64,
+        holder: Option<usize>,
+        registered: BTreeSet<usize>,
+        processes: Vec<Process>,
+        /// For each turn: when it began, which process had it, and how long that process waited.
+        turns: Vec<(u64, usize, u64)>,
+    }
+
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    enum Event {
+        Begin(usize),
+        Wake(usize),
+        Look(usize),
+        Lost(usize, usize),
+        Won(usize),
+        Delete(usize),
+    }
+
+    struct Process {
+        contention: Contention,
+        name: Holder,
+        began: u64,
+        asked: u64,
+        /// How long it has had the lock without meeting anybody.
+        run: u64,
+    }
+
+    const ONE_WAY: u64 = 100;
+    const COMMAND: u64 = 8;
+    const NOTICE: u64 = 1;
+    const WAKE: u64 = 30;
+    const HAND_OFF: u64 = 2 * ONE_WAY + WAKE;
+
+    /// After a run of this length, a process leaves the key free for a twenty-fourth of it, or for
+    /// as long as others need. (`waiting/queue.rs` has that rule.)
+    const RUN: u64 = 5000;
+
+    impl Herd {
+        fn new(processes: u32, hold: u64) -> Herd {
+            let mut herd = Herd {
+                hold,
+                follows: true,
+                once: false,
+                random: SmallRng::seed_from_u64(u64::from(processes) * 1_000_000 + hold),
+                events: BinaryHeap::new(),
+                commands: 0,
+                order: 0,
+                busy_until: 0,
+                holder: None,
+                registered: BTreeSet::new(),
+                processes: Vec::new(),
+                turns: Vec::new(),
+            };
+            for number in 0..processes {
+                let (contention, name) = (Contention::default(), process(number));
+                herd.processes.push(Process {
+                    contention,
+                    name,
+                    began: 0,
+                    asked: 0,
+                    run: 0,
+                });
+                let soon = herd.random.random_range(0..10);
+                herd.at(soon, Event::Begin(number as usize));
+            }
+            herd
+        }
+
+        fn at(&mut self, when: u64, event: Event) {
+            self.order += 1;
+            self.events.push(Reverse((when, self.order, event)));
+        }
+
+        fn serve(&mut self, now: u64, cost: u64) -> u64 {
+            self.busy_until = self.busy_until.max(now) + cost;
+            self.busy_until
+        }
+
+        fn run(mut self, until: u64) -> Herd {
+            while let Some(Reverse((now, _, event))) = self.events.pop()
+                && now <= until
+            {
+                self.step(now, event);
+            }
+            self
+        }
+
+        fn step(&mut self, now: u64, event: Event) {
+            match event {
+                Event::Begin(who) => {
+                    self.processes[who].contention.ended(at(now));
+                    let let_in = self.begin(now, who);
+                    self.look(now + let_in, who);
+                }
+                Event::Wake(who) => self.look(now, who),
+                Event::Look(who) => {
+                    self.commands += 1;
+                    let heard = self.serve(now, COMMAND) + ONE_WAY + WAKE;
+                    if let Some(by) = self.holder {
+                        self.registered.insert(who);
+                        return self.at(heard, Event::Lost(who, by));
+                    }
+                    self.holder = Some(who);
+                    self.at(heard, Event::Won(who));
+                }
+                Event::Lost(who, by) => {
+                    let holder = self.processes[by].name.clone();
+                    let me = &mut self.processes[who];
+                    me.contention.took(micros(now - me.asked));
+                    me.contention.saw(&holder, at(now));
+                    me.run = 0;
+                }
+                Event::Won(who) => {
+                    let me = &mut self.processes[who];
+                    me.contention.took(micros(now - me.asked));
+                    me.contention.won(at(now));
+                    me.run += self.hold + HAND_OFF;
+                    self.turns.push((now, who, now - me.began));
+                    self.at(now + self.hold + ONE_WAY, Event::Delete(who));
+                }
+                Event::Delete(who) => {
+                    self.commands += 1;
+                    self.holder = None;
+                    let answered = self.serve(now, COMMAND) + ONE_WAY + WAKE;
+                    let mut waiters: Vec<_> = mem::take(&mut self.registered).into_iter().collect();
+                    waiters.shuffle(&mut self.random);
+                    for waiter in waiters {
+                        let heard = self.serve(now, NOTICE) + ONE_WAY + WAKE;
+                        self.at(heard, Event::Wake(waiter));
+                    }
+                    if !self.once {
+                        self.at(answered, Event::Begin(who));
+                    }
+                }
+            }
+        }
+
+        /// How long the process leaves the lock to others.
+        fn begin(&mut self, now: u64, who: usize) -> u64 {
+            let me = &mut self.processes[who];
+            me.began = now;
+            me.contention.begin(at(now));
+            if me.run < RUN {
+                return 0;
+            }
+            let least = if me.contention.is_alone(at(now)) {
+                250
+            } else {
+                750
+            };
+            (mem::take(&mut me.run) / 24).clamp(least, 2500)
+        }
+
+        fn look(&mut self, now: u64, who: usize) {
+            let random = &mut self.random;
+            let nap = self.processes[who]
+                .contention
+                .nap(|| random.random_range(0.0..1.0));
+            let nap = if self.follows {
+                u64::try_from(nap.as_micros()).unwrap()
+            } else {
+                0
+            };
+            self.processes[who].asked = now + nap;
+            self.at(now + nap + ONE_WAY, Event::Look(who));
+        }
+    }
+
+    #[test]
+    fn no_process_starves_and_little_is_lost_however_many_take_turns() {
+        // Processes, and for how long each of them has the lock.
+        for (processes, hold) in [
+            (2, 40),
+            (10, 40),
+            (3, 1000),
+            (30, 1000),
+            (10, 20_000),
+            (3, 2_000_000),
+        ] {
+            let until = 600 * (hold + HAND_OFF);
+            let herd = Herd::new(processes, hold).run(until);
+            let turns_of = |who| herd.turns.iter().filter(|turn| turn.1 == who).count();
+            let fewest = (0..herd.processes.len()).map(turns_of).min().unwrap();
+            // Waits that are not over are included.
+            let open = herd.processes.iter().map(|process| until - process.began);
+            let waits: Vec<_> = herd.turns.iter().map(|turn| turn.2).chain(open).collect();
+            let mean = waits.iter().sum::<u64>() / waits.len() as u64;
+            let longest = waits.iter().max().unwrap() / mean;
+            let commands_a_turn = herd.commands / herd.turns.len() as u64;
+            let told = format!(
+                "{processes} processes, {hold} us: {commands_a_turn} commands a turn, the longest \
+                 wait {longest} times the mean, {fewest} turns at least"
+            );
+            let follows = false;
+            let at_once = Herd {
+                follows,
+                ..Herd::new(processes, hold)
+            }
+            .run(until);
+            assert!(100 * herd.turns.len() >= 85 * at_once.turns.len(), "{told}");
+            assert!(longest <= 30 && fewest > 0, "{told}");
+            // During a long hold, every waiter looks. That is no harm, since Redis has time for it.
+            let most = if hold > 1000 {
+                u64::from(processes) + 2
+            } else {
+                20
+            };
+            assert!(commands_a_turn <= most, "{told}");
+        }
+    }
+
+    #[test]
+    fn all_that_wait_for_one_hold_have_it_soon() {
+        let once = true;
+        let herd = Herd {
+            once,
+            ..Herd::new(200, 1000)
+        }
+        .run(u64::MAX);
+        let last = herd.turns.last().unwrap().0;
+        assert_eq!(herd.turns.len(), 200);
+        assert!(last <= 700_000 && herd.commands <= 200 * 50, "{last} us");
     }
 }

@@ -467,6 +467,7 @@ mod tests {
             .unwrap()
             .failed(Some(&Silence::new(at(0))));
         assert!(queue.end_turn(1, at(1)) && queue.is_idle());
+        queue.seen = Some((Holder::new(b"theirs", None), at(0)));
         queue.end();
         assert!(queue.seen().is_none());
         let start = starts(&mut queue, 2, None, 1);

@@ -371,23 +371,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_pause_ends_when_the_node_leaves_the_cluster() {
-        let (listener, _passes) = listener();
-        std::thread::scope(|scope| {
-            let pauses = scope.spawn(|| listener.pause(Duration::from_secs(600)));
-            std::thread::sleep(Duration::from_millis(5)); // The pause has begun, most likely.
-            listener.node.retire();
-            let limit = Moment::now().after(Duration::from_secs(20));
-            while !pauses.is_finished() && Moment::now() < limit {
-                std::thread::yield_now();
-            }
-            let has_ended = pauses.is_finished();
-            listener.tell_to_stop();
-            assert!(has_ended, "it still sleeps");
-        });
-    }
-
-    #[test]
     fn a_redis_that_sends_no_invalidations_is_asked_more_rarely_than_one_that_is_away() {
         let refusal = |code| Err(Failure::Refused(refused(code)));
         let table = [

@@ -19,5 +19,5 @@ pub(crate) mod failure;
 pub(crate) mod resp;
 pub(crate) mod refusal;
 mod io_error;
-#[cfg_attr(test, path = "simulated.rs")]
+#[cfg_attr(test, path = "system/simulated.rs")]
 mod system;

@@ -594,7 +594,7 @@ pub(crate) mod tests {
             bytes in garbled::bytes(vec(prop_oneof![
                 4 => any_reply().prop_map(|reply| encode(&reply)),
                 2 => "[-+:$*%0-9]|[$*][0-9]{1,19}\r\n|\r\n".prop_map(String::into_bytes),
-            ], 1..9).prop_map(|pieces| pieces.concat())),
+            ], 1..5).prop_map(|pieces| pieces.concat())),
             pieces in vec(prop_oneof![1..4_usize, 1..10_000_usize], 1..6),
         ) {
             let at_once = all(&bytes, &[usize::MAX])?;

@@ -14,7 +14,7 @@ use crate::base::sync::scheduler;
 
 pub(crate) use crate::base::sync::scheduler::{Slot as BorrowedSlot, SlotPool};
 
-#[path = "system.rs"]
+#[path = "mod.rs"]
 #[expect(unused_imports, reason = "what is lent comes from the scheduler")]
 mod real;
 
