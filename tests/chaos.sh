@@ -160,7 +160,7 @@ part 'in a cluster' env RELATCH_TEST_IN_CLUSTER=1 \
 part 'the lints without TLS' cargo clippy --quiet --locked --all-targets -- -D warnings
 # (Without the feature, a URL that asks for TLS is refused. The name must be that of the test.)
 part 'without TLS' cargo test --quiet --locked --lib \
-    client::url::parse::tests::a_url_with_tls_is_refused_without_the_feature -- --exact
+    client::url::parse::tests::a_bad_url_is_refused_with_the_reason_or_what_to_write -- --exact
 part 'peers, also in other languages' \
     cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --include-ignored
 part 'all orders of the rows' env RELATCH_NIGHT=1 $fast --lib -- rows:: interleavings::

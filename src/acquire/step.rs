@@ -364,7 +364,6 @@ impl<'a> Progress<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Refusal;
     use crate::waiting::handoff::HandoffOutcome;
 
     const LEASE: Duration = Duration::from_secs(30);
@@ -386,13 +385,6 @@ mod tests {
             once: false,
             tolerate_outage: Duration::from_secs(10),
             an_attempt: millis(100),
-        }
-    }
-
-    fn no_limit() -> Patience {
-        Patience {
-            deadline: Moment::NEVER,
-            ..limit(0)
         }
     }
 
@@ -430,10 +422,6 @@ mod tests {
         }
     }
 
-    fn refused(code: &str) -> Failure {
-        Failure::Refused(Refusal::found(code, code))
-    }
-
     /// Does what the loop does with a proper answer that names a holder.
     fn sees(progress: &mut Progress<'_>, holder: Holder, tracked: bool, now: Moment) -> Step {
         progress.answered();
@@ -443,369 +431,171 @@ mod tests {
         }
     }
 
-    /// Does what the loop does with an attempt that began at `since` and failed at `now`.
-    fn fails(progress: &mut Progress<'_>, failure: Failure, since: Moment, now: Moment) -> Step {
-        let kind = progress.note_failure(&failure, since, now, Moment::PAST);
-        progress.after_failure(failure, kind, now)
+    /// Does what the loop does with an attempt without an answer.
+    fn fails(progress: &mut Progress<'_>, now: Moment) -> Step {
+        let kind = progress.note_failure(&lost_answer(), at(1000), now, Moment::PAST);
+        progress.after_failure(lost_answer(), kind, now)
     }
 
-    /// A waiter that has registered, and whose next answer names the holder.
-    fn waiter(patience: &Patience) -> Progress<'_> {
-        let mut progress = progress(patience);
-        assert!(matches!(
-            progress.found_busy(None, false, at(1000)),
-            Step::Register
-        ));
-        progress
-    }
-
-    #[track_caller]
-    fn assert_busy_without_a_name(step: &Step) {
-        let is_so = matches!(
-            step,
-            Step::GiveUp(End::Busy {
-                holder: None,
-                failure: None
-            })
-        );
-        assert!(is_so, "{step:?}");
-    }
-
-    #[track_caller]
-    fn wait_of(step: &Step, now: Moment) -> (Duration, bool) {
-        match step {
-            Step::Wait { until, long, .. } => (until.since(now), *long),
+    /// How long a waiter that has registered, and has seen who has the lock, sleeps from `now` on,
+    /// and whether Redis should wake it before.
+    fn sleeps(
+        progress: &mut Progress<'_>,
+        left: Option<u64>,
+        tracked: bool,
+        now: u64,
+    ) -> (Duration, bool) {
+        let seen = holder("theirs", Some(left.map_or(LEASE, millis)));
+        match sees(progress, seen, tracked, at(now)) {
+            Step::Wait { until, long, .. } => (until.since(at(now)), long),
             other => panic!("no wait: {other:?}"),
         }
+    }
+
+    fn waiter(patience: &Patience) -> Progress<'_> {
+        let mut progress = progress(patience);
+        let step = progress.found_busy(None, false, at(1000));
+        assert!(matches!(step, Step::Register));
+        progress
     }
 
     #[test]
     fn a_single_try_learns_who_has_the_lock_and_does_not_wait() {
         let patience = once();
-        let mut progress = progress(&patience);
-        assert_eq!(progress.next_ask(false), Ask::Claim);
-        assert!(matches!(
-            progress.found_busy(None, false, at(1001)),
-            Step::AskAgain
-        ));
-        assert_eq!(
-            progress.next_ask(false),
-            Ask::Look,
-            "it does not ask for the lock again"
-        );
-        assert_eq!(
-            progress.next_ask(true),
-            Ask::ClaimOrLook,
-            "its own lost token may be in the way"
-        );
-        match sees(&mut progress, theirs(), false, at(1002)) {
-            Step::GiveUp(End::Busy {
-                holder: Some(holder),
-                failure: None,
-            }) => assert_eq!(holder, theirs()),
-            other => panic!("{other:?}"),
+        for seen in [Some(theirs()), None] {
+            let mut progress = progress(&patience);
+            assert_eq!(progress.next_ask(false), Ask::Claim);
+            let step = progress.found_busy(None, false, at(1001));
+            assert!(matches!(step, Step::AskAgain));
+            // Its own lost token may be in the way.
+            let asks = [false, true].map(|given_up| progress.next_ask(given_up));
+            assert_eq!(asks, [Ask::Look, Ask::ClaimOrLook]);
+            match progress.found_busy(seen.clone(), false, at(1002)) {
+                Step::GiveUp(End::Busy {
+                    holder,
+                    failure: None,
+                }) => assert_eq!(holder, seen),
+                other => panic!("{other:?}"),
+            }
         }
     }
 
     #[test]
-    fn a_single_try_that_finds_nobody_any_more_reports_nobody() {
-        let patience = once();
-        let mut progress = progress(&patience);
-        progress.found_busy(None, false, at(1001));
-        let step = progress.found_busy(None, false, at(1002));
-        assert_busy_without_a_name(&step);
-    }
-
-    #[test]
-    fn a_waiter_registers_before_it_sleeps_and_asks_who_has_the_lock() {
-        let patience = limit(5000);
-        let mut progress = progress(&patience);
-        assert_eq!(progress.next_ask(false), Ask::Claim);
-        assert!(progress.is_first_busy());
-        assert!(matches!(
-            progress.found_busy(None, false, at(1001)),
-            Step::Register
-        ));
-        assert!(!progress.is_first_busy());
-        assert_eq!(progress.next_ask(false), Ask::ClaimOrLook);
-        // After a failure, the first busy answer names a holder, and the thread has not registered
-        // yet.
-        let mut after_failure = self::progress(&patience);
-        fails(&mut after_failure, lost_answer(), at(1000), at(1001));
-        assert!(matches!(
-            sees(&mut after_failure, theirs(), false, at(1002)),
-            Step::Register
-        ));
-        assert!(matches!(
-            sees(&mut after_failure, theirs(), false, at(1003)),
-            Step::Wait { .. }
-        ));
-    }
-
-    #[test]
-    fn where_the_lock_is_hardly_free_the_first_attempt_asks_who_has_it() {
-        let patience = limit(5000);
-        let mut progress = progress(&patience);
-        progress.look_at_first_attempt();
-        assert_eq!(progress.next_ask(false), Ask::ClaimOrLook);
-        assert!(matches!(
-            sees(&mut progress, theirs(), true, at(1001)),
-            Step::Wait { .. }
-        ));
-    }
-
-    #[test]
-    fn a_waiter_that_redis_wakes_asks_by_itself_after_10_to_15_seconds() {
-        let patience = no_limit();
+    fn a_waiter_asks_by_itself_after_pauses_that_grow_unless_redis_wakes_it() {
+        let patience = limit(1_000_000);
         let mut progress = waiter(&patience);
-        for _ in 0..20 {
-            let step = sees(&mut progress, theirs(), true, at(1001));
-            let (pause, long) = wait_of(&step, at(1001));
+        let mut longest = millis(1);
+        for _ in 0..10 {
+            let (pause, long) = sleeps(&mut progress, None, true, 1001);
             assert!(
                 (millis(10_000)..=millis(15_000)).contains(&pause) && long,
                 "{pause:?}"
             );
         }
-    }
-
-    #[test]
-    fn a_waiter_that_redis_does_not_wake_asks_after_growing_pauses() {
-        let patience = no_limit();
         let mut progress = waiter(&patience);
-        let mut longest = millis(1);
         for _ in 0..10 {
-            let step = sees(&mut progress, theirs(), false, at(1001));
-            let (pause, long) = wait_of(&step, at(1001));
+            let (pause, long) = sleeps(&mut progress, None, false, 1001);
             assert!(
                 (longest / 2..=longest).contains(&pause) && !long,
-                "{pause:?} of {longest:?}"
+                "{pause:?}"
             );
             longest = (longest * 2).min(POLL_EVERY);
         }
-    }
-
-    #[test]
-    fn no_sleep_outlasts_the_lease_of_the_holder() {
-        let patience = no_limit();
-        let mut progress = waiter(&patience);
-        for (left, sleep) in [
-            (millis(3000), millis(3000)),
-            (Duration::ZERO, SHORTEST_PAUSE),
-        ] {
-            let step = sees(&mut progress, holder("theirs", Some(left)), true, at(1001));
-            assert_eq!(
-                wait_of(&step, at(1001)),
-                (sleep, false),
-                "no wake-up is due when a lease ends"
-            );
-        }
-    }
-
-    #[test]
-    fn a_waiter_looks_once_more_before_its_deadline() {
-        let patience = limit(5000);
-        let mut progress = waiter(&patience);
-        let step = sees(&mut progress, theirs(), true, at(1000));
-        assert_eq!(wait_of(&step, at(1000)).0, millis(4500));
-        assert!(progress.slept(at(5500)).is_none());
-        let step = sees(&mut progress, theirs(), true, at(5500));
+        // No wake-up is due when a lease ends.
+        let ended = sleeps(&mut progress, Some(0), true, 1001);
+        assert_eq!(ended, (SHORTEST_PAUSE, false));
         assert_eq!(
-            wait_of(&step, at(5500)).0,
-            millis(500),
-            "the last sleep ends at the deadline"
-        );
-        assert!(progress.slept(at(5999)).is_none());
-        let end = progress.slept(at(6000));
-        assert!(
-            matches!(
-                end,
-                Some(End::Busy {
-                    holder: Some(_),
-                    failure: None
-                })
-            ),
-            "{end:?}"
+            sleeps(&mut progress, Some(3000), true, 1001),
+            (millis(3000), false)
         );
     }
 
     #[test]
-    fn a_waiter_with_little_time_looks_once_more_after_half_of_it() {
-        let patience = limit(400);
-        let mut progress = waiter(&patience);
-        let step = sees(&mut progress, theirs(), true, at(1000));
-        assert_eq!(wait_of(&step, at(1000)).0, millis(200));
-        let step = sees(&mut progress, theirs(), true, at(1200));
-        assert_eq!(wait_of(&step, at(1200)).0, millis(200));
-    }
-
-    #[test]
-    fn leaving_the_lock_to_others_takes_half_of_the_time_left_at_most() {
-        let patience = limit(400);
-        let progress = progress(&patience);
-        assert_eq!(progress.nap_until(millis(50), at(1000)), at(1050));
-        assert_eq!(progress.nap_until(millis(300), at(1000)), at(1200));
-    }
-
-    #[test]
-    fn a_key_without_expiry_is_no_lock_where_it_stays_for_a_quarter_of_a_second() {
-        let patience = no_limit();
-        let mut progress = waiter(&patience);
-        let step = sees(&mut progress, holder("job", None), true, at(1000));
-        assert_eq!(wait_of(&step, at(1000)), (millis(250), false));
-        let step = sees(&mut progress, holder("job", None), true, at(1249));
-        assert_eq!(wait_of(&step, at(1249)), (millis(1), false));
-        match sees(&mut progress, holder("job", None), true, at(1250)) {
-            Step::GiveUp(End::NotALock { found }) => assert_eq!(found, r#""job" (never expires)"#),
-            other => panic!("{other:?}"),
+    fn a_waiter_looks_once_more_before_its_deadline_and_has_half_of_the_time_for_it() {
+        for (length, [first, second]) in [(5000, [4500, 500]), (400, [200, 200])] {
+            let patience = limit(length);
+            assert_eq!(
+                progress(&patience).nap_until(millis(50), at(1000)),
+                at(1050)
+            );
+            let half = at(1000 + length / 2);
+            assert_eq!(progress(&patience).nap_until(LEASE, at(1000)), half);
+            let mut progress = waiter(&patience);
+            assert_eq!(sleeps(&mut progress, None, true, 1000).0, millis(first));
+            assert!(progress.slept(at(1000 + first)).is_none());
+            assert_eq!(
+                sleeps(&mut progress, None, true, 1000 + first).0,
+                millis(second)
+            );
+            let end = progress.slept(at(1000 + length));
+            assert!(
+                matches!(
+                    end,
+                    Some(End::Busy {
+                        holder: Some(_),
+                        failure: None
+                    })
+                ),
+                "{end:?}"
+            );
         }
     }
 
     #[test]
     fn a_token_without_expiry_has_half_a_lease_to_be_repaired_but_not_for_a_single_try() {
-        let token = format!("host-1-2-{}", "0".repeat(32));
-        let patience = no_limit();
-        let mut progress = waiter(&patience);
-        let step = sees(&mut progress, holder(&token, None), false, at(1000));
-        assert!(
-            wait_of(&step, at(1000)).0 <= millis(1),
-            "a waiter asks for it as often as for any lock"
-        );
-        assert!(
-            progress
-                .note_holder(&holder(&token, None), at(15_999))
-                .is_none()
-        );
-        let end = progress.note_holder(&holder(&token, None), at(16_000));
-        assert!(matches!(end, Some(End::NotALock { .. })), "{end:?}");
-
-        let patience = once();
-        let mut progress = self::progress(&patience);
-        progress.found_busy(None, false, at(1000));
-        match sees(&mut progress, holder(&token, None), false, at(1000)) {
-            Step::Sleep { until } => assert_eq!(until, at(1250)),
-            other => panic!("{other:?}"),
+        let token = holder(&format!("host-1-2-{}", "0".repeat(32)), None);
+        for (patience, repaired_by) in [(limit(60_000), 16_000), (once(), 1250)] {
+            let mut progress = progress(&patience);
+            progress.found_busy(None, false, at(1000));
+            match sees(&mut progress, token.clone(), false, at(1000)) {
+                Step::Sleep { until } => assert_eq!(until, at(repaired_by)),
+                // It asks as often as for any lock.
+                step => assert!(matches!(step, Step::Wait { until, .. } if until <= at(1001))),
+            }
+            assert!(progress.note_holder(&token, at(repaired_by - 1)).is_none());
+            let end = progress.note_holder(&token, at(repaired_by));
+            assert!(matches!(end, Some(End::NotALock { .. })), "{end:?}");
         }
-        let step = sees(&mut progress, holder(&token, None), false, at(1250));
-        assert!(
-            matches!(step, Step::GiveUp(End::NotALock { .. })),
-            "{step:?}"
-        );
     }
 
     #[test]
     fn a_lock_of_a_dead_process_is_asked_for_at_once_but_only_the_first_time() {
-        let patience = no_limit();
-        let mut progress = waiter(&patience);
-        sees(&mut progress, theirs(), true, at(1000));
-        assert!(progress.reclaimed());
-        assert!(
-            progress.holder().is_none() && progress.is_first_busy(),
-            "the wait begins anew"
-        );
-        assert_eq!(progress.next_ask(false), Ask::ClaimOrLook);
-        assert!(
-            !progress.reclaimed(),
-            "dead processes may follow each other for ever"
-        );
-    }
-
-    #[test]
-    fn a_single_try_that_took_over_from_a_dead_process_asks_for_the_lock_again() {
-        let patience = once();
-        let mut progress = progress(&patience);
-        progress.found_busy(None, false, at(1001));
-        assert!(progress.reclaimed());
-        assert_eq!(progress.next_ask(false), Ask::ClaimOrLook);
-    }
-
-    #[test]
-    fn a_listener_that_slept_through_a_change_is_found_out() {
-        let patience = no_limit();
-        let another = holder("another", Some(LEASE));
-        // Who has the lock after a long sleep, and whether the listener missed a change.
-        for (holder, missed) in [
-            (Some(&another), true),
-            (None, true),
-            (Some(&theirs()), false),
-        ] {
-            let mut progress = waiter(&patience);
-            sees(&mut progress, theirs(), true, at(1000));
-            progress.not_woken(Some(7));
-            let number = progress.missed_change(holder);
-            assert_eq!(number, missed.then_some(7), "{holder:?}");
-            assert_eq!(
-                progress.missed_change(Some(&another)),
-                None,
-                "reported once"
+        for patience in [limit(5000), once()] {
+            let mut progress = progress(&patience);
+            progress.found_busy(Some(theirs()), true, at(1000));
+            assert!(progress.reclaimed());
+            let begins_anew = progress.holder().is_none() && progress.is_first_busy();
+            assert!(begins_anew && progress.next_ask(false) == Ask::ClaimOrLook);
+            assert!(
+                !progress.reclaimed(),
+                "dead processes may follow each other for ever"
             );
         }
-        let mut progress = waiter(&patience);
-        sees(&mut progress, theirs(), true, at(1000));
-        progress.not_woken(Some(7));
-        progress.woken();
-        assert_eq!(progress.missed_change(None), None, "the wake-up came late");
-        progress.not_woken(None);
-        assert_eq!(
-            progress.missed_change(None),
-            None,
-            "there is no listener any more"
-        );
     }
 
     #[test]
     fn the_first_failure_is_followed_by_an_attempt_at_once_and_the_next_by_pauses() {
         let patience = limit(5000);
         let mut progress = progress(&patience);
-        let shortest = millis(5);
-        assert!(matches!(
-            fails(&mut progress, lost_answer(), at(1000), at(1001)),
-            Step::AskAgain
-        ));
-        assert_eq!(
-            progress.next_ask(false),
-            Ask::ClaimOrLook,
-            "it may find its own lost token"
-        );
-        let pause = |step| match step {
-            Step::Sleep { until } => until.since(at(1002)),
-            other => panic!("no pause: {other:?}"),
-        };
-        let first = pause(fails(&mut progress, lost_answer(), at(1001), at(1002)));
-        assert!((shortest..=2 * shortest).contains(&first), "{first:?}");
-        let second = pause(fails(&mut progress, lost_answer(), at(1001), at(1002)));
-        assert!(
-            (2 * shortest..=4 * shortest).contains(&second),
-            "{second:?}"
-        );
-        progress.answered();
-        assert!(matches!(
-            fails(&mut progress, lost_answer(), at(1003), at(1004)),
-            Step::AskAgain
-        ));
-        let again = pause(fails(&mut progress, lost_answer(), at(1001), at(1002)));
-        assert!(
-            again <= 2 * shortest,
-            "the pauses begin anew after an answer: {again:?}"
-        );
-    }
-
-    #[test]
-    fn a_limit_that_ends_in_a_short_silence_means_busy_and_in_a_long_one_an_outage() {
-        for (length, is_outage) in [(19, false), (20, true)] {
-            let patience = limit(length);
-            let mut progress = progress(&patience);
-            let step = fails(&mut progress, lost_answer(), at(1000), at(1000 + length));
-            let outage = match step {
-                Step::GiveUp(End::Busy {
-                    failure: Some(_), ..
-                }) => false,
-                Step::GiveUp(End::Unavailable {
-                    final_answer: false,
-                    ..
-                }) => true,
-                other => panic!("{other:?}"),
-            };
-            assert_eq!(outage, is_outage, "{length} ms");
+        for _ in 0..2 {
+            assert!(matches!(fails(&mut progress, at(1001)), Step::AskAgain));
+            assert_eq!(
+                progress.next_ask(false),
+                Ask::ClaimOrLook,
+                "for its own lost token"
+            );
+            for shortest in [5, 10] {
+                match fails(&mut progress, at(1002)) {
+                    Step::Sleep { until } => {
+                        let pause = until.since(at(1002));
+                        assert!((millis(shortest)..=millis(2 * shortest)).contains(&pause));
+                    }
+                    other => panic!("no pause: {other:?}"),
+                }
+            }
+            assert!(progress.failure().is_some());
+            progress.answered(); // All begins anew.
+            assert!(progress.failure().is_none() && progress.silence().is_none());
         }
     }
 
@@ -819,124 +609,10 @@ mod tests {
         progress.found_busy(None, false, at(1002));
         let kind = progress.note_failure(&lost_answer(), at(1002), at(1030), at(1001));
         let step = progress.after_failure(lost_answer(), kind, at(1030));
-        assert_busy_without_a_name(&step);
-    }
-
-    #[test]
-    fn a_pause_after_a_failure_ends_at_the_deadline_and_the_wait_with_it() {
-        let patience = limit(12);
-        let mut progress = progress(&patience);
-        sees(&mut progress, theirs(), false, at(1000));
-        fails(&mut progress, lost_answer(), at(1000), at(1001));
-        let step = fails(&mut progress, lost_answer(), at(1001), at(1011));
-        assert!(
-            matches!(step, Step::Sleep { until } if until == at(1012)),
-            "{step:?}"
-        );
-        assert!(progress.slept(at(1011)).is_none());
-        let end = progress.slept(at(1012));
-        assert!(
-            matches!(
-                end,
-                Some(End::Busy {
-                    holder: Some(_),
-                    failure: Some(_)
-                })
-            ),
-            "{end:?}"
-        );
-    }
-
-    #[test]
-    fn without_a_limit_an_outage_is_tolerated_for_as_long_as_is_set() {
-        let patience = no_limit();
-        let mut progress = progress(&patience);
-        fails(&mut progress, lost_answer(), at(1000), at(1001));
-        let step = fails(&mut progress, lost_answer(), at(10_000), at(10_999));
-        assert!(matches!(step, Step::Sleep { .. }), "{step:?}");
-        assert!(
-            progress.slept(at(11_500)).is_none(),
-            "one more attempt is made"
-        );
-        let step = fails(&mut progress, lost_answer(), at(10_999), at(11_000));
-        assert!(
-            matches!(step, Step::GiveUp(End::Unavailable { .. })),
-            "{step:?}"
-        );
-    }
-
-    #[test]
-    fn a_single_try_is_repeated_once_after_a_failure() {
-        let patience = once();
-        let mut progress = progress(&patience);
-        assert!(matches!(
-            fails(&mut progress, lost_answer(), at(1000), at(1001)),
-            Step::AskAgain
-        ));
-        let step = fails(&mut progress, lost_answer(), at(1001), at(1002));
-        assert!(
-            matches!(step, Step::GiveUp(End::Unavailable { .. })),
-            "{step:?}"
-        );
-    }
-
-    #[test]
-    fn a_refusal_that_waiting_does_not_change_ends_the_wait_at_once() {
-        let patience = no_limit();
-        let mut progress = progress(&patience);
-        let step = fails(&mut progress, refused("NOPERM"), at(1000), at(1001));
-        assert!(
-            matches!(
-                step,
-                Step::GiveUp(End::Unavailable {
-                    final_answer: true,
-                    ..
-                })
-            ),
-            "{step:?}"
-        );
-        let mut loading = self::progress(&patience);
-        assert!(matches!(
-            fails(&mut loading, refused("LOADING"), at(1000), at(1001)),
-            Step::AskAgain
-        ));
-    }
-
-    #[test]
-    fn the_last_refusal_is_the_cause_where_the_last_attempt_was_cut_short() {
-        let patience = limit(50);
-        let mut progress = progress(&patience);
-        fails(&mut progress, refused("LOADING"), at(1000), at(1001));
-        match fails(&mut progress, lost_answer(), at(1002), at(1050)) {
-            Step::GiveUp(End::Unavailable {
-                failure: Failure::Refused(refusal),
-                ..
-            }) => {
-                assert_eq!(refusal.code, "LOADING");
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn a_silence_is_forgotten_where_redis_answers_others_and_this_thread_has_no_connection() {
-        let patience = limit(5000);
-        let mut progress = progress(&patience);
-        fails(&mut progress, lost_answer(), at(1000), at(1001));
-        assert!(progress.silence().is_some());
-        let no_connection = Failure::OutOfTime("no connection was free".into());
-        let kind = progress.note_failure(&no_connection, at(1002), at(1002), at(1001));
-        assert_eq!(kind, Kind::OutOfTime);
-        assert!(progress.silence().is_none());
-    }
-
-    #[test]
-    fn only_the_last_attempt_says_what_went_wrong() {
-        let patience = limit(5000);
-        let mut progress = progress(&patience);
-        fails(&mut progress, lost_answer(), at(1000), at(1001));
-        assert!(progress.failure().is_some());
-        progress.answered();
-        assert!(progress.failure().is_none());
+        let nobody = Step::GiveUp(End::Busy {
+            holder: None,
+            failure: None,
+        });
+        assert_eq!(format!("{step:?}"), format!("{nobody:?}"));
     }
 }

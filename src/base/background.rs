@@ -276,12 +276,4 @@ mod tests {
         assert!(not_itself.unwrap(), "it does not wait for itself");
         assert!(errands.settle(LONG));
     }
-
-    #[test]
-    fn a_thread_of_the_manager_is_on_duty() {
-        let (tell, told) = mpsc::channel();
-        let thread = spawn("of-a-test", move || tell.send(is_on_duty()).unwrap());
-        assert!(told.recv_timeout(LONG).unwrap() && !is_on_duty());
-        thread.unwrap().join().unwrap();
-    }
 }

@@ -151,12 +151,6 @@ impl LockGuard {
         }
     }
 
-    /// The lease with which the lock was taken.
-    #[cfg(test)]
-    pub(crate) fn first_lease(&self) -> Duration {
-        self.hold().first_lease.time()
-    }
-
     /// Sets a new lease, renews the hold with it now, and keeps renewing with it.
     ///
     /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis

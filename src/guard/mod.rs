@@ -82,7 +82,7 @@ impl LockGuard {
         }
     }
 
-    fn hold(&self) -> &Hold {
+    pub(crate) fn hold(&self) -> &Hold {
         &self.held.hold
     }
 

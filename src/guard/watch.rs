@@ -15,7 +15,7 @@ use crate::hold::Hold;
 /// lock: when the guards are gone, the watch is no longer valid.
 #[derive(Clone, Debug)]
 pub struct LockWatch {
-    hold: Arc<Hold>,
+    pub(crate) hold: Arc<Hold>,
     pid: u32,
 }
 
@@ -39,12 +39,6 @@ impl LockWatch {
     pub fn is_valid(&self) -> bool {
         let now = Moment::now();
         self.hold.is_valid(now) && process::id(now) == self.pid
-    }
-
-    /// The same without recording that the lease has run out.
-    #[cfg(test)]
-    pub(crate) fn seems_valid(&self) -> bool {
-        Moment::now() < self.hold.valid_until()
     }
 
     /// For how long the hold may still be trusted; zero if it is lost, and once the release begins.

@@ -395,99 +395,38 @@ pub(crate) mod tests {
         )
     }
 
-    fn set_max_hold(hold: &mut Hold, limit: Duration) {
-        hold.renewal.max_hold = Some(limit);
-        let end = SENT.after(limit).after(hold.first_lease.time());
-        hold.latest_end = end;
+    fn after(millis: u64) -> Moment {
+        SENT.after(Duration::from_millis(millis))
     }
 
     #[test]
-    fn a_hold_ends_by_the_clock_alone() {
+    fn a_hold_ends_by_the_clock_alone_or_by_its_first_loss_or_release() {
+        let cause = |error| match error {
+            Error::Lost { cause, .. } => cause,
+            other => panic!("{other:?}"),
+        };
         let (hold, _) = one_second();
-        assert!(hold.is_valid(SENT));
         assert_eq!(hold.remaining(SENT), Duration::from_millis(988));
-        let end = SENT.after(Duration::from_millis(988));
-        assert!(!hold.is_valid(end));
-        assert_eq!(hold.remaining(end), Duration::ZERO);
-        assert!(matches!(
-            hold.check(end),
-            Err(Error::Lost {
-                cause: LostCause::Expired,
-                ..
-            })
-        ));
-    }
-
-    #[test]
-    fn the_first_cause_of_a_loss_stays() {
+        assert!(hold.is_valid(after(987)) && !hold.is_over(after(987)));
+        assert!(!hold.is_valid(after(988)) && hold.is_over(after(988)));
+        assert_eq!(
+            cause(hold.check(after(988)).unwrap_err()),
+            LostCause::Expired
+        );
         let (hold, _) = one_second();
         hold.lose(LostCause::Taken);
-        assert!(!hold.is_valid(SENT));
-        assert!(matches!(
-            hold.check(SENT),
-            Err(Error::Lost {
-                cause: LostCause::Taken,
-                ..
-            })
-        ));
-        assert!(matches!(
-            hold.lose(LostCause::Deleted),
-            Error::Lost {
-                cause: LostCause::Taken,
-                ..
-            }
-        ));
-    }
-
-    #[test]
-    fn a_renewed_lease_counts_from_the_send_of_the_renewal() {
-        let (hold, lease) = one_second();
-        let (sent, answered) = (
-            SENT.after(Duration::from_millis(300)),
-            SENT.after(Duration::from_millis(800)),
-        );
-        hold.renewed(lease, sent, answered).unwrap();
-        assert_eq!(hold.remaining(sent), Duration::from_millis(988));
-        assert_eq!(hold.renewals(), 1);
-    }
-
-    /// Redis may execute a command until its answer is due, or has come.
-    #[test]
-    fn a_key_is_gone_a_lease_after_the_last_moment_of_its_commands() {
-        let (hold, lease) = one_second();
-        let [taken, due, early] = [200, 700, 600].map(|it| SENT.after(Duration::from_millis(it)));
-        let acquired = AcquiredAt {
-            sent: SENT,
-            answered: taken,
-        };
-        let taken_late = Hold::new(
-            hold.key.clone(),
-            hold.owner.clone(),
-            hold.token.clone(),
-            None,
-            &Options::default(),
-            acquired,
-        );
-        assert_eq!(hold.gone_by(), SENT.after(lease.time()));
-        hold.renewing(lease, SENT, due);
-        assert_eq!(hold.gone_by(), due.after(lease.time()));
-        hold.renewing(lease, SENT, early);
-        assert_eq!(hold.gone_by(), due.after(lease.time()), "never sooner");
-        assert_eq!(taken_late.gone_by(), taken.after(Options::default().lease));
-    }
-
-    #[test]
-    fn a_late_renewal_does_not_make_a_hold_valid_again() {
-        let (hold, lease) = one_second();
-        let end = SENT.after(Duration::from_millis(988));
-        assert!(hold.renewed(lease, SENT, end).is_err());
-        assert!(!hold.is_valid(end) && !hold.is_valid(SENT));
-
-        let (released, lease) = one_second();
-        released.mark_released();
-        assert!(released.renewed(lease, SENT, SENT).is_err());
-        assert!(!released.is_valid(SENT));
-        assert_eq!(released.lost(), None, "it was released, not lost");
+        assert_eq!(cause(hold.check(SENT).unwrap_err()), LostCause::Taken);
+        assert_eq!(cause(hold.lose(LostCause::Deleted)), LostCause::Taken);
+        // Its release is under way: only Redis can say whether it was lost.
+        for (closed, valid_until) in [(SENT, Some(after(988))), (after(988), None)] {
+            let (hold, _) = one_second();
+            assert_eq!(hold.close(closed), valid_until);
+            let is_trusted = hold.is_valid(SENT) || !hold.remaining(SENT).is_zero();
+            assert!(!is_trusted && !hold.is_over(after(988)));
+            assert_eq!((hold.lost(), hold.wait_lost(Moment::now())), (None, None));
+            hold.mark_released();
+            assert!(hold.is_over(SENT) && hold.lost().is_none());
+        }
     }
 
     /// The keeper reads the clock before it writes; another thread may look in between.
@@ -501,123 +440,82 @@ pub(crate) mod tests {
         ];
         for (number, says_over) in looks.into_iter().enumerate() {
             let (hold, lease) = one_second();
-            let end = hold.valid_until();
-            let just_before = Moment::from_nanos(end.as_nanos() - 1);
+            assert!(!says_over(&hold, after(987)) && says_over(&hold, after(988)));
             assert!(
-                !says_over(&hold, just_before) && says_over(&hold, end),
+                hold.renewed(lease, after(987), after(987)).is_err(),
                 "look {number}"
             );
-            assert!(
-                hold.renewed(lease, just_before, just_before).is_err(),
-                "look {number}"
-            );
-            assert!(
-                !hold.is_valid(just_before),
-                "look {number}: the hold is valid again"
-            );
+            let left = (hold.remaining(after(987)), hold.renewals());
             assert_eq!(
-                (hold.remaining(just_before), hold.renewals()),
+                left,
                 (Duration::ZERO, 0),
-                "look {number}"
+                "look {number}: the hold is valid again"
             );
         }
     }
 
+    /// Redis may execute a command until its answer is due, or has come.
     #[test]
-    fn a_hold_that_is_being_released_is_neither_valid_nor_lost() {
-        let (hold, _) = one_second();
-        let end = hold.valid_until();
-        assert_eq!(hold.close(SENT), Some(end));
-        assert!(!hold.is_valid(SENT) && !hold.is_valid(end) && !hold.is_over(end));
-        assert_eq!((hold.remaining(SENT), hold.lost()), (Duration::ZERO, None));
-        hold.mark_released();
-        assert!(hold.is_over(SENT) && hold.lost().is_none());
-
-        let (late, _) = one_second();
-        assert_eq!(late.close(end), None);
-        assert_eq!(late.lost(), None, "only Redis can say whether it was lost");
+    fn a_key_is_gone_a_lease_after_the_last_moment_of_its_commands() {
+        let (hold, lease) = one_second();
+        let answered = after(200);
+        let acquired = AcquiredAt {
+            sent: SENT,
+            answered,
+        };
+        let (key, owner, token) = (hold.key.clone(), hold.owner.clone(), hold.token.clone());
+        let options = Options::default();
+        let taken_late = Hold::new(key, owner, token, None, &options, acquired);
+        assert_eq!(taken_late.gone_by(), answered.after(options.lease));
+        assert_eq!(hold.gone_by(), after(1000));
+        for (due, gone_by) in [(700, 1700), (600, 1700)] {
+            hold.renewing(lease, SENT, after(due));
+            assert_eq!(hold.gone_by(), after(gone_by), "never sooner");
+        }
+        hold.renewed(lease, after(300), after(800)).unwrap();
+        assert_eq!(
+            hold.remaining(after(300)),
+            Duration::from_millis(988),
+            "from the send"
+        );
+        assert_eq!(hold.renewals(), 1);
     }
 
     #[test]
     fn a_hold_is_extended_until_max_hold_or_the_end_of_its_thread() {
-        let (mut hold, lease) = one_second();
-        let limit = Duration::from_secs(5);
-        set_max_hold(&mut hold, limit);
-        assert_eq!(hold.renews_every(), Some(Duration::from_secs(1) / 3));
-        let sent = SENT.after(Duration::from_millis(4999));
-        hold.renewed(lease, SENT.after(limit / 2), SENT).unwrap();
-        hold.renewed(lease, sent, SENT).unwrap();
-        assert_eq!(hold.lease_to_ask(sent).time(), lease.time());
-        let late = SENT.after(limit + Duration::from_millis(300));
-        let end = hold.valid_until();
-        let left = hold.lease_to_ask(late);
-        assert_eq!(left.millis(), 696, "no more than its key has");
-        assert!(left.valid_until(late) >= end, "the margin is in it");
-        hold.renewed(left, late, late).unwrap();
-        assert_eq!(hold.valid_until(), end);
-        hold.mark_thread_ended();
-        assert_eq!(hold.renews_every(), None);
-        assert!(!hold.can_be_forgotten(SENT), "the lease has not run out");
-        assert!(hold.can_be_forgotten(hold.valid_until()));
-    }
-
-    /// The renewal was due before, and had its answer at the second attempt.
-    #[test]
-    fn a_renewal_that_is_sent_late_extends_no_hold_past_max_hold() {
-        let (mut hold, lease) = one_second();
-        set_max_hold(&mut hold, Duration::from_secs(5));
-        let latest = SENT.after(Duration::from_secs(6));
+        let (second, limit) = (Duration::from_secs(1), Duration::from_secs(5));
+        let mut options = Options {
+            lease: second,
+            ..Options::default()
+        };
+        options.renewal.max_hold = Some(limit);
+        let hold = || sample_with("a", &options, SENT);
+        let late = hold();
+        assert_eq!(late.renews_every(), Some(second / 3));
+        // The last renewal was due before, and has its answer at the second attempt.
         for n in 1..=6 {
-            let sent = SENT.after(n * Duration::from_millis(900));
-            hold.renewed(lease, sent, sent).unwrap();
+            let (sent, lease) = (after(n * 900), Lease::new(second));
+            late.renewed(lease, sent, sent).unwrap();
             assert_eq!(
-                hold.valid_until(),
-                lease.valid_until(SENT.after(n.min(5) * Duration::from_millis(900))),
+                late.valid_until(),
+                lease.valid_until(after(n.min(5) * 900)),
                 "renewal {n}"
             );
         }
-        assert!(hold.valid_until() < latest);
-        assert!(hold.renewed(lease, latest, latest).is_err());
-    }
-
-    #[test]
-    fn a_shorter_lease_is_renewed_until_max_hold_too_and_no_longer() {
-        let (mut hold, _) = one_second();
-        set_max_hold(&mut hold, Duration::from_secs(5));
-        let short = Lease::new(Duration::from_millis(100));
-        hold.set_lease(short, SENT);
-        let asked = |millis| hold.lease_to_ask(SENT.after(Duration::from_millis(millis)));
-        assert_eq!(asked(4999).millis(), 100);
-        assert_eq!(asked(5000).millis(), 3, "nothing is left but the margin");
-    }
-
-    #[test]
-    fn validity_can_only_be_shortened() {
-        let (hold, _) = one_second();
-        let end = hold.valid_until();
-        assert!(!hold.shorten_to(end));
-        let sooner = SENT.after(Duration::from_millis(500));
-        assert!(hold.shorten_to(sooner));
-        assert!(!hold.shorten_to(end) && !hold.shorten_to(sooner));
-        assert_eq!(hold.valid_until(), sooner);
-    }
-
-    #[test]
-    fn a_hold_is_not_over_while_its_release_is_under_way() {
-        let (hold, _) = one_second();
-        let end = hold.valid_until();
-        assert!(!hold.is_over(SENT));
-        hold.close(SENT);
-        assert!(!hold.is_over(SENT) && !hold.is_over(end));
-        assert_eq!(hold.wait_lost(Moment::now()), None);
-        assert_eq!(
-            hold.lost(),
-            None,
-            "only the release can say whether it was lost"
+        // No more is asked for than its key has; a shorter lease lasts as long.
+        assert_eq!(late.lease_to_ask(after(4999)).time(), second);
+        let end = late.valid_until();
+        let left = late.lease_to_ask(after(5300));
+        assert!(
+            left.time() < second && left.valid_until(after(5300)) >= end,
+            "{left:?}"
         );
-        hold.mark_released();
-        assert!(hold.is_over(SENT));
-        let (hold, _) = one_second();
-        assert!(hold.is_over(end) && hold.is_over(end.after(Duration::from_secs(1))));
+        let short = hold();
+        short.set_lease(Lease::new(second / 10), SENT);
+        let asked = [4999, 5000].map(|millis| short.lease_to_ask(after(millis)).millis());
+        assert_eq!(asked, [100, 3], "nothing is left but the margin");
+        late.mark_thread_ended();
+        assert!(late.renews_every().is_none() && !late.can_be_forgotten(after(5400)));
+        assert!(late.can_be_forgotten(end));
     }
 }

@@ -266,7 +266,8 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
             on_the_way();
         }
         // From its first renewal on, which comes after a third of its lease, Redis tracks the key.
-        thread::sleep(Duration::from_millis(below(250)));
+        let after = if one_in(2) { 98 + below(8) } else { below(250) };
+        thread::sleep(Duration::from_millis(after));
         if deleted {
             scene.redis.remove(None);
             // This is set after the deletion. If it were set before, the listener could hear of an

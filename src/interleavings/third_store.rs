@@ -7,6 +7,7 @@ use crate::base::options;
 use crate::base::sync::scheduler::{in_orders, thread};
 use crate::session::Session;
 use crate::store::Store;
+use crate::store::third::Third;
 use crate::{LockManager, Unlocked};
 
 /// All that it takes is a file, a variant of `Store` and its arm in `Store::local`.
@@ -14,7 +15,7 @@ use crate::{LockManager, Unlocked};
 fn a_third_store_has_locks_that_are_renewed_waited_for_and_lost() {
     in_orders(20, 0, Duration::MAX, || {
         let settings = options::Settings::default();
-        let session = Session::without_servers(Store::third(), settings, None);
+        let session = Session::without_servers(Store::Third(Third::default()), settings, None);
         let locks = LockManager::new(Arc::new(session));
         let guard = locks.lock("a").expect("locks");
         thread::sleep(Duration::from_secs(100));

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::base::sync::thread;
 
-use crate::acquire::{AcquireContext, Acquisition, Answer, Ask, AskRedis, Taken};
+use crate::acquire::step::Ask;
+use crate::acquire::{AcquireContext, Acquisition, Answer, AskRedis, Taken};
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::Lease;

@@ -275,46 +275,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_hold_is_due_after_a_third_of_its_lease_and_again_after_each_renewal() {
-        let hold = hold();
-        let mut tokens = entered(&hold);
-        assert!(tokens.take(after(99)).is_empty());
-        assert_eq!(tokens.take(after(100)).renew.len(), 1);
-        hold.renewed(hold.lease(), after(100), after(101)).unwrap();
-        tokens.renewed(&hold, after(100));
-        assert_eq!(tokens.first(), after(200));
-    }
-
-    #[test]
-    fn all_holds_are_due_when_the_keys_have_moved_also_one_that_is_entered_late() {
-        let (early, late, later) = (
-            hold(),
-            hold(),
-            sample("a", Duration::from_millis(300), after(60)),
-        );
-        let mut tokens = entered(&early);
-        assert_eq!(
-            tokens.moved(|_| true, after(50)),
-            after(50),
-            "it was never renewed"
-        );
-        assert!(tokens.enter(late, START).unwrap() <= after(50));
-        assert_eq!(
-            tokens.enter(Arc::new(later), after(60)).unwrap(),
-            after(160),
-            "taken at the new server"
-        );
-    }
-
-    #[test]
-    fn a_hold_whose_key_has_not_moved_is_not_due_for_that() {
-        let mut tokens = entered(&hold());
-        let next = tokens.first();
-        assert_eq!(tokens.moved(|_| false, after(1)), Moment::NEVER);
-        assert_eq!(tokens.first(), next);
-    }
-
-    #[test]
     fn a_renewal_without_an_answer_is_repeated_until_the_hold_ends() {
         let hold = hold();
         let end = hold.valid_until();
@@ -342,82 +302,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn holds_that_are_due_soon_are_renewed_together() {
-        let mut tokens = Tokens::default();
-        for n in 0..20 {
-            let late = Arc::new(sample("a", Duration::from_millis(300), after(n)));
-            tokens.enter(late, after(n)).unwrap();
-        }
-        let due = tokens.take(after(100)).renew;
-        assert_eq!(due.len(), 13, "those due within 100/8 ms");
-        for hold in due {
-            tokens.renewed(&hold, after(100));
-        }
-        assert_eq!(tokens.first(), after(113));
-    }
-
-    #[test]
-    fn a_hold_that_is_not_renewed_is_due_at_its_end_if_losses_are_reported() {
-        let left = hold();
-        left.mark_thread_ended();
-        assert_eq!(
-            Tokens::new(false).enter(Arc::clone(&left), START).unwrap(),
-            Moment::NEVER
-        );
-        let mut tokens = Tokens::new(true);
-        assert_eq!(
-            tokens.enter(Arc::clone(&left), START).unwrap(),
-            left.valid_until()
-        );
-        assert!(tokens.take(after(290)).is_empty());
-        assert_eq!(tokens.holds(after(290)).count(), 1);
-        assert_eq!(tokens.take(after(296)).over.len(), 1);
-        assert_eq!(tokens.holds(after(296)).count(), 0);
-    }
-
-    #[test]
-    fn holds_of_threads_that_have_ended_do_not_pile_up() {
-        let mut tokens = Tokens::default();
-        // Its lease is longer than all that.
-        let long = Arc::new(sample("b", Duration::from_secs(3000), START));
-        long.mark_thread_ended();
-        tokens.enter(Arc::clone(&long), START).unwrap();
-        for n in 0..1000 {
-            let now = after(n * 1000);
-            let left = Arc::new(sample("a", Duration::from_millis(300), now));
-            tokens.claim(&left.token, now).unwrap();
-            tokens.enter(Arc::clone(&left), now).unwrap();
-            left.mark_thread_ended();
-            tokens.take(after(n * 1000 + 500));
-        }
-        assert!(tokens.by_token.len() < 10, "{}", tokens.by_token.len());
-        assert!(tokens.has(&long));
-    }
-
-    #[test]
-    fn a_hold_that_has_run_out_is_not_dropped_before_it_is_reported() {
-        let mut tokens = Tokens::default();
-        for n in 0..100 {
-            let left = Arc::new(sample("a", Duration::from_millis(300), after(n * 1000)));
-            tokens.enter(Arc::clone(&left), after(n * 1000)).unwrap();
-            left.mark_thread_ended();
-        }
-        assert_eq!(tokens.take(after(100_000)).over.len(), 100);
-    }
-
-    #[test]
-    fn a_hold_whose_thread_ends_during_its_last_renewal_is_due_at_its_end() {
-        let (hold, sent) = (hold(), after(100));
-        let mut tokens = entered(&hold);
-        assert_eq!(tokens.take(sent).renew.len(), 1);
-        hold.mark_thread_ended();
-        hold.renewed(hold.lease(), sent, after(101)).unwrap();
-        tokens.renewed(&hold, sent);
-        assert_eq!(tokens.first(), hold.valid_until());
-        assert_eq!(tokens.take(hold.valid_until()).over.len(), 1);
-    }
-
-    #[test]
     fn a_move_during_a_renewal_that_fails_is_followed_by_another_at_once() {
         let hold = hold();
         let mut tokens = entered(&hold);
@@ -434,6 +318,116 @@ pub(crate) mod tests {
         assert!(tokens.fails(&hold, after(203)) > after(223), "once");
     }
 
+    /// A hold that was taken then.
+    fn of(name: &str, lease: u64, taken: u64) -> Arc<Hold> {
+        Arc::new(sample(name, Duration::from_millis(lease), after(taken)))
+    }
+
+    /// Its renewal was sent then, and answered.
+    fn is_renewed(tokens: &mut Tokens, hold: &Hold, sent: u64) -> Moment {
+        let _ = hold.renewed(hold.lease(), after(sent), after(sent + 1));
+        tokens.renewed(hold, after(sent))
+    }
+
+    #[test]
+    fn the_first_renewal_is_due_after_a_second_and_the_next_ones_after_a_third_of_the_lease() {
+        for (lease, first, second) in [(300, 100, 200), (30_000, 1000, 11_000)] {
+            let (hold, mut tokens) = (of("a", lease, 0), Tokens::default());
+            assert_eq!(
+                tokens.enter(Arc::clone(&hold), START).unwrap(),
+                after(first)
+            );
+            assert!(tokens.take(after(first - 1)).is_empty());
+            assert_eq!(tokens.take(after(first)).renew.len(), 1);
+            assert_eq!(is_renewed(&mut tokens, &hold, first), after(second));
+        }
+    }
+
+    #[test]
+    fn holds_that_are_due_soon_are_renewed_together() {
+        let mut tokens = Tokens::default();
+        for n in 0..20 {
+            tokens.enter(of("a", 300, n), after(n)).unwrap();
+        }
+        assert_eq!(
+            tokens.take(after(100)).renew.len(),
+            13,
+            "those due within 100/8 ms"
+        );
+    }
+
+    #[test]
+    fn a_hold_is_due_when_its_key_has_moved_also_one_that_is_entered_late() {
+        let mut tokens = entered(&hold());
+        assert_eq!(tokens.moved(|_| false, after(1)), Moment::NEVER);
+        assert_eq!(tokens.first(), after(100));
+        assert_eq!(
+            tokens.moved(|_| true, after(50)),
+            after(50),
+            "it was never renewed"
+        );
+        assert_eq!(tokens.take(after(50)).renew.len(), 1);
+        assert!(tokens.enter(hold(), START).unwrap() <= after(50));
+        let later = tokens.enter(of("a", 300, 60), after(60));
+        assert_eq!(later.unwrap(), after(160), "taken at the new server");
+    }
+
+    #[test]
+    fn a_hold_that_is_not_renewed_is_due_at_its_end_once_if_losses_are_reported() {
+        for reports in [false, true] {
+            let (left, late, other) = (hold(), hold(), of("b", 600, 0));
+            left.mark_thread_ended();
+            let mut tokens = Tokens::new(reports);
+            let next = tokens.enter(Arc::clone(&left), START).unwrap();
+            assert_eq!(
+                next,
+                if reports {
+                    left.valid_until()
+                } else {
+                    Moment::NEVER
+                }
+            );
+            tokens.enter(Arc::clone(&late), START).unwrap();
+            tokens.enter(Arc::clone(&other), START).unwrap();
+            // Its thread ends during its last renewal.
+            assert_eq!(tokens.take(after(100)).renew.len(), 1);
+            late.mark_thread_ended();
+            is_renewed(&mut tokens, &late, 100);
+            let shortest = tokens.shortest(after(150));
+            assert_eq!(
+                shortest,
+                Duration::from_millis(600),
+                "the others are not renewed"
+            );
+            let over = [290, 296, 300, 396].map(|now| tokens.take(after(now)).over.len());
+            assert_eq!(over, [0, usize::from(reports), 0, 1]);
+            assert_eq!(tokens.holds(after(396)).count(), 1);
+            other.close(after(500));
+            assert_eq!(
+                tokens.shortest(after(500)),
+                Duration::MAX,
+                "its release is under way"
+            );
+        }
+    }
+
+    /// But one that has run out is not dropped before it is reported.
+    #[test]
+    fn holds_of_threads_that_have_ended_do_not_pile_up() {
+        for (reports, most) in [(true, 10), (false, 1000)] {
+            let mut tokens = Tokens::default();
+            for n in 0..1000 {
+                let left = of("a", 300, n * 1000);
+                tokens.claim(&left.token, after(n * 1000)).unwrap();
+                tokens.enter(Arc::clone(&left), after(n * 1000)).unwrap();
+                left.mark_thread_ended();
+                assert!(!reports || tokens.take(after(n * 1000 + 500)).over.len() == 1);
+            }
+            let count = tokens.by_token.len();
+            assert!(count <= most && (reports || count == most), "{count}");
+        }
+    }
+
     #[test]
     fn an_invalidation_renews_a_tracked_hold_at_once_and_once() {
         let hold = hold();
@@ -444,127 +438,42 @@ pub(crate) mod tests {
             Moment::NEVER,
             "it is not tracked yet"
         );
-        hold.renewed(hold.lease(), after(100), after(101)).unwrap();
+        let any = tokens.invalidated_those(|_| true, after(2));
+        assert_eq!(
+            any,
+            Moment::NEVER,
+            "a hold that was never renewed costs nothing"
+        );
         tokens.sending(&hold, true, after(100));
-        tokens.renewed(&hold, after(100));
+        is_renewed(&mut tokens, &hold, 100);
         assert_eq!(tokens.invalidated(b"lock:other", after(110)), Moment::NEVER);
         assert_eq!(tokens.invalidated(key, after(110)), after(110));
         assert_eq!(tokens.take(after(110)).renew.len(), 1);
-        assert_eq!(
-            tokens.invalidated(key, after(111)),
-            Moment::NEVER,
-            "not before it is tracked again"
-        );
+        let again = tokens.invalidated(key, after(111));
+        assert_eq!(again, Moment::NEVER, "not before it is tracked again");
+        assert_eq!(tokens.invalidated_those(|_| true, after(111)), after(110));
+        // The invalidation comes before the answer: soon, but not within 10 ms.
         tokens.sending(&hold, true, after(112));
         tokens.invalidated(key, after(113));
+        assert_eq!(is_renewed(&mut tokens, &hold, 112), after(122));
+        tokens.lost(&hold);
         assert_eq!(
-            tokens.renewed(&hold, after(112)),
-            after(122),
-            "the invalidation came before the answer: soon, but not within 10 ms"
+            tokens.invalidated_those(|_| true, after(130)),
+            Moment::NEVER
         );
-        tokens.sending(&hold, true, after(122));
-        tokens.close(&hold, after(122));
-        assert_eq!(
-            tokens.invalidated(key, after(120)),
-            Moment::NEVER,
-            "its release is not a loss"
-        );
-    }
-
-    /// A lock that is held for less than a second costs no renewal, also beside locks that are due.
-    #[test]
-    fn the_first_renewal_is_due_after_a_second_and_the_next_ones_after_a_third_of_the_lease() {
-        let thirty = |at| Arc::new(sample("a", Duration::from_secs(30), after(at)));
-        let [hold, young, soon] = [thirty(0), thirty(800), thirty(100)];
-        let mut tokens = Tokens::default();
-        assert_eq!(tokens.enter(Arc::clone(&hold), START).unwrap(), after(1000));
-        assert_eq!(
-            tokens.enter(Arc::clone(&young), after(800)).unwrap(),
-            after(1800)
-        );
-        assert_eq!(
-            tokens.enter(Arc::clone(&soon), after(100)).unwrap(),
-            after(1100)
-        );
-        let due = tokens.take(after(1000)).renew;
-        let is_due = |hold: &Arc<Hold>| due.iter().any(|it| Arc::ptr_eq(it, hold));
-        assert!(is_due(&hold) && is_due(&soon) && !is_due(&young));
-        hold.renewed(hold.lease(), after(1000), after(1001))
-            .unwrap();
-        tokens.renewed(&hold, after(1000));
-        tokens.close(&young, after(1000));
-        tokens.close(&soon, after(1000));
-        assert_eq!(tokens.first(), after(11_000));
-    }
-
-    #[test]
-    fn if_any_key_may_have_changed_all_holds_that_were_renewed_are_renewed_again() {
-        let [first, second] = [
-            hold(),
-            Arc::new(sample("b", Duration::from_millis(300), START)),
-        ];
-        let mut tokens = entered(&first);
-        tokens.enter(Arc::clone(&second), START).unwrap();
-        first.renewed(first.lease(), after(50), after(51)).unwrap();
-        tokens.sending(&first, true, after(50));
-        tokens.renewed(&first, after(50));
-        assert_eq!(tokens.invalidated_those(|_| true, after(60)), after(60));
-        let due = tokens.take(after(60)).renew;
-        assert!(
-            due.len() == 1 && Arc::ptr_eq(&due[0], &first),
-            "a hold that was never renewed costs nothing"
-        );
-        tokens.lost(&first);
-        assert_eq!(tokens.invalidated_those(|_| true, after(70)), Moment::NEVER);
-    }
-
-    #[test]
-    fn after_a_move_a_hold_is_due_also_if_it_was_never_renewed() {
-        let mut tokens = entered(&hold());
-        assert_eq!(tokens.moved(|_| true, after(60)), after(60));
-        assert_eq!(tokens.take(after(60)).renew.len(), 1);
-    }
-
-    #[test]
-    fn a_hold_that_has_run_out_is_due_once_whatever_else_is() {
-        let [first, second] = [
-            hold(),
-            Arc::new(sample("b", Duration::from_millis(600), START)),
-        ];
-        first.mark_thread_ended();
-        let mut tokens = Tokens::new(true);
-        tokens.enter(Arc::clone(&first), START).unwrap();
-        tokens.enter(Arc::clone(&second), START).unwrap();
-        assert_eq!(
-            tokens.shortest(START),
-            Duration::from_millis(600),
-            "the first is not renewed"
-        );
-        assert_eq!(tokens.take(after(300)).over.len(), 1);
-        let due = tokens.take(after(500));
-        assert_eq!((due.over.len(), due.renew.len()), (0, 1));
-        second.close(after(500));
-        assert_eq!(
-            tokens.shortest(after(500)),
-            Duration::MAX,
-            "its release is under way"
-        );
+        tokens.sending(&hold, true, after(131));
+        tokens.close(&hold, after(131));
+        let released = tokens.invalidated(key, after(132));
+        assert_eq!(released, Moment::NEVER, "its release is not a loss");
     }
 
     #[test]
     fn a_hold_that_ends_sooner_than_was_known_is_renewed_sooner() {
         let hold = hold();
         let mut tokens = entered(&hold);
-        assert_eq!(
-            tokens.renew_sooner(&hold, START),
-            START.after(hold.valid_until().since(START) / 3)
-        );
         hold.shorten_to(after(95));
-        assert_eq!(
-            tokens.renew_sooner(&hold, after(5)),
-            after(35),
-            "there is time for three tries"
-        );
+        let sooner = tokens.renew_sooner(&hold, after(5));
+        assert_eq!(sooner, after(35), "there is time for three tries");
         hold.mark_thread_ended();
         assert_eq!(
             tokens.renew_sooner(&hold, after(5)),
@@ -576,7 +485,5 @@ pub(crate) mod tests {
         assert_eq!(tokens.renew_sooner(&hold, after(36)), after(50));
         assert_eq!(tokens.take(after(50)).over.len(), 1);
         assert_eq!(tokens.renew_sooner(&hold, after(51)), Moment::NEVER);
-        tokens.close(&hold, after(52));
-        assert_eq!(tokens.renew_sooner(&hold, after(5)), Moment::NEVER);
     }
 }

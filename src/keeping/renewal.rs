@@ -314,11 +314,9 @@ mod tests {
     use crate::keeping::orphans::Orphan;
     use crate::keeping::work::Keeper;
     use crate::store::{Node, Refusal, Tracking};
-    use crate::waiting::patience::tests::until;
 
     const LEASE: Duration = Duration::from_secs(1);
     const LONG: Duration = Duration::from_secs(30);
-    const ALL: [Compared; 3] = [Compared::Done, Compared::Absent, Compared::NotOurs];
 
     fn at(millis: u64) -> Moment {
         Moment::from_nanos(1_000_000 * millis)
@@ -433,81 +431,6 @@ mod tests {
         due
     }
 
-    /// One round, in which these orphans are due beside these holds.
-    fn renews_and_removes(
-        keeper: &Arc<Keeper>,
-        redis: &mut Redis,
-        holds: &[Arc<Hold>],
-        orphans: &[&str],
-    ) {
-        let mut work = WorkDue {
-            renew: holds.to_vec(),
-            ..WorkDue::default()
-        };
-        work.remove = given_up(keeper, orphans, false);
-        round(keeper, redis, &work);
-    }
-
-    #[test]
-    fn leases_are_renewed_in_batches() {
-        let (keeper, holds) = keeps(2 * BATCH + 1);
-        let mut redis = Redis::new(done);
-        renews(&keeper, &mut redis, &holds);
-        assert_eq!(redis.extended, [BATCH, BATCH, 1]);
-        assert_eq!(keeper.core.counters.read().renewed, 2001);
-        assert!(holds.iter().all(|hold| hold.renewals() == 1));
-    }
-
-    /// Redis could not answer a thousand of them within the response timeout.
-    #[test]
-    fn a_batch_has_fewer_leases_of_long_keys() {
-        let keeper = keeper_without_redis();
-        let name = "k".repeat(MAX_BYTES);
-        let mut redis = Redis::new(done);
-        let holds: Vec<_> = (0..9)
-            .map(|_| Arc::new(sample(&name, LONG, Moment::now())))
-            .collect();
-        for hold in &holds {
-            keeper.enter(hold).unwrap();
-        }
-        renews(&keeper, &mut redis, &holds);
-        assert_eq!(redis.extended, [4, 4, 1]);
-    }
-
-    #[test]
-    fn a_hold_that_was_released_since_it_fell_due_is_not_renewed() {
-        let (keeper, holds) = keeps(2);
-        keeper.work.lock().tokens.close(&holds[0], Moment::now());
-        let mut redis = Redis::new(done);
-        renews(&keeper, &mut redis, &holds[..1]);
-        assert!(redis.extended.is_empty(), "nothing is sent for it");
-        renews(&keeper, &mut redis, &holds);
-        assert_eq!(redis.extended, [1]);
-    }
-
-    #[test]
-    fn a_renewal_that_redis_refused_or_did_not_answer_loses_no_hold() {
-        for mut redis in [Redis::silent(1), Redis::new(refused)] {
-            let (keeper, holds) = keeps(3);
-            renews(&keeper, &mut redis, &holds);
-            let counters = keeper.core.counters.read();
-            assert_eq!(
-                (counters.renewal_errors, counters.renewed, counters.lost),
-                (3, 0, 0)
-            );
-            assert!(holds.iter().all(|hold| hold.is_valid(Moment::now())));
-        }
-    }
-
-    /// Redis may execute it until its answer is due.
-    #[test]
-    fn a_key_may_exist_for_a_lease_after_the_deadline_of_a_renewal_without_an_answer() {
-        let (keeper, holds) = keeps(1);
-        let due = Moment::now().after(2 * keeper.core.settings.response_timeout);
-        renews(&keeper, &mut Redis::silent(1), &holds);
-        assert!(holds[0].gone_by() >= due.after(LONG));
-    }
-
     #[test]
     fn what_redis_refuses_for_good_is_told_once_for_each_key_and_hold() {
         let (keeper, holds) = keeps(2);
@@ -528,157 +451,6 @@ mod tests {
         assert_eq!(told(), 3, "that will pass");
     }
 
-    #[test]
-    fn a_key_that_is_absent_or_another_ones_is_a_loss_which_is_reported_once() {
-        for (answer, cause) in [
-            (|_: &str| Ok(Compared::Absent)) as fn(&str) -> Result<Compared, Failure>,
-            |_| Ok(Compared::NotOurs),
-        ]
-        .into_iter()
-        .zip([Deleted, Taken])
-        {
-            let (keeper, holds) = keeps(1);
-            let mut redis = Redis::new(answer);
-            for _ in 0..2 {
-                renews(&keeper, &mut redis, &holds);
-            }
-            assert_eq!(
-                (holds[0].lost(), keeper.core.counters.read().lost),
-                (Some(cause), 1)
-            );
-            assert_eq!(
-                keeper.work.lock().tokens.first(),
-                Moment::NEVER,
-                "it is not renewed again"
-            );
-        }
-    }
-
-    #[test]
-    fn a_hold_that_has_run_out_is_reported_as_lost() {
-        let keeper = keeper_without_redis();
-        let hold = Arc::new(sample("a", LEASE, at(1)));
-        keeper.enter(&hold).unwrap();
-        let due = keeper.work.lock().tokens.take(Moment::now());
-        assert_eq!((due.over.len(), due.renew.len()), (1, 0));
-        keeper.expire(&due.over);
-        assert_eq!(
-            (hold.lost(), keeper.core.counters.read().lost),
-            (Some(Expired), 1)
-        );
-    }
-
-    #[test]
-    fn the_first_waiter_in_the_process_is_woken_by_a_loss() {
-        let (keeper, holds) = keeps(1);
-        let turn = keeper.core.queues.free_turn(holds[0].key.name());
-        turn.holds(&holds[0]);
-        let queues = Arc::clone(&keeper.core.queues);
-        let name = Arc::clone(holds[0].key.name());
-        let waiter = std::thread::spawn(move || {
-            let deadline = Moment::now().after(Duration::from_secs(20));
-            let rig = crate::waiting::wait::tests::WaitRig::new();
-            let claim = crate::waiting::queues::tests::claim;
-            queues
-                .join(&name, &rig.wait(&until(deadline)), claim)
-                .is_ok()
-        });
-        renews(&keeper, &mut Redis::new(|_| Ok(Compared::Absent)), &holds);
-        assert!(waiter.join().unwrap());
-    }
-
-    #[test]
-    fn orphans_are_not_sent_after_renewals_without_an_answer_and_come_again() {
-        let (keeper, holds) = keeps(1);
-        let mut redis = Redis::silent(1);
-        renews_and_removes(&keeper, &mut redis, &holds, &["x", "y"]);
-        assert!(redis.removed.is_empty());
-        let again = keeper.work.lock().tokens.first_orphan();
-        assert!(Moment::now() < again && again < Moment::NEVER);
-        let mut redis = Redis::new(done);
-        let due = keeper.work.lock().tokens.take_all_orphans(again);
-        round(
-            &keeper,
-            &mut redis,
-            &WorkDue {
-                remove: due,
-                ..WorkDue::default()
-            },
-        );
-        assert_eq!(redis.removed, [2]);
-        assert_eq!(
-            keeper.work.lock().tokens.first_orphan(),
-            Moment::NEVER,
-            "all of them are deleted"
-        );
-        assert_eq!(keeper.core.counters.read().late_releases, 2);
-    }
-
-    /// A key that is not there may still come.
-    #[test]
-    fn an_orphan_that_may_reappear_is_a_late_release_once_it_is_deleted() {
-        let (keeper, _) = keeps(0);
-        let remove = |token, may_reappear, answer: fn(&str) -> Result<Compared, Failure>| {
-            let due = given_up(&keeper, &[token], may_reappear);
-            remove_orphans(&keeper, &mut Redis::new(answer), &due);
-            keeper.core.counters.read().late_releases
-        };
-        assert_eq!(remove("x", true, |_| Ok(Compared::Absent)), 0);
-        assert_eq!(remove("y", false, |_| Ok(Compared::NotOurs)), 1);
-        assert_eq!(remove("z", true, done), 2);
-    }
-
-    #[test]
-    fn what_is_not_done_when_the_manager_is_gone_is_dropped() {
-        let (keeper, _) = keeps(0);
-        keeper.work.lock().stop = true;
-        let mut redis = Redis::new(done);
-        renews_and_removes(&keeper, &mut redis, &[], &["x"]);
-        assert!(redis.removed.is_empty());
-    }
-
-    #[test]
-    fn orphans_without_an_answer_come_again() {
-        let (keeper, _) = keeps(0);
-        let mut redis = Redis::silent(1);
-        renews_and_removes(&keeper, &mut redis, &[], &["x"]);
-        assert_eq!(
-            (redis.removed, keeper.core.counters.read().late_releases),
-            (vec![1], 0)
-        );
-        assert!(keeper.work.lock().tokens.first_orphan() < Moment::NEVER);
-    }
-
-    /// Rounds until a call that has asked for a renewal has an answer.
-    fn asks(redis: &mut Redis, limit: Duration) -> Result<(), Failure> {
-        let (keeper, holds) = keeps(1);
-        let until = Moment::now().after(limit);
-        let asked = [(&holds[0], until)];
-        keeper.ask_to_renew(&asked).unwrap();
-        loop {
-            let mut work = keeper.work.lock();
-            if let Some(answer) = work.tokens.answer(&holds[0], Moment::now()) {
-                return answer;
-            }
-            let due = work.tokens.take(Moment::now());
-            drop(work);
-            round(&keeper, redis, &due);
-        }
-    }
-
-    #[test]
-    fn a_renewal_that_was_asked_for_is_tried_until_redis_answers() {
-        for silent in 0..4 {
-            let mut redis = Redis::silent(silent);
-            asks(&mut redis, LONG).unwrap();
-            assert_eq!(redis.extended.len(), silent + 1);
-        }
-        let refused = asks(&mut Redis::new(refused), LONG);
-        assert!(matches!(refused, Err(Failure::Refused(_))), "{refused:?}");
-        let silent = asks(&mut Redis::silent(1_000_000), LEASE / 5);
-        assert!(silent.is_err());
-    }
-
     /// It says nothing about what has happened since.
     #[test]
     fn the_answer_to_an_earlier_renewal_is_none() {
@@ -696,59 +468,138 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_to_a_renewal_says_of_a_hold() {
-        let table = [
-            // Columns: what Redis answered; for a hold that is still valid, whether it goes on and
-            // how it was lost; the same for a hold that has run out.
-            (Compared::Done, (true, None), (false, Some(Expired))),
-            (
-                Compared::Absent,
-                (false, Some(Deleted)),
-                (false, Some(Expired)),
-            ),
-            (
-                Compared::NotOurs,
-                (false, Some(Taken)),
-                (false, Some(Taken)),
-            ),
-        ];
-        let now = at(5000);
-        for (compared, valid, over) in table {
-            for (sent, expected) in [(now, valid), (at(3000), over)] {
-                let hold = sample("a", LEASE, sent);
-                let lease = Lease::new(60 * LEASE);
-                let goes_on = on_renewal(&hold, lease, compared, now, now);
-                assert_eq!((goes_on, hold.lost()), expected, "{compared:?} at {sent:?}");
-                assert_eq!(
-                    hold.is_valid(now.after(30 * LEASE)),
-                    goes_on,
-                    "{compared:?}: renewed"
-                );
-                assert_eq!(hold.renewals(), u32::from(goes_on), "{compared:?}");
+    fn leases_are_renewed_in_batches() {
+        // Redis could not answer a thousand leases of long keys within the response timeout.
+        let long = "k".repeat(MAX_BYTES);
+        for (count, name, batches) in [
+            (2 * BATCH + 1, "key", [BATCH, BATCH, 1]),
+            (9, &long, [4, 4, 1]),
+        ] {
+            let (keeper, mut redis) = (keeper_without_redis(), Redis::new(done));
+            let hold = || Arc::new(sample(name, LONG, Moment::now()));
+            let holds: Vec<_> = (0..count).map(|_| hold()).collect();
+            for hold in &holds {
+                keeper.enter(hold).unwrap();
             }
+            renews(&keeper, &mut redis, &holds);
+            assert_eq!(redis.extended, batches);
+            assert_eq!(keeper.core.counters.read().renewed, count as u64);
+            // One that was released since it fell due is not renewed.
+            keeper.work.lock().tokens.close(&holds[0], Moment::now());
+            renews(&keeper, &mut redis, &holds[..1]);
+            assert_eq!(redis.extended, batches);
         }
     }
 
     #[test]
-    fn no_renewal_brings_back_a_hold_that_was_lost_or_released() {
-        let now = at(5000);
-        for compared in ALL {
-            for lost in [Some(Deleted), Some(Taken), None] {
-                let hold = sample("a", LEASE, now);
-                match lost {
-                    Some(cause) => _ = hold.lose(cause),
-                    None => hold.mark_released(),
+    fn a_renewal_that_redis_refused_or_did_not_answer_loses_no_hold() {
+        for mut redis in [Redis::silent(1), Redis::new(refused)] {
+            let (keeper, holds) = keeps(3);
+            // Redis may execute it until its answer is due.
+            let due = Moment::now().after(2 * keeper.core.settings.response_timeout);
+            let is_silent = redis.silent > 0;
+            renews(&keeper, &mut redis, &holds);
+            let counters = keeper.core.counters.read();
+            assert_eq!(
+                (counters.renewal_errors, counters.renewed, counters.lost),
+                (3, 0, 0)
+            );
+            let stands = |hold: &Arc<Hold>| {
+                hold.is_valid(Moment::now()) && hold.gone_by() >= due.after(LONG)
+            };
+            assert!(!is_silent || holds.iter().all(stands));
+        }
+    }
+
+    #[test]
+    fn orphans_are_sent_after_renewals_with_an_answer_and_come_again_until_they_are_deleted() {
+        type Answers = fn(&str) -> Result<Compared, Failure>;
+        let (absent, theirs): (Answers, Answers) =
+            (|_| Ok(Compared::Absent), |_| Ok(Compared::NotOurs));
+        // How many holds are due, how many commands get no answer, the answer to the others,
+        // whether the manager is gone, and whether the key may reappear; how many deletions are
+        // sent, whether they come again, and how many count as late releases.
+        for (due, silent, answer, stops, reappears, sent, again, late) in [
+            (0, 0, done as Answers, false, false, 1, false, 1),
+            (1, 0, done, false, false, 1, false, 1),
+            (1, 1, done, false, false, 0, true, 0),
+            (0, 1, done, false, false, 1, true, 0),
+            (0, 0, done, true, false, 0, true, 0),
+            (0, 0, theirs, false, false, 1, false, 1),
+            // A key that is not there may still come.
+            (0, 0, absent, false, true, 1, true, 0),
+            (0, 0, done, false, true, 1, true, 1),
+        ] {
+            let (keeper, renew) = keeps(due);
+            let mut redis = Redis {
+                answer,
+                ..Redis::silent(silent)
+            };
+            keeper.work.lock().stop = stops;
+            let remove = given_up(&keeper, &["x"], reappears);
+            round(
+                &keeper,
+                &mut redis,
+                &WorkDue {
+                    renew,
+                    remove,
+                    ..WorkDue::default()
+                },
+            );
+            assert_eq!(redis.removed.len(), sent);
+            let next = keeper.work.lock().tokens.first_orphan();
+            assert_eq!(next < Moment::NEVER, again);
+            assert_eq!(keeper.core.counters.read().late_releases, late);
+        }
+    }
+
+    #[test]
+    fn a_renewal_that_was_asked_for_is_tried_until_redis_answers() {
+        for (mut redis, limit, tries, is_done) in [
+            (Redis::silent(0), LONG, 1..=1, true),
+            (Redis::silent(3), LONG, 4..=4, true),
+            (Redis::new(refused), LONG, 1..=1, false),
+            (Redis::silent(1_000_000), LEASE / 5, 2..=1_000_000, false),
+        ] {
+            let (keeper, holds) = keeps(1);
+            keeper
+                .ask_to_renew(&[(&holds[0], Moment::now().after(limit))])
+                .unwrap();
+            let answer = loop {
+                let mut work = keeper.work.lock();
+                if let Some(answer) = work.tokens.answer(&holds[0], Moment::now()) {
+                    break answer;
                 }
-                assert!(
-                    !on_renewal(&hold, Lease::new(LEASE), compared, now, now),
-                    "{compared:?}"
-                );
-                assert_eq!(
-                    (hold.lost(), hold.is_valid(now)),
-                    (lost, false),
-                    "{compared:?}"
-                );
-            }
+                let due = work.tokens.take(Moment::now());
+                drop(work);
+                round(&keeper, &mut redis, &due);
+            };
+            assert!(tries.contains(&redis.extended.len()));
+            assert_eq!(answer.is_ok(), is_done, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn what_an_answer_to_a_renewal_says_of_a_hold() {
+        let now = at(5000);
+        // What Redis answered, of a hold that is still valid or has run out; how it was lost.
+        for (compared, sent, lost) in [
+            (Compared::Done, now, None),
+            (Compared::Done, at(3000), Some(Expired)),
+            (Compared::Absent, now, Some(Deleted)),
+            (Compared::Absent, at(3000), Some(Expired)),
+            (Compared::NotOurs, now, Some(Taken)),
+            (Compared::NotOurs, at(3000), Some(Taken)),
+        ] {
+            let hold = sample("a", LEASE, sent);
+            let goes_on = on_renewal(&hold, Lease::new(60 * LEASE), compared, now, now);
+            assert_eq!(
+                (goes_on, hold.lost()),
+                (lost.is_none(), lost),
+                "{compared:?} at {sent:?}"
+            );
+            assert_eq!(hold.is_valid(now.after(30 * LEASE)), goes_on);
+            assert_eq!(hold.renewals(), u32::from(goes_on));
         }
     }
 }

@@ -363,17 +363,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_that_may_reappear_is_searched_for_until_it_has_expired() {
-        let mut tokens = with(Orphan::sample(true, after(500)));
-        let removal = take_one(&mut tokens, after(20));
-        tokens.removed(&removal.token, after(20));
-        let next = tokens.first_orphan();
-        take_one(&mut tokens, next);
-        assert!(tokens.take_all_orphans(after(500)).is_empty());
-        assert_eq!(tokens.first_orphan(), Moment::NEVER);
-    }
-
-    #[test]
     fn the_search_for_a_key_that_may_reappear_slows_down_but_not_while_redis_is_silent() {
         let mut tokens = with(Orphan::sample(true, after(86_400_000)));
         let mut looks = Vec::new();
@@ -417,57 +406,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_orphan_that_is_given_up_twice_stays_for_as_long_as_either() {
-        for turned in [false, true] {
-            let mut both = [
-                Orphan::sample(true, after(500)),
-                Orphan::sample(false, after(700)),
-            ];
-            if turned {
-                both.reverse();
-            }
-            let [first, second] = both;
-            let mut tokens = with(first);
-            tokens.give_up(&"t".into(), second, after(0));
-            assert!(take_one(&mut tokens, after(699)).may_reappear);
-            assert!(tokens.take_all_orphans(after(700)).is_empty());
-        }
-    }
-
-    #[test]
-    fn an_orphan_is_deleted_again_and_again_until_it_has_expired() {
-        let mut tokens = with(Orphan::sample(false, after(500)));
-        let mut tries = Vec::new();
-        while tokens.first_orphan() < Moment::NEVER {
-            let now = tokens.first_orphan();
-            tries.extend(tokens.take_all_orphans(now));
-        }
-        assert_eq!(tries.len(), 5);
-        let mut tokens = with(Orphan::sample(false, after(500)));
-        tokens.removed(&tries[0].token, after(0));
-        assert_eq!(tokens.first_orphan(), Moment::NEVER);
-    }
-
-    /// Redis is silent, so what is added meanwhile waits as long as the rest.
-    #[test]
-    fn no_orphan_is_due_for_a_while_after_a_batch_without_an_answer() {
-        let mut tokens = with(Orphan::sample(false, after(60_000)));
-        let mut pauses = Vec::new();
-        for _ in 0..6 {
-            let now = tokens.first_orphan();
-            let pause = take_one(&mut tokens, now).pause;
-            let other = Orphan::sample(false, after(60_000));
-            tokens.give_up(&"other".into(), other, Moment::PAST);
-            tokens.delay_orphans(pause, now, |_| true);
-            tokens.gone("other");
-            assert_eq!(tokens.first_orphan(), now.after(pause));
-            tokens.by_token.remove("other");
-            pauses.push(pause);
-        }
-        assert!(pauses.is_sorted() && pauses[5] == LAST_RETRY, "{pauses:?}");
-    }
-
-    #[test]
     fn a_claim_that_is_refused_does_not_become_a_hold() {
         for cause in [LostCause::Deleted, LostCause::ShutDown] {
             let hold = Arc::new(sample("a", Duration::from_secs(1), after(0)));
@@ -484,13 +422,49 @@ pub(crate) mod tests {
         }
     }
 
-    /// The manager took the hold away while its thread was about to hand it over.
     #[test]
-    fn an_orphan_is_gone_only_when_it_was_deleted() {
-        let mut tokens = with(Orphan::sample(false, after(500)));
-        tokens.gone("t");
-        assert!(tokens.has_orphan("t"));
-        tokens.removed("t", after(20));
-        assert!(!tokens.has_orphan("t"));
+    fn an_orphan_is_deleted_again_and_again_until_it_is_gone_or_has_expired() {
+        for (may_reappear, answer_to, tries) in [(false, 9, 5), (false, 1, 1), (true, 1, 6)] {
+            let mut tokens = with(Orphan::sample(may_reappear, after(500)));
+            let mut count = 0;
+            while tokens.first_orphan() < Moment::NEVER {
+                let now = tokens.first_orphan();
+                for removal in tokens.take_all_orphans(now) {
+                    count += 1;
+                    tokens.gone(&removal.token); // A thread knows nothing of it.
+                    if count == answer_to {
+                        tokens.removed(&removal.token, now);
+                    }
+                }
+            }
+            assert_eq!(count, tries, "{may_reappear}, answered {answer_to}");
+        }
+    }
+
+    #[test]
+    fn an_orphan_that_is_given_up_twice_stays_for_as_long_as_either() {
+        for (first, second) in [(500, 700), (700, 500)] {
+            let mut tokens = with(Orphan::sample(first == 500, after(first)));
+            let orphan = Orphan::sample(second == 500, after(second));
+            tokens.give_up(&"t".into(), orphan, after(0));
+            assert!(take_one(&mut tokens, after(699)).may_reappear);
+            assert!(tokens.take_all_orphans(after(700)).is_empty());
+        }
+    }
+
+    /// Redis is silent, so what is added meanwhile waits as long as the rest.
+    #[test]
+    fn no_orphan_is_due_for_a_while_after_a_batch_without_an_answer() {
+        let mut tokens = with(Orphan::sample(false, after(60_000)));
+        for _ in 0..6 {
+            let now = tokens.first_orphan();
+            let pause = take_one(&mut tokens, now).pause;
+            let other = Orphan::sample(false, after(60_000));
+            tokens.give_up(&"other".into(), other, Moment::PAST);
+            tokens.delay_orphans(pause, now, |_| true);
+            assert_eq!(tokens.first_orphan(), now.after(pause));
+            tokens.by_token.remove("other");
+        }
+        assert_eq!(take_one(&mut tokens, after(50_000)).pause, LAST_RETRY);
     }
 }

@@ -373,14 +373,13 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
-    use crate::base::options::{Lease, Options};
+    use crate::base::options::Options;
     use crate::hold::tests::{sample, sample_with};
     use crate::keeping::keeper::tests::keeper_without_redis;
     use crate::keeping::renewal::on_renewal;
     use crate::store::Refusal;
 
     const LEASE: Duration = Duration::from_secs(1);
-    const ALL: [Compared; 3] = [Compared::Done, Compared::Absent, Compared::NotOurs];
 
     /// The result that the caller gets.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -494,6 +493,21 @@ mod tests {
                 later,
                 "{asked:?}, after an answer was lost"
             );
+            for maybe_done in [false, true] {
+                for cause in [Deleted, Taken] {
+                    let end = release(compared, time, maybe_done, Some(cause));
+                    assert_eq!(end, Lost(cause), "{asked:?}: Redis has denied it before");
+                }
+                if time == Over {
+                    let end = release(compared, time, maybe_done, Some(Expired));
+                    let ended = if compared == Compared::Done {
+                        Released
+                    } else {
+                        Lost(Expired)
+                    };
+                    assert_eq!(end, ended, "{asked:?}: the clock alone has ended it");
+                }
+            }
         }
     }
 
@@ -522,56 +536,6 @@ mod tests {
         assert_eq!(end_at(Compared::Absent, until), Released);
         assert_eq!(end_at(Compared::Absent, before), Lost(Deleted));
         assert_eq!(end_at(Compared::NotOurs, before), Lost(Taken));
-    }
-
-    #[test]
-    fn a_hold_that_redis_has_denied_stays_lost() {
-        for compared in ALL {
-            for time in [InTime, ValidButAnsweredLate, Over] {
-                for maybe_done in [false, true] {
-                    for cause in [Deleted, Taken] {
-                        let end = release(compared, time, maybe_done, Some(cause));
-                        assert_eq!(end, Lost(cause), "{compared:?}, {time:?}, {maybe_done}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_hold_that_a_renewal_has_denied_after_its_lease_stays_lost() {
-        for compared in [Compared::Absent, Compared::NotOurs] {
-            let hold = sample("a", LEASE, Moment::from_nanos(1_000));
-            assert!(!hold.is_valid(Moment::now()));
-            hold.lose(Expired);
-            assert!(!on_renewal(
-                &hold,
-                Lease::new(LEASE),
-                compared,
-                Moment::now(),
-                Moment::now()
-            ));
-            let result = release_of(&hold, None).judge(Compared::Done, Moment::now());
-            assert_eq!(end(&result), Lost(Expired), "{compared:?}");
-        }
-    }
-
-    #[test]
-    fn a_hold_that_the_clock_alone_has_ended_can_still_count_as_released() {
-        for maybe_done in [false, true] {
-            assert_eq!(
-                release(Compared::Done, Over, maybe_done, Some(Expired)),
-                Released
-            );
-            for compared in [Compared::Absent, Compared::NotOurs] {
-                // The first cause stays.
-                assert_eq!(
-                    release(compared, Over, maybe_done, Some(Expired)),
-                    Lost(Expired),
-                    "{compared:?}"
-                );
-            }
-        }
     }
 
     fn lost_answer() -> Failure {
@@ -609,73 +573,47 @@ mod tests {
     }
 
     #[test]
-    fn a_release_ends_where_the_next_try_would_come_after_its_deadline() {
-        let hold = sample("a", LEASE, Moment::now());
+    fn a_release_ends_where_the_next_try_would_come_after_its_deadline_or_redis_refuses() {
         let deadline = Moment::now().after(Duration::from_millis(500));
-        let mut backoff = Backoff::after_failure();
-        let mut end_at = |valid_until, failure, now| {
+        let before = Moment::from_nanos(deadline.as_nanos() - 1);
+        let refused = || Failure::Refused(Refusal::found("NOPERM", "NOPERM no"));
+        // Whether the hold was valid, what came of the try, and how it ends.
+        for (was_valid, failure, now, ends) in [
+            (true, lost_answer(), before, ""),
+            (true, lost_answer(), deadline, "unconfirmed"),
+            (true, refused(), before, "unconfirmed"),
+            (false, lost_answer(), deadline, "lost"),
+        ] {
+            let hold = sample("a", LEASE, Moment::now());
+            let valid_until = was_valid.then(|| hold.valid_until());
             let mut release = Release {
                 deadline,
                 ..release_of(&hold, valid_until)
             };
-            match release.next(Err(failure), &mut backoff, now) {
-                ControlFlow::Break(Err(error)) if release.failed.is_some() => Some(error),
-                ControlFlow::Break(released) => panic!("{released:?}"),
-                ControlFlow::Continue(_) => None,
-            }
-        };
-        let before = Moment::from_nanos(deadline.as_nanos() - 1);
-        let valid_until = Some(hold.valid_until());
-        assert!(end_at(valid_until, lost_answer(), before).is_none());
-        let unconfirmed = end_at(valid_until, lost_answer(), deadline);
-        assert!(
-            matches!(unconfirmed, Some(Error::Unconfirmed { at_most, .. }) if at_most > LEASE / 4)
-        );
-        let lost = end_at(None, lost_answer(), deadline);
-        assert!(
-            matches!(lost, Some(Error::Lost { cause: Expired, .. })),
-            "it had run out before"
-        );
+            let next = release.next(Err(failure), &mut Backoff::after_failure(), now);
+            let told = match &next {
+                ControlFlow::Break(Err(Error::Unconfirmed { at_most, .. }))
+                    if *at_most > LEASE / 4 =>
+                {
+                    "unconfirmed"
+                }
+                ControlFlow::Break(Err(Error::Lost { cause: Expired, .. })) => "lost",
+                ControlFlow::Continue(_) => "",
+                ControlFlow::Break(other) => panic!("{other:?}"),
+            };
+            assert_eq!((told, release.failed.is_some()), (ends, !ends.is_empty()));
+        }
     }
 
     #[test]
-    fn a_release_that_redis_refuses_for_good_is_not_tried_again() {
-        let hold = sample("a", LEASE, Moment::now());
-        let refusal = Refusal::found("NOPERM", "NOPERM no");
-        let mut release = release_of(&hold, Some(hold.valid_until()));
-        let next = release.next(
-            Err(Failure::Refused(refusal)),
-            &mut Backoff::after_failure(),
-            Moment::now(),
-        );
-        assert!(matches!(next, ControlFlow::Break(Err(_))) && release.failed.is_some());
-    }
-
-    #[test]
-    fn a_claim_of_the_next_thread_is_sent_once() {
-        let hold = sample("a", LEASE, Moment::now());
-        let next = Claim {
-            token: "next".into(),
-            lease: Lease::new(LEASE),
-            counter: None,
-        };
-        let mut tries = Vec::new();
-        let mut release = release_of(&hold, Some(hold.valid_until()));
-        let released = release.run(Some(&next), |claim, _| {
-            tries.push(claim.is_some());
-            if tries.len() == 2 {
-                return (Ok(Compared::Done), HandoffOutcome::NotTaken);
-            }
-            (
-                Err(lost_answer()),
-                HandoffOutcome::Unanswered { sent: Moment::PAST },
-            )
-        });
-        assert_eq!(
-            release.handed,
-            HandoffOutcome::Unanswered { sent: Moment::PAST }
-        );
-        assert!(released.is_ok());
-        assert_eq!(tries, [true, false]);
+    fn a_hold_that_a_renewal_has_denied_after_its_lease_stays_lost() {
+        for compared in [Compared::Absent, Compared::NotOurs] {
+            let (hold, now) = (sample("a", LEASE, Moment::from_nanos(1_000)), Moment::now());
+            assert!(
+                hold.check(now).is_err() && !on_renewal(&hold, hold.lease(), compared, now, now)
+            );
+            let result = release_of(&hold, None).judge(Compared::Done, now);
+            assert_eq!(end(&result), Lost(Expired), "{compared:?}");
+        }
     }
 }

@@ -232,6 +232,7 @@ mod tests {
 
     use super::*;
     use crate::base::error::LostCause;
+    use crate::base::options::Lease;
     use crate::hold::tests::sample;
     use crate::waiting::queues::WaitQueues;
 
@@ -241,13 +242,6 @@ mod tests {
         enter(manager, hold, turn)
     }
 
-    fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCause)> {
-        match check_around(entered, "inner", now) {
-            Err(Error::OuterLost { outer, cause, .. }) => Some((outer, cause)),
-            _ => None,
-        }
-    }
-
     fn reentered(manager: u64, name: &str) -> Result<Rc<Held>, Error> {
         reenter(manager, name, &Options::default(), Moment::now()).map(|held| held.expect("held"))
     }
@@ -255,52 +249,6 @@ mod tests {
     fn drop_last_guard(held: &Rc<Held>) {
         assert_eq!(held.leave(), 0);
         assert!(held.take_out().is_some());
-    }
-
-    #[test]
-    fn depth_counts_the_guards_of_a_hold() {
-        let held = entered(1, "a");
-        assert!(Rc::ptr_eq(&held, &reentered(1, "a").unwrap()));
-        assert_eq!(held.hold.depth(), 2);
-        assert_eq!(held.leave(), 1);
-        drop_last_guard(&held);
-        assert!(matches!(
-            reenter(1, "a", &Options::default(), Moment::now()),
-            Ok(None)
-        ));
-        HOLDS.with(|holds| {
-            assert!(
-                holds.borrow().is_empty(),
-                "nothing is kept of a key that is not held"
-            );
-        });
-    }
-
-    #[test]
-    fn managers_keys_and_threads_are_kept_apart() {
-        let one = entered(1, "a");
-        let two = entered(2, "a");
-        assert!(Rc::ptr_eq(&one, &reentered(1, "a").unwrap()));
-        assert!(Rc::ptr_eq(&two, &reentered(2, "a").unwrap()));
-        assert!(matches!(
-            reenter(1, "b", &Options::default(), Moment::now()),
-            Ok(None)
-        ));
-        assert!(
-            std::thread::spawn(|| matches!(
-                reenter(1, "a", &Options::default(), Moment::now()),
-                Ok(None)
-            ))
-            .join()
-            .unwrap()
-        );
-        assert_eq!(two.leave(), 1);
-        assert_eq!((one.hold.depth(), two.hold.depth()), (2, 1));
-        drop_last_guard(&two);
-        assert!(
-            Rc::ptr_eq(&one, &reentered(1, "a").unwrap()),
-            "the other manager's stays"
-        );
     }
 
     #[test]
@@ -333,102 +281,6 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_beside_one_of_the_same_name_is_seen() {
-        let (_first, second) = (entered(1, "b"), entered(2, "b"));
-        let _ = second.hold.lose(LostCause::Deleted);
-        assert_eq!(
-            lost_around(u64::MAX, Moment::now())
-                .map(|(name, _)| name)
-                .as_deref(),
-            Some("b")
-        );
-    }
-
-    #[test]
-    fn a_lost_hold_cannot_be_taken_again_and_keeps_its_depth() {
-        let held = entered(1, "a");
-        let _ = held.hold.lose(LostCause::Deleted);
-        assert!(matches!(
-            reentered(1, "a"),
-            Err(Error::Lost {
-                cause: LostCause::Deleted,
-                ..
-            })
-        ));
-        assert_eq!(held.hold.depth(), 1);
-    }
-
-    #[test]
-    fn a_lost_hold_is_around_those_that_came_later() {
-        let number = |held: &Rc<Held>| held.entered;
-        let is_lost = |entered| lost_around(entered, Moment::now()).map(|(name, _)| name);
-        let [one, two, three] = ["one", "two", "three"].map(|name| entered(1, name));
-        assert_eq!(is_lost(u64::MAX), None);
-        let _ = two.hold.lose(LostCause::Deleted);
-        assert_eq!(is_lost(u64::MAX).as_deref(), Some("two"));
-        assert_eq!(is_lost(number(&three)).as_deref(), Some("two"));
-        assert_eq!((is_lost(number(&two)), is_lost(number(&one))), (None, None));
-        drop_last_guard(&two);
-        assert_eq!(is_lost(u64::MAX), None);
-        // By the clock alone, in the middle of time for which all was well.
-        let end = one.hold.valid_until();
-        assert_eq!(
-            lost_around(u64::MAX, Moment::from_nanos(end.as_nanos() - 1)),
-            None
-        );
-        assert_eq!(
-            lost_around(u64::MAX, end).expect("it has run out").1,
-            LostCause::Expired
-        );
-    }
-
-    #[test]
-    fn a_hold_that_is_attached_is_inside_of_those_that_the_thread_had_before() {
-        let before = entered(1, "attached");
-        let turn = before.take_out().expect("it was entered");
-        let outer = entered(1, "outer");
-        let attached = enter(1, Arc::clone(&before.hold), turn);
-        assert!(attached.hold.number < outer.hold.number);
-        let is_lost = |held: &Held| lost_around(held.entered, Moment::now()).map(|(name, _)| name);
-        let _ = attached.hold.lose(LostCause::Deleted);
-        assert_eq!(is_lost(&outer), None);
-        let _ = outer.hold.lose(LostCause::Deleted);
-        assert_eq!(is_lost(&attached).as_deref(), Some("outer"));
-    }
-
-    #[test]
-    fn a_hold_that_ends_sooner_than_those_before_is_noticed() {
-        let long = entered(1, "long");
-        assert_eq!(lost_around(u64::MAX, Moment::now()), None);
-        let sooner = Moment::now().after(Duration::from_secs(1));
-        let hold = Arc::new(sample("short", Duration::from_secs(1), Moment::now()));
-        let turn = Arc::new(WaitQueues::default()).free_turn(hold.key.name());
-        let short = enter(1, hold, turn);
-        assert!(lost_around(u64::MAX, sooner).is_some());
-        drop_last_guard(&short);
-        assert_eq!(lost_around(u64::MAX, sooner), None);
-        long.hold.set_lease(
-            crate::base::options::Lease::new(Duration::from_secs(1)),
-            Moment::now(),
-        );
-        assert!(lost_around(u64::MAX, sooner.after(Duration::from_secs(1))).is_some());
-    }
-
-    #[test]
-    fn the_depth_never_wraps() {
-        let held = entered(1, "a");
-        held.hold.set_depth(MAX_DEPTH);
-        assert!(matches!(
-            reentered(1, "a"),
-            Err(Error::DepthOverflow {
-                depth: MAX_DEPTH,
-                ..
-            })
-        ));
-        assert_eq!(held.hold.depth(), MAX_DEPTH);
-    }
-
-    #[test]
     fn a_thread_that_ends_gives_up_its_turn_even_with_a_guard_forgotten() {
         let queues = Arc::new(WaitQueues::default());
         let theirs = Arc::clone(&queues);
@@ -440,5 +292,79 @@ mod tests {
         });
         thread.join().unwrap();
         drop(queues.free_turn(&"a".into()));
+    }
+
+    #[test]
+    fn depth_counts_the_guards_of_a_hold_that_is_not_lost_and_never_wraps() {
+        let held = entered(1, "a");
+        assert!(Rc::ptr_eq(&held, &reentered(1, "a").unwrap()));
+        assert_eq!((held.hold.depth(), held.leave()), (2, 1));
+        let elsewhere =
+            || reenter(1, "a", &Options::default(), Moment::now()).map(|it| it.is_some());
+        assert!(
+            std::thread::spawn(move || matches!(elsewhere(), Ok(false)))
+                .join()
+                .unwrap()
+        );
+        held.hold.set_depth(MAX_DEPTH);
+        let deep = reentered(1, "a");
+        assert!(matches!(
+            deep,
+            Err(Error::DepthOverflow {
+                depth: MAX_DEPTH,
+                ..
+            })
+        ));
+        held.hold.set_depth(1);
+        let _ = held.hold.lose(LostCause::Deleted);
+        let lost = reentered(1, "a");
+        assert!(matches!(
+            lost,
+            Err(Error::Lost {
+                cause: LostCause::Deleted,
+                ..
+            })
+        ));
+        assert_eq!(held.hold.depth(), 1);
+        drop_last_guard(&held);
+        assert!(
+            HOLDS.with(|holds| holds.borrow().is_empty()),
+            "nothing is kept of it"
+        );
+    }
+
+    #[test]
+    fn a_lost_hold_is_around_those_that_came_later() {
+        let lost_at = |entered, now| match check_around(entered, "inner", now) {
+            Err(Error::OuterLost { outer, cause, .. }) => Some((outer, cause)),
+            _ => None,
+        };
+        let lost = |entered| lost_at(entered, Moment::now()).map(|(name, _)| name);
+        let [one, two, three] = ["one", "two", "three"].map(|name| entered(1, name));
+        let _beside = entered(2, "two");
+        assert_eq!(lost(u64::MAX), None);
+        let _ = two.hold.lose(LostCause::Deleted);
+        assert_eq!(lost(u64::MAX).as_deref(), Some("two"));
+        let around = [&one, &two, &three].map(|held| lost(held.entered).is_some());
+        assert_eq!(around, [false, false, true]);
+        // It is handed over to this thread again, and then inside of the others.
+        let turn = two.take_out().expect("it was entered");
+        assert_eq!(lost(u64::MAX), None);
+        let two = enter(1, Arc::clone(&two.hold), turn);
+        assert_eq!((lost(three.entered), lost(two.entered)), (None, None));
+        drop_last_guard(&two);
+        // By the clock alone, in the middle of time for which all was well.
+        three
+            .hold
+            .set_lease(Lease::new(Duration::from_secs(1)), Moment::now());
+        let end = three.hold.valid_until();
+        assert_eq!(
+            lost_at(u64::MAX, Moment::from_nanos(end.as_nanos() - 1)),
+            None
+        );
+        assert_eq!(
+            lost_at(u64::MAX, end),
+            Some(("three".to_owned(), LostCause::Expired))
+        );
     }
 }

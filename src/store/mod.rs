@@ -10,7 +10,7 @@
 
 mod memory;
 #[cfg(test)]
-mod third;
+pub(crate) mod third;
 
 use std::sync::Arc;
 
@@ -47,11 +47,6 @@ pub(crate) enum Store {
 impl Store {
     pub(crate) fn in_memory() -> Store {
         Store::Memory(Arc::default())
-    }
-
-    #[cfg(test)]
-    pub(crate) fn third() -> Store {
-        Store::Third(third::Third::default())
     }
 
     pub(crate) fn memory(&self) -> Option<&Arc<MemoryStore>> {

@@ -149,52 +149,30 @@ mod tests {
 
     #[test]
     fn a_budget_is_spent_after_its_limit_of_time_with_the_lock() {
-        assert!(!held_until(20).is_spent(LIMIT));
-        assert!(
-            held_until(21).is_spent(LIMIT),
-            "the time in which it asked does not count"
-        );
-        assert!(!held_until(2).handed_off().is_spent(LIMIT));
-    }
-
-    #[test]
-    fn the_time_of_a_release_neither_counts_nor_leaves_the_lock_free() {
-        let slow = held_until(11).released(at(100));
-        assert_eq!(slow.free_for(at(100)), Duration::ZERO);
-        let mut budget = slow.at(at(100));
-        budget.acquired(at(105));
-        budget.release_begins(at(114));
-        assert!(!budget.is_spent(LIMIT), "10 ms and 9");
-        let mut budget = slow.at(at(100));
-        budget.acquired(at(105));
-        budget.release_begins(at(115));
-        assert!(budget.is_spent(LIMIT));
-        assert_eq!(slow.free_for(at(107)), Duration::from_millis(7));
-    }
-
-    #[test]
-    fn a_lock_that_is_handed_off_is_not_free_in_between() {
-        let mut budget = held_until(11).handed_off();
-        budget.release_begins(at(21));
-        assert!(budget.is_spent(LIMIT));
-    }
-
-    #[test]
-    fn a_turn_that_asks_at_once_goes_on_with_the_budget_and_the_time_between_does_not_count() {
         let asks = Moment::from_nanos(at(12).as_nanos() - 1);
-        let mut budget = held_until(11).at(asks);
-        budget.acquired(at(15));
-        budget.release_begins(at(24));
-        assert!(!budget.is_spent(LIMIT), "19 ms");
-        budget.release_begins(at(30));
-        assert!(!budget.is_spent(LIMIT), "the release began at 24 ms");
-        let mut budget = held_until(11).at(asks);
-        budget.acquired(at(15));
-        budget.release_begins(at(25));
-        assert!(budget.is_spent(LIMIT), "20 ms");
-        assert!(
-            !held_until(30).at(at(31)).is_spent(LIMIT),
-            "others had time to take it"
-        );
+        let slow = held_until(11).released(at(100));
+        assert_eq!(slow.free_for(at(107)), Duration::from_millis(7));
+        // A budget, when the lock is taken next, and when a release that begins finds it spent.
+        for (budget, acquired, spent) in [
+            // The time in which it asked does not count.
+            (HandoffBudget::new(at(0)), Some(1), 21),
+            // It was not free in between.
+            (held_until(11).handed_off(), None, 21),
+            // The time of a release neither counts nor leaves the lock free.
+            (slow.at(at(100)), Some(105), 115),
+            // Nor does the time between two turns, unless others had time to take the lock.
+            (held_until(11).at(asks), Some(15), 25),
+            (held_until(30).at(at(31)), Some(31), 51),
+        ] {
+            for (releases, is_spent) in [(spent - 1, false), (spent, true)] {
+                let mut budget = budget;
+                if let Some(acquired) = acquired {
+                    budget.acquired(at(acquired));
+                }
+                budget.release_begins(at(releases));
+                budget.release_begins(at(1000)); // It has begun.
+                assert_eq!(budget.is_spent(LIMIT), is_spent, "{budget:?}");
+            }
+        }
     }
 }

@@ -498,54 +498,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_is_not_a_lock_only_if_it_stays_without_expiry() {
-        let minute = Some(Duration::from_secs(60));
-        let left = |seen: &[(u64, &str, Option<Duration>)]| {
-            let mut without_expiry = WithoutExpiry::default();
-            for (now, value, time_left) in seen {
-                without_expiry.saw(
-                    &Holder::new(value.as_bytes(), *time_left),
-                    Duration::from_secs(30),
-                    at(*now),
-                );
-            }
-            without_expiry.left(at(seen.last().unwrap().0))
-        };
-        let millis = Duration::from_millis;
-        assert_eq!(left(&[(0, "a", minute)]), None);
-        assert_eq!(
-            left(&[(0, "a", None)]),
-            Some(millis(250)),
-            "not at the first look"
-        );
-        assert_eq!(left(&[(0, "a", None), (100, "a", None)]), Some(millis(150)));
-        assert_eq!(
-            left(&[(0, "a", None), (250, "a", None)]),
-            Some(Duration::ZERO)
-        );
-        assert_eq!(
-            left(&[(0, "a", None), (100, "a", minute)]),
-            None,
-            "it was repaired"
-        );
-        assert_eq!(
-            left(&[(0, "a", None), (100, "a", minute), (300, "a", None)]),
-            Some(millis(250))
-        );
-        assert_eq!(
-            left(&[(0, "a", None), (300, "b", None)]),
-            Some(millis(250)),
-            "that is another value"
-        );
-        let token = format!("host-1-2-{}", "0".repeat(32));
-        assert_eq!(
-            left(&[(0, &token, None)]),
-            Some(millis(15_000)),
-            "its holder may repair it"
-        );
-    }
-
-    #[test]
     fn a_silence_is_no_outage_before_two_attempts_have_failed_or_could_have() {
         for young in [silent(1000), failed(1000, 1)] {
             assert!(!impatient().is_outage(&young, at(1199)), "{young:?}");
@@ -553,138 +505,6 @@ pub(crate) mod tests {
             assert_eq!(impatient().look_again(Some(&young), at(1001)), at(1200));
         }
         assert!(impatient().is_outage(&failed(1000, 2), at(1001)));
-    }
-
-    #[test]
-    fn an_earlier_refusal_says_more_than_an_attempt_that_was_cut_short() {
-        let unanswered = || Failure::Unanswered {
-            link_stands: true,
-            cause: "late".into(),
-        };
-        let loading = Refusal::found("LOADING", "LOADING");
-        let mut attempts = Attempts::after(None);
-        assert_eq!(
-            attempts.fail(&unanswered(), at(0), at(0), Moment::PAST, at(1)),
-            Kind::Silent
-        );
-        assert_eq!(
-            attempts.fail(
-                &Failure::Refused(loading),
-                at(1),
-                at(1),
-                Moment::PAST,
-                at(1)
-            ),
-            Kind::Down
-        );
-        assert_eq!(
-            attempts.silence.as_ref().unwrap().outage_after,
-            Duration::ZERO
-        );
-        assert_eq!(
-            attempts.fail(&unanswered(), at(2), at(2), Moment::PAST, at(1)),
-            Kind::Down
-        );
-        assert_eq!(
-            attempts.silence.as_ref().unwrap().since,
-            at(0),
-            "from the first failure on"
-        );
-        attempts.hear();
-        assert_eq!(
-            attempts.fail(&unanswered(), at(3), at(3), Moment::PAST, at(1)),
-            Kind::Silent
-        );
-    }
-
-    #[test]
-    fn an_attempt_that_had_no_time_left_does_not_hide_what_went_wrong_before() {
-        let no_time = || Failure::OutOfTime("no time was left".into());
-        let mut attempts = Attempts::after(None);
-        assert_eq!(attempts.cause(no_time()).text(), "no time was left");
-        attempts.fail(
-            &Failure::not_sent("no password"),
-            at(0),
-            at(0),
-            Moment::PAST,
-            at(1),
-        );
-        attempts.fail(&no_time(), at(1), at(1), Moment::PAST, at(1));
-        assert_eq!(attempts.cause(no_time()).text(), "no password");
-    }
-
-    #[test]
-    fn one_refused_connection_does_not_make_an_outage_of_a_short_silence_after_it() {
-        let mut attempts = Attempts::after(None);
-        assert_eq!(
-            attempts.fail(&Failure::not_sent("refused"), at(1), at(1), at(1), at(1)),
-            Kind::Down
-        );
-        let cut_short = Failure::Unanswered {
-            link_stands: true,
-            cause: "late".into(),
-        };
-        assert_eq!(
-            attempts.fail(&cut_short, at(2), at(2), at(1), at(1)),
-            Kind::Silent
-        );
-        assert_eq!(attempts.silence.as_ref().unwrap().outage_after, SLOW_ANSWER);
-    }
-
-    #[test]
-    fn a_silence_is_over_if_the_node_answers_others_but_not_if_it_refuses() {
-        let late = || Failure::Unanswered {
-            link_stands: true,
-            cause: "late".into(),
-        };
-        let refused = || Failure::not_sent("refused");
-        // The failure, at 5 ms; when the node has last answered; after how long the silence is an
-        // outage, if there is one.
-        for (failure, answered, left) in [
-            (late(), Moment::PAST, Some(FAIR_TRY)),
-            (late(), at(4), Some(SLOW_ANSWER)),
-            (late(), at(5), None),
-            (refused(), at(7), Some(Duration::ZERO)),
-        ] {
-            let mut attempts = Attempts::after(None);
-            attempts.fail(&failure, at(3), at(5), Moment::PAST, at(1));
-            let silence = attempts.silence.and_then(|it| it.unless(answered, at(1)));
-            let is_left = silence.map(|it| it.outage_after);
-            assert_eq!(is_left, left, "{failure:?}, {answered:?}");
-        }
-    }
-
-    #[test]
-    fn a_thread_that_waited_for_a_connection_counts_the_silence_from_the_last_answer() {
-        let late = Failure::Unanswered {
-            link_stands: true,
-            cause: "late".into(),
-        };
-        for (answered, since) in [(at(2), at(3)), (at(7), at(7))] {
-            let mut attempts = Attempts::after(None);
-            attempts.fail(&late, at(3), at(9), answered, at(1));
-            attempts.fail(&late, at(10), at(12), at(11), at(1)); // A login was answered.
-            assert_eq!(attempts.silence.map(|it| it.since), Some(since));
-        }
-    }
-
-    #[test]
-    fn each_failure_has_its_kind() {
-        let refused = |code: &str| Failure::Refused(Refusal::found(code, code));
-        assert_eq!(Kind::of(&refused("NOPERM")), Kind::Final);
-        assert_eq!(Kind::of(&refused("LOADING")), Kind::Down);
-        assert_eq!(Kind::of(&Failure::NotSent("refused".into())), Kind::Down);
-        assert_eq!(
-            Kind::of(&Failure::Unanswered {
-                link_stands: true,
-                cause: "".into()
-            }),
-            Kind::Silent
-        );
-        assert_eq!(
-            Kind::of(&Failure::OutOfTime("no slot".into())),
-            Kind::OutOfTime
-        );
     }
 
     #[test]
@@ -720,5 +540,157 @@ pub(crate) mod tests {
         assert_eq!(endless().look_again(None, now), at(11_500));
         assert_eq!(limit(700).look_again(Some(&silent(1200)), now), at(1700));
         assert!(impatient().look_again(None, now) > now, "it does not spin");
+    }
+
+    fn late() -> Failure {
+        Failure::Unanswered {
+            link_stands: true,
+            cause: "late".into(),
+        }
+    }
+
+    fn refused(code: &str) -> Failure {
+        Failure::Refused(Refusal::found(code, code))
+    }
+
+    #[test]
+    fn a_key_is_not_a_lock_only_if_it_stays_without_expiry() {
+        let token = format!("host-1-2-{}", "0".repeat(32));
+        // The values and when each was seen, those that expire with an asterisk; what is left.
+        for (seen, left) in [
+            (&[(0, "a*")][..], None),
+            (&[(0, "a")], Some(250)),
+            (&[(0, "a"), (100, "a")], Some(150)),
+            (&[(0, "a"), (250, "a")], Some(0)),
+            // It was repaired.
+            (&[(0, "a"), (100, "a*")], None),
+            (&[(0, "a"), (100, "a*"), (300, "a")], Some(250)),
+            // That is another value.
+            (&[(0, "a"), (300, "b")], Some(250)),
+            // Its holder may repair it.
+            (&[(0, &token)], Some(15_000)),
+        ] {
+            let mut without_expiry = WithoutExpiry::default();
+            let (mut now, lease) = (at(0), Duration::from_secs(30));
+            for (millis, value) in seen {
+                now = at(*millis);
+                let time_left = value.ends_with('*').then_some(2 * lease);
+                let holder = Holder::new(value.trim_end_matches('*').as_bytes(), time_left);
+                without_expiry.saw(&holder, lease, now);
+            }
+            assert_eq!(
+                without_expiry.left(now),
+                left.map(Duration::from_millis),
+                "{seen:?}"
+            );
+        }
+    }
+
+    /// What is known after failed attempts: their last kind, since when it is silent, after how
+    /// long that is an outage, and the cause.
+    #[test]
+    fn each_failure_has_its_kind_and_an_earlier_one_may_say_more() {
+        let no_time = || Failure::OutOfTime("no time".into());
+        let cut = || Failure::not_sent("cut");
+        let loading = || refused("LOADING");
+        let past = Moment::PAST;
+        for (failures, kind, since, outage_after, cause) in [
+            (
+                vec![(refused("NOPERM"), 3, past)],
+                Kind::Final,
+                3,
+                FAIR_TRY,
+                "NOPERM",
+            ),
+            (vec![(late(), 3, past)], Kind::Silent, 3, FAIR_TRY, "late"),
+            (vec![(cut(), 3, past)], Kind::Down, 3, Duration::ZERO, "cut"),
+            (
+                vec![(late(), 1, past), (loading(), 2, past)],
+                Kind::Down,
+                1,
+                Duration::ZERO,
+                "LOADING",
+            ),
+            (
+                vec![(loading(), 1, past), (late(), 2, past)],
+                Kind::Down,
+                1,
+                Duration::ZERO,
+                "LOADING",
+            ),
+            (
+                vec![(cut(), 1, past), (no_time(), 2, past)],
+                Kind::OutOfTime,
+                1,
+                Duration::ZERO,
+                "cut",
+            ),
+            // One refused connection does not make an outage of a short silence after it.
+            (
+                vec![(cut(), 1, at(1)), (late(), 2, at(1))],
+                Kind::Silent,
+                1,
+                SLOW_ANSWER,
+                "late",
+            ),
+            // The thread waited for a connection, while others had answers; a login was answered.
+            (
+                vec![(late(), 3, at(2)), (late(), 10, at(11))],
+                Kind::Silent,
+                3,
+                SLOW_ANSWER,
+                "late",
+            ),
+            (
+                vec![(late(), 3, at(7)), (late(), 10, at(11))],
+                Kind::Silent,
+                7,
+                SLOW_ANSWER,
+                "late",
+            ),
+        ] {
+            let told = format!("{failures:?}");
+            let mut attempts = Attempts::after(None);
+            let mut last = None;
+            for (failure, since, answered) in failures {
+                let now = at(since + 6);
+                last = Some(attempts.fail(&failure, at(since), now, answered, at(1)));
+            }
+            assert_eq!(last, Some(kind), "{told}");
+            let silence = attempts.silence.clone().unwrap();
+            assert_eq!(
+                (silence.since, silence.outage_after),
+                (at(since), outage_after),
+                "{told}"
+            );
+            assert!(attempts.cause(no_time()).text().contains(cause), "{told}");
+            attempts.hear();
+            assert_eq!(
+                attempts.fail(&late(), at(30), at(30), past, at(1)),
+                Kind::Silent
+            );
+        }
+        assert_eq!(Attempts::after(None).cause(no_time()).text(), "no time");
+    }
+
+    #[test]
+    fn a_silence_is_over_if_the_node_answers_others_but_not_if_it_refuses() {
+        // The failure, at 5 ms; when the node has last answered; after how long the silence is an
+        // outage, if there is one.
+        for (failure, answered, left) in [
+            (late(), Moment::PAST, Some(FAIR_TRY)),
+            (late(), at(4), Some(SLOW_ANSWER)),
+            (late(), at(5), None),
+            (Failure::not_sent("refused"), at(7), Some(Duration::ZERO)),
+        ] {
+            let mut attempts = Attempts::after(None);
+            attempts.fail(&failure, at(3), at(5), Moment::PAST, at(1));
+            let silence = attempts.silence.and_then(|it| it.unless(answered, at(1)));
+            assert_eq!(
+                silence.map(|it| it.outage_after),
+                left,
+                "{failure:?}, {answered:?}"
+            );
+        }
     }
 }

@@ -182,65 +182,42 @@ mod tests {
             speaks: Moment::NEVER,
             ..QueuePlace::new(me, &wait)
         };
-        let step = |place: &mut QueuePlace<'_>, queue: &WaitQueue, cores_are_free, now| {
-            place.next_step(queue, cores_are_free, at(now))
+        let step = |place: &mut QueuePlace<'_>, queue: &WaitQueue, cores_are_free, now| match place
+            .next_step(queue, cores_are_free, at(now))
+        {
+            QueueStep::Sleep { until } => format!("sleeps for {:?}", until.since(at(now))),
+            QueueStep::GiveUp(NoTurn::Busy {
+                holder: Some(it), ..
+            }) if *it.raw == *hold.token => "busy".to_owned(),
+            QueueStep::GiveUp(NoTurn::Outage(None)) => "outage".to_owned(),
+            QueueStep::Announce => "announces".to_owned(),
+            QueueStep::StayAwake => "stays awake".to_owned(),
+            _ => "does something else".to_owned(),
         };
-        let mut announces = QueuePlace {
-            speaks: Moment::PAST,
-            ..QueuePlace::new(me, &wait)
-        };
-        let first = step(&mut announces, &queue, true, 100);
-        assert!(matches!(first, QueueStep::Announce));
-        assert!(
-            matches!(
-                step(&mut announces, &queue, true, 100),
-                QueueStep::Sleep { .. }
-            ),
-            "it announces once"
-        );
+        let sleeps = "sleeps for 1s";
         let mut waits = place(Moment::NEVER);
-        assert!(
-            matches!(step(&mut waits, &queue, true, 100), QueueStep::Sleep { until } if until == at(1100))
-        );
-        assert!(
-            matches!(step(&mut waits, &queue, true, 600), QueueStep::Sleep { until } if until == at(1600))
-        );
-        assert!(
-            matches!(step(&mut waits, &queue, true, 1601), QueueStep::Sleep { until } if until == at(2601))
-        );
+        waits.speaks = Moment::PAST;
+        // It announces itself once.
+        for (now, does) in [
+            (100, "announces"),
+            (100, sleeps),
+            (600, sleeps),
+            (1601, sleeps),
+        ] {
+            assert_eq!(step(&mut waits, &queue, true, now), does);
+        }
         let mut front = queue.in_front(1).unwrap();
         let _ = front.begin_release(Duration::ZERO, at(2000), at(2001));
-        assert!(
-            matches!(
-                step(&mut waits, &queue, false, 2000),
-                QueueStep::Sleep { .. }
-            ),
-            "the cores are busy"
-        );
-        assert!(matches!(
-            step(&mut waits, &queue, true, 2000),
-            QueueStep::StayAwake
-        ));
-        assert!(
-            matches!(
-                step(&mut waits, &queue, true, 2001),
-                QueueStep::Sleep { .. }
-            ),
-            "once for each turn"
-        );
-        let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
-        assert!(
-            matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy { holder: Some(it), .. }) if *it.raw == *hold.token)
-        );
+        // Not while the cores are busy, and once for each turn.
+        for (cores_are_free, does) in [(false, sleeps), (true, "stays awake"), (true, sleeps)] {
+            assert_eq!(step(&mut waits, &queue, cores_are_free, 2000), does);
+        }
+        assert_eq!(step(&mut place(at(5000)), &queue, false, 5000), "busy");
         queue.in_front(1).unwrap().asks(at(4000));
-        let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
-        assert!(
-            matches!(gives_up, QueueStep::GiveUp(NoTurn::Outage(None))),
-            "a second without an answer"
-        );
+        let silent = step(&mut place(at(5000)), &queue, false, 5000);
+        assert_eq!(silent, "outage", "a second without an answer");
         // This waiter woke a second late, so the process was probably stopped. The thread in front
         // may have an answer that it has not read yet.
-        let gives_up = step(&mut place(at(4000)), &queue, false, 5000);
-        assert!(matches!(gives_up, QueueStep::GiveUp(NoTurn::Busy { .. })));
+        assert_eq!(step(&mut place(at(4000)), &queue, false, 5000), "busy");
     }
 }

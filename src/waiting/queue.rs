@@ -331,59 +331,52 @@ mod tests {
         (queue, waiters)
     }
 
-    #[test]
-    fn a_claim_that_was_sent_for_a_waiter_is_handed_off_to_it() {
-        let (mut queue, [second, third]) = queue();
-        let next = queue
-            .in_front(1)
-            .unwrap()
-            .begin_release(LIMIT, at(0), at(1))
-            .expect("a thread waits");
-        assert!(Arc::ptr_eq(&next, &second));
-        assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
-        assert!(
-            queue.start_turn(3, Some(&third), false, at(0)).is_none(),
-            "it is the second's turn"
-        );
-        assert!(queue.start_turn(3, None, false, at(0)).is_none());
-        let start = queue.start_turn(3, Some(&second), false, at(0)).unwrap();
-        assert_eq!((start.number, start.handed), (2, GONE));
-        assert!(
-            queue.start_turn(3, Some(&second), false, at(0)).is_none(),
-            "once"
-        );
-        assert!(queue.end_turn(2, at(0)));
-        let start = queue.start_turn(3, Some(&third), false, at(0)).unwrap();
-        assert_eq!(
-            start.handed,
-            HandoffOutcome::NotTaken,
-            "no claim was sent, so none is handed off"
-        );
+    /// The front begins to release the lock. Returns the waiter to hand it to.
+    fn releases(
+        queue: &mut WaitQueue,
+        number: u64,
+        limit: Duration,
+        now: u64,
+    ) -> Option<Arc<Waiter>> {
+        let mut front = queue.in_front(number).unwrap();
+        front.begin_release(limit, at(now), at(now + 1))
+    }
+
+    fn starts(queue: &mut WaitQueue, number: u64, waiter: Option<&Arc<Waiter>>, now: u64) -> Start {
+        let start = queue.start_turn(number, waiter, false, at(now));
+        start.expect("it is its turn")
+    }
+
+    fn holds(queue: &mut WaitQueue, number: u64, now: u64) {
+        queue.in_front(number).unwrap().holds(&hold(), at(now));
+    }
+
+    /// The front finds that these other processes have the lock, one after the other.
+    fn sees(queue: &mut WaitQueue, number: u64, others: &[u32]) {
+        for other in others {
+            let token = format!("host-{other}-1-{other:032x}");
+            let holder = Holder::new(token.as_bytes(), None);
+            let took = Duration::from_micros(50);
+            let mut front = queue.in_front(number).unwrap();
+            front.saw(&holder, &WithoutExpiry::default(), took, at(0));
+        }
+    }
+
+    fn taken(sent: u64) -> HandoffOutcome {
+        let (sent, answered) = (at(sent), at(sent));
+        HandoffOutcome::Taken {
+            sent,
+            answered,
+            fence: None,
+        }
     }
 
     #[test]
-    fn no_thread_takes_the_turn_while_it_is_handed_off() {
+    fn no_claim_is_sent_for_a_waiter_that_may_give_up_before_the_answer() {
         let (mut queue, [second]) = queue();
-        let hold = hold();
-        queue.in_front(1).unwrap().holds(&hold, at(0));
-        queue
-            .in_front(1)
-            .unwrap()
-            .begin_release(LIMIT, at(0), at(1))
-            .unwrap();
-        hold.mark_released();
-        assert!(
-            queue.start_turn(2, Some(&second), false, at(0)).is_none(),
-            "though the hold is over"
-        );
-        assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
-        assert_eq!(
-            queue
-                .start_turn(2, Some(&second), false, at(0))
-                .unwrap()
-                .handed,
-            GONE
-        );
+        let mut front = queue.in_front(1).unwrap();
+        assert!(front.begin_release(LIMIT, at(0), SOON).is_none());
+        assert!(releases(&mut queue, 1, LIMIT, 0).is_some_and(|it| Arc::ptr_eq(&it, &second)));
     }
 
     #[test]
@@ -393,258 +386,92 @@ mod tests {
         queue.in_front(1).unwrap().holds(&hold, at(0));
         assert_eq!(*queue.holder(at(1)).unwrap().raw, *hold.token);
         hold.lose(LostCause::Deleted);
-        assert_eq!(queue.holder(at(1)).map(|holder| holder.raw.clone()), None);
-    }
-
-    #[test]
-    fn no_claim_is_sent_for_a_waiter_that_may_give_up_before_the_answer() {
-        let (mut queue, [second, third]) = queue();
-        assert!(
-            queue
-                .in_front(1)
-                .unwrap()
-                .begin_release(LIMIT, at(0), SOON)
-                .is_none()
-        );
-        queue
-            .in_front(1)
-            .unwrap()
-            .begin_release(LIMIT, at(0), at(1))
-            .unwrap();
-        queue.leave(&second);
-        assert!(
-            !queue.pass_turn(1, &second, 2, GONE, at(0)),
-            "the waiter has gone since"
-        );
-        assert!(queue.end_turn(1, at(0)));
-        assert!(queue.start_turn(2, Some(&third), false, at(0)).is_some());
-    }
-
-    /// The front finds that another process has the lock.
-    fn sees(queue: &mut WaitQueue, number: u64) {
-        queue.in_front(number).unwrap().saw(
-            &Holder::new(b"theirs", None),
-            &WithoutExpiry::default(),
-            Duration::from_micros(50),
-            at(0),
-        );
+        assert!(queue.holder(at(1)).is_none());
     }
 
     #[test]
     fn when_the_budget_is_spent_the_lock_is_left_to_known_rivals() {
         let (mut queue, waiters) = queue::<6>();
-        sees(&mut queue, 1);
-        queue.in_front(1).unwrap().holds(&hold(), at(0));
-        let taken = HandoffOutcome::Taken {
-            sent: at(0),
-            answered: at(0),
-            fence: None,
-        };
+        sees(&mut queue, 1, &[1]);
+        holds(&mut queue, 1, 0);
         for number in 1..3 {
-            let now = at(9 * number);
-            let next = queue
-                .in_front(number)
-                .unwrap()
-                .begin_release(LIMIT, now, now)
-                .unwrap();
-            assert!(queue.pass_turn(number, &next, number + 1, taken, now));
-            assert_eq!(
-                queue.start_turn(9, Some(&next), false, now).unwrap().nap,
-                Duration::ZERO
-            );
-            queue.in_front(number + 1).unwrap().holds(&hold(), now);
+            let now = 9 * number;
+            let next = releases(&mut queue, number, LIMIT, now).unwrap();
+            assert!(queue.pass_turn(number, &next, number + 1, taken(0), at(now)));
+            assert!(starts(&mut queue, 9, Some(&next), now).nap.is_zero());
+            holds(&mut queue, number + 1, now);
         }
         assert!(
-            queue
-                .in_front(3)
-                .unwrap()
-                .begin_release(LIMIT, at(20), at(21))
-                .is_none(),
+            releases(&mut queue, 3, LIMIT, 20).is_none(),
             "20 ms with the lock"
         );
         assert!(queue.end_turn(3, at(20)));
+        assert!(starts(&mut queue, 4, Some(&waiters[2]), 20).nap >= 3 * SHORTEST);
         assert!(
-            queue
-                .start_turn(4, Some(&waiters[2]), false, at(20))
-                .unwrap()
-                .nap
-                >= 3 * SHORTEST
-        );
-        assert!(
-            queue
-                .in_front(4)
-                .unwrap()
-                .begin_release(LIMIT, at(20), at(21))
-                .is_some(),
+            releases(&mut queue, 4, LIMIT, 20).is_some(),
             "there is a new budget"
         );
     }
 
     #[test]
-    fn a_process_without_known_rivals_leaves_the_lock_free_for_a_waiter_that_is_woken() {
-        let (mut queue, _) = queue::<0>();
-        queue.in_front(1).unwrap().holds(
-            &Arc::new(sample_of(AcquiredAt {
-                sent: at(0),
-                answered: at(2),
-            })),
-            at(2),
-        );
-        queue
-            .in_front(1)
-            .unwrap()
-            .begin_release(AT_ONCE, at(8), at(8));
-        assert!(queue.end_turn(1, at(8)));
-        let nap = queue.start_turn(2, None, false, at(8)).unwrap().nap;
-        assert!(SHORTEST <= nap && nap <= SHORTEST * 4 / 3, "{nap:?}");
-    }
-
-    #[test]
     fn turns_without_a_hand_off_share_a_budget_unless_others_had_the_lock_in_between() {
-        for others in [false, true] {
+        for (others, failed_hand_off) in [(false, false), (true, false), (true, true)] {
             let (mut queue, [second, _]) = queue();
-            queue.in_front(1).unwrap().holds(&hold(), at(0));
-            queue
-                .in_front(1)
-                .unwrap()
-                .begin_release(LIMIT, at(12), SOON);
-            assert!(queue.end_turn(1, at(12)));
-            queue.start_turn(2, Some(&second), false, at(12)).unwrap();
-            if others {
-                sees(&mut queue, 2);
+            holds(&mut queue, 1, 0);
+            releases(&mut queue, 1, LIMIT, 12).unwrap();
+            if failed_hand_off {
+                assert!(queue.pass_turn(1, &second, 2, GONE, at(12)));
+            } else {
+                assert!(queue.end_turn(1, at(12)));
             }
-            queue.in_front(2).unwrap().holds(&hold(), at(13));
-            assert_eq!(
-                queue
-                    .in_front(2)
-                    .unwrap()
-                    .begin_release(LIMIT, at(21), at(22))
-                    .is_some(),
-                others,
-                "20 ms with the lock"
-            );
+            starts(&mut queue, 2, Some(&second), 12);
+            sees(&mut queue, 2, if others { &[1] } else { &[] });
+            holds(&mut queue, 2, 13);
+            let is_handed_off = releases(&mut queue, 2, LIMIT, 21).is_some();
+            assert_eq!(is_handed_off, others, "20 ms with the lock");
         }
     }
 
     #[test]
     fn a_turn_that_was_handed_off_says_nothing_about_rivals() {
         let (mut queue, [second, third]) = queue();
-        // More sightings than are forgotten when the lock is found free at once.
-        for number in 0..6 {
-            let holder = Holder::new(format!("theirs {number}").as_bytes(), None);
-            queue.in_front(1).unwrap().saw(
-                &holder,
-                &WithoutExpiry::default(),
-                Duration::from_micros(50),
-                at(0),
-            );
-        }
-        assert!(queue.end_turn(1, at(0)));
-        queue.start_turn(2, Some(&second), false, at(0)).unwrap();
-        queue.in_front(2).unwrap().holds(&hold(), at(0));
-        queue
-            .in_front(2)
-            .unwrap()
-            .begin_release(LIMIT, at(0), at(1))
-            .unwrap();
-        assert!(queue.pass_turn(
-            2,
-            &third,
-            3,
-            HandoffOutcome::Taken {
-                sent: at(0),
-                answered: at(0),
-                fence: None
-            },
-            at(0)
-        ));
-        queue.start_turn(9, Some(&third), false, at(0)).unwrap();
-        assert!(queue.past.contention.contention() > 0.0);
-        queue.in_front(3).unwrap().holds(&hold(), at(0));
+        // More sightings than are forgotten when the lock is found free at once, and one twice.
+        sees(&mut queue, 1, &[1, 1, 1, 2, 3, 4, 5, 6]);
         assert!(
-            queue.past.contention.contention() > 0.0,
+            queue.past.contention.contention() > 30.0,
+            "six of six were different"
+        );
+        assert!(queue.end_turn(1, at(0)));
+        starts(&mut queue, 2, Some(&second), 0);
+        holds(&mut queue, 2, 0);
+        releases(&mut queue, 2, LIMIT, 0).unwrap();
+        assert!(queue.pass_turn(2, &third, 3, taken(0), at(0)));
+        starts(&mut queue, 9, Some(&third), 0);
+        let before = queue.past.contention.contention();
+        holds(&mut queue, 3, 0);
+        let after = queue.past.contention.contention();
+        assert!(
+            before > 0.0 && after >= before,
             "no other process could have had it"
         );
     }
 
     #[test]
-    fn a_process_that_hands_nothing_off_pauses_after_each_turn() {
-        let (mut queue, [second]) = queue();
-        queue.in_front(1).unwrap().holds(
-            &Arc::new(sample_of(AcquiredAt {
-                sent: at(0),
-                answered: at(2),
-            })),
-            at(2),
-        );
-        assert!(
-            queue
-                .in_front(1)
-                .unwrap()
-                .begin_release(Duration::ZERO, at(30), at(31))
-                .is_none()
-        );
-        assert!(queue.end_turn(1, at(30)));
-        let start = queue.start_turn(2, Some(&second), false, at(30)).unwrap();
-        assert!(start.nap >= SHORTEST, "{:?}", start.nap);
-    }
-
-    #[test]
-    fn rivals_are_forgotten_when_the_key_was_left_alone_for_long() {
-        for (millis, remembers) in [(1000, true), (1001, false)] {
-            let (mut queue, [second]) = queue();
-            for process in 1..=2 {
-                let holder =
-                    Holder::new(format!("host-{process}-1-{process:032x}").as_bytes(), None);
-                queue.in_front(1).unwrap().saw(
-                    &holder,
-                    &WithoutExpiry::default(),
-                    Duration::from_micros(50),
-                    at(0),
-                );
-            }
-            assert!(queue.end_turn(1, at(0)));
-            let nap = queue
-                .start_turn(2, Some(&second), false, at(millis))
-                .unwrap()
-                .nap;
-            assert_eq!(
-                nap > Duration::ZERO,
-                remembers,
-                "after {millis} ms: {nap:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn the_next_queue_of_a_key_goes_on_where_the_last_ended() {
+    fn the_next_queue_of_a_key_goes_on_where_the_last_ended_but_forgets_whether_redis_answered() {
         let (mut queue, _) = queue::<0>();
-        sees(&mut queue, 1);
-        queue.in_front(1).unwrap().holds(&hold(), at(0));
+        sees(&mut queue, 1, &[1]);
+        holds(&mut queue, 1, 0);
+        releases(&mut queue, 1, AT_ONCE, 1);
         queue
             .in_front(1)
             .unwrap()
-            .begin_release(AT_ONCE, at(1), at(1));
-        assert!(queue.end_turn(1, at(1)));
-        queue.end();
-        assert!(
-            queue.start_turn(2, None, false, at(1)).unwrap().nap >= SHORTEST,
-            "the budget was spent"
-        );
-    }
-
-    /// What was found out about Redis may be old by the time that a thread wants the key again.
-    #[test]
-    fn a_queue_that_has_ended_forgets_whether_redis_answered() {
-        let (mut queue, _) = queue::<0>();
-        queue.in_front(1).unwrap().asks(at(0));
-        queue.in_front(1).unwrap().failed(Some(&Silence {
-            cause: Some("no answer".into()),
-            ..Silence::new(at(0))
-        }));
+            .failed(Some(&Silence::new(at(0))));
         assert!(queue.end_turn(1, at(1)) && queue.is_idle());
+        queue.seen = Some((Holder::new(b"theirs", None), at(0)));
         queue.end();
-        let start = queue.start_turn(2, None, false, at(5000)).unwrap();
+        assert!(queue.seen().is_none());
+        let start = starts(&mut queue, 2, None, 1);
+        assert!(start.nap >= SHORTEST, "the budget was spent");
         assert!(start.attempts.silence.is_none() && !queue.front.as_ref().unwrap().ending);
     }
 
@@ -652,115 +479,94 @@ mod tests {
     fn only_the_first_waiter_stays_awake_for_the_end_of_a_turn() {
         let (mut queue, [second, third]) = queue();
         assert_eq!(queue.ending(&second), None);
-        queue
-            .in_front(1)
-            .unwrap()
-            .begin_release(LIMIT, at(0), at(1))
-            .unwrap();
+        releases(&mut queue, 1, LIMIT, 0).unwrap();
         assert_eq!(
             (queue.ending(&second), queue.ending(&third)),
             (Some(1), None)
         );
         assert!(queue.end_turn(1, at(0)));
-        queue.start_turn(2, Some(&second), false, at(0)).unwrap();
+        starts(&mut queue, 2, Some(&second), 0);
         assert_eq!(queue.ending(&third), Some(2), "the last turn was short");
         assert!(queue.end_turn(2, at(1)));
-        queue.start_turn(3, Some(&third), false, at(1)).unwrap();
+        starts(&mut queue, 3, Some(&third), 1);
         assert!(
             !queue.front.as_ref().unwrap().ending,
             "the last turn was long"
         );
     }
 
-    /// When the silence began, in milliseconds.
-    fn silent_since(queue: &WaitQueue) -> Option<u64> {
-        queue
-            .silence
-            .as_ref()
-            .map(|silence| silence.since.as_nanos() / 1_000_000)
-    }
+    /// What the front does.
+    type Acts = fn(&mut InFront<'_>);
 
     #[test]
     fn the_next_turn_goes_on_with_a_silence_until_redis_answers() {
-        let (mut queue, [second, third]) = queue();
-        assert_eq!(silent_since(&queue), None);
-        queue.in_front(1).unwrap().asks(at(0));
-        assert_eq!(
-            silent_since(&queue),
-            Some(0),
-            "from before the first attempt"
-        );
-        queue.in_front(1).unwrap().failed(Some(&Silence {
-            cause: Some("no answer".into()),
-            ..Silence::new(at(0))
-        }));
-        assert!(queue.end_turn(1, at(50)));
-        let start = queue.start_turn(2, Some(&second), false, at(50)).unwrap();
-        assert_eq!(silent_since(&queue), Some(0), "it is the same outage");
-        assert!(start.attempts.silence.is_some());
-        assert!(queue.in_front(1).is_none(), "that turn is over");
-        queue.in_front(2).unwrap().answered();
-        assert_eq!(silent_since(&queue), None);
-        queue.in_front(2).unwrap().asks(at(60));
-        assert_eq!(silent_since(&queue), Some(60));
-        queue.in_front(2).unwrap().failed(None);
-        assert!(queue.end_turn(2, at(70)));
-        let start = queue.start_turn(3, Some(&third), false, at(80)).unwrap();
-        assert!(
-            start.attempts.silence.is_none(),
-            "an attempt that was cut short says nothing about Redis"
-        );
-    }
-
-    #[test]
-    fn a_silence_begins_when_the_front_asks_and_not_while_it_pauses() {
-        let (mut queue, [second]) = queue();
-        sees(&mut queue, 1);
-        queue.in_front(1).unwrap().holds(&hold(), at(0));
-        queue
-            .in_front(1)
-            .unwrap()
-            .begin_release(AT_ONCE, at(1), at(1));
-        assert!(queue.end_turn(1, at(1)));
-        assert!(
-            queue
-                .start_turn(2, Some(&second), false, at(1))
-                .unwrap()
-                .nap
-                >= SHORTEST
-        );
-        assert_eq!(silent_since(&queue), None);
-        queue.in_front(2).unwrap().asks(at(20));
-        queue.in_front(2).unwrap().asks(at(30));
-        assert_eq!(silent_since(&queue), Some(20));
+        let since = |queue: &WaitQueue| queue.silence.as_ref().map(|it| it.since);
+        // What the front does, and since when the silence lasts for the next thread.
+        let table: [(Acts, HandoffOutcome, Option<u64>); 6] = [
+            (|_| (), HandoffOutcome::NotTaken, None),
+            (
+                |it| [20, 30].into_iter().for_each(|now| it.asks(at(now))),
+                HandoffOutcome::NotTaken,
+                Some(20),
+            ),
+            (
+                |it| it.failed(Some(&Silence::new(at(10)))),
+                HandoffOutcome::NotTaken,
+                Some(10),
+            ),
+            // An attempt that was cut short says nothing about Redis.
+            (|it| it.failed(None), HandoffOutcome::NotTaken, None),
+            (
+                |it| it.answered(),
+                HandoffOutcome::Unanswered { sent: at(30) },
+                Some(30),
+            ),
+            (|it| it.answered(), taken(30), None),
+        ];
+        for (number, (front, handed, silent)) in table.into_iter().enumerate() {
+            let (mut queue, [second]) = queue();
+            front(&mut queue.in_front(1).unwrap());
+            if handed == HandoffOutcome::NotTaken {
+                assert!(queue.end_turn(1, at(40)));
+            } else {
+                releases(&mut queue, 1, LIMIT, 40).unwrap();
+                assert!(queue.pass_turn(1, &second, 2, handed, at(40)));
+            }
+            let start = starts(&mut queue, 2, Some(&second), 50);
+            assert_eq!(since(&queue), silent.map(at), "row {number}");
+            assert_eq!(
+                start.attempts.silence.is_some(),
+                silent.is_some(),
+                "row {number}"
+            );
+            assert!(queue.in_front(1).is_none(), "that turn is over");
+        }
     }
 
     /// A queue whose budget was spent after `millis` with the lock.
     fn after_turns_of(millis: u64) -> WaitQueue {
         let (mut queue, _) = queue::<0>();
-        queue.in_front(1).unwrap().holds(
-            &Arc::new(sample_of(AcquiredAt {
-                sent: at(0),
-                answered: at(0),
-            })),
-            at(0),
-        );
-        queue
-            .in_front(1)
-            .unwrap()
-            .begin_release(Duration::from_millis(5), at(millis), at(millis));
+        let (sent, answered) = (at(0), at(0));
+        let hold = Arc::new(sample_of(AcquiredAt { sent, answered }));
+        queue.in_front(1).unwrap().holds(&hold, answered);
+        releases(&mut queue, 1, Duration::from_millis(5), millis);
         assert!(queue.end_turn(1, at(millis)));
         queue
     }
 
     #[test]
-    fn there_is_no_pause_for_a_lock_that_was_free_already() {
-        for (free, pauses) in [(0, true), (1, false)] {
-            let nap = after_turns_of(6)
-                .start_turn(2, None, false, at(6 + free))
-                .unwrap()
-                .nap;
-            assert_eq!(!nap.is_zero(), pauses, "{nap:?}");
+    fn a_pause_is_a_part_of_the_time_for_which_the_process_had_the_lock() {
+        // For how long it had the lock, how long that was free since, and the pause at least.
+        for (held, free, micros) in [
+            (6, 0, 250),
+            (6, 1, 0),
+            (48, 0, 2000),
+            (60, 0, 2500),
+            (9000, 0, 2500),
+        ] {
+            let least = Duration::from_micros(micros);
+            let nap = starts(&mut after_turns_of(held), 2, None, held + free).nap;
+            assert!(least <= nap && nap <= least * 4 / 3, "{held} ms: {nap:?}");
         }
     }
 
@@ -770,14 +576,7 @@ mod tests {
             let mut queue = after_turns_of(6);
             queue.start_turn(2, None, once, at(6)).unwrap();
             assert!(queue.end_turn(2, at(6)));
-            assert_eq!(
-                !queue
-                    .start_turn(3, None, false, at(6))
-                    .unwrap()
-                    .nap
-                    .is_zero(),
-                once
-            );
+            assert_eq!(!starts(&mut queue, 3, None, 6).nap.is_zero(), once);
         }
     }
 
@@ -785,40 +584,13 @@ mod tests {
     fn now_and_then_a_pause_is_long_enough_for_waiters_that_are_far_away() {
         let mut queue = after_turns_of(6);
         let naps = (2..=2 * u64::from(RARELY) + 1).map(|number| {
-            let (begun, over) = (at(4 + number), at(5 + number));
-            let nap = queue.start_turn(number, None, false, begun).unwrap().nap;
-            queue.in_front(number).unwrap().holds(&hold(), begun);
-            queue
-                .in_front(number)
-                .unwrap()
-                .begin_release(AT_ONCE, over, over);
-            assert!(queue.end_turn(number, over));
+            let nap = starts(&mut queue, number, None, 4 + number).nap;
+            holds(&mut queue, number, 4 + number);
+            releases(&mut queue, number, AT_ONCE, 5 + number);
+            assert!(queue.end_turn(number, at(5 + number)));
             nap
         });
         assert_eq!(naps.filter(|nap| *nap >= LONGEST).count(), 2);
-    }
-
-    #[test]
-    fn a_failed_hand_off_does_not_count_once_another_process_was_seen() {
-        let (mut queue, [second, _]) = queue();
-        queue.in_front(1).unwrap().holds(&hold(), at(0));
-        queue
-            .in_front(1)
-            .unwrap()
-            .begin_release(LIMIT, at(0), at(1))
-            .unwrap();
-        assert!(queue.pass_turn(1, &second, 2, GONE, at(0)));
-        queue.start_turn(2, Some(&second), false, at(0)).unwrap();
-        sees(&mut queue, 2);
-        queue.in_front(2).unwrap().holds(&hold(), at(500));
-        assert!(
-            queue
-                .in_front(2)
-                .unwrap()
-                .begin_release(LIMIT, at(501), at(502))
-                .is_some(),
-            "another process had the lock"
-        );
     }
 
     #[test]
@@ -826,73 +598,9 @@ mod tests {
         let (mut queue, [second, _]) = queue();
         let hold = hold();
         queue.in_front(1).unwrap().holds(&hold, at(0));
-        queue
-            .in_front(1)
-            .unwrap()
-            .begin_release(AT_ONCE, at(6), at(7));
+        releases(&mut queue, 1, AT_ONCE, 6);
         hold.mark_released();
-        assert!(
-            !queue
-                .start_turn(2, Some(&second), false, at(50))
-                .unwrap()
-                .nap
-                .is_zero(),
-            "the release took 44 ms"
-        );
-    }
-
-    #[test]
-    fn a_pause_is_a_part_of_the_time_for_which_the_process_had_the_lock() {
-        for (held, micros) in [(48, 2000), (60, 2500), (9000, 2500)] {
-            let (least, nap) = (
-                Duration::from_micros(micros),
-                after_turns_of(held)
-                    .start_turn(2, None, false, at(held))
-                    .unwrap()
-                    .nap,
-            );
-            assert!(least <= nap && nap <= least * 4 / 3, "{held} ms: {nap:?}");
-        }
-    }
-
-    #[test]
-    fn a_hold_that_is_seen_again_is_one_sighting() {
-        let (mut queue, _) = queue::<0>();
-        for number in [1, 1, 1, 2, 3, 4] {
-            let token = format!("host-{number}-1-{number:032x}");
-            queue.in_front(1).unwrap().saw(
-                &Holder::new(token.as_bytes(), None),
-                &WithoutExpiry::default(),
-                Duration::from_micros(50),
-                at(0),
-            );
-        }
-        assert!(
-            queue.past.contention.contention() > 10.0,
-            "four of four were different"
-        );
-    }
-
-    #[test]
-    fn a_hand_off_without_an_answer_is_part_of_the_silence() {
-        let spoilt = HandoffOutcome::Unanswered { sent: at(30) };
-        let taken = HandoffOutcome::Taken {
-            sent: at(30),
-            answered: at(31),
-            fence: None,
-        };
-        for (handed, since) in [(spoilt, Some(30)), (taken, None)] {
-            let (mut queue, [second]) = queue();
-            queue.in_front(1).unwrap().answered();
-            queue
-                .in_front(1)
-                .unwrap()
-                .begin_release(LIMIT, at(10), at(11))
-                .unwrap();
-            assert!(queue.pass_turn(1, &second, 2, handed, at(40)));
-            let start = queue.start_turn(3, Some(&second), false, at(50)).unwrap();
-            assert_eq!(silent_since(&queue), since, "{handed:?}");
-            assert_eq!(start.attempts.silence.is_some(), since.is_some());
-        }
+        let nap = starts(&mut queue, 2, Some(&second), 50).nap;
+        assert!(!nap.is_zero(), "the release took 44 ms");
     }
 }

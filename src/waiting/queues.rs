@@ -371,16 +371,11 @@ impl Drop for Turn {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::sync::mpsc;
-    use std::thread;
-
     use super::*;
     use crate::base::options::Lease;
-    use crate::hold::tests::sample;
-    use crate::waiting::patience::Patience;
     use crate::waiting::patience::tests::until;
     use crate::waiting::table::REMEMBERED;
-    use crate::waiting::wait::tests::{WaitRig, mine};
+    use crate::waiting::wait::tests::WaitRig;
 
     impl WaitQueues {
         /// Takes a turn that no thread has or waits for.
@@ -396,21 +391,6 @@ pub(crate) mod tests {
         }
     }
 
-    fn name() -> Arc<str> {
-        "key".into()
-    }
-
-    fn joined(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Joined> {
-        let rig = WaitRig::new();
-        queues
-            .join(name, &rig.wait(&until(Moment::PAST)), claim)
-            .ok()
-    }
-
-    fn at_once(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Turn> {
-        joined(queues, name).map(|joined| joined.turn)
-    }
-
     pub(crate) fn claim() -> Claim {
         Claim {
             token: "host-1-2-00".into(),
@@ -419,317 +399,24 @@ pub(crate) mod tests {
         }
     }
 
-    fn soon() -> Moment {
-        Moment::now().after(Duration::from_secs(10))
-    }
-
-    #[test]
-    fn one_turn_at_a_time() {
-        let queues = Arc::new(WaitQueues::default());
-        let turn = at_once(&queues, &name()).unwrap();
-        assert!(at_once(&queues, &name()).is_none());
-        assert!(at_once(&queues, &"other".into()).is_some());
-        assert!(at_once(&queues, &name()).is_none());
-        drop(turn);
-        drop(at_once(&queues, &name()).unwrap());
-    }
-
     /// A key that no thread wants is remembered for a while, and not for ever.
     #[test]
     fn the_queues_of_keys_that_no_thread_wants_do_not_pile_up() {
         let queues = Arc::new(WaitQueues::default());
-        let wanted = at_once(&queues, &name()).unwrap();
+        let turn_of = |name: &str| queues.free_turn(&name.into());
+        drop(turn_of("wanted again"));
+        let wanted = ["wanted", "wanted again"].map(turn_of);
+        let mut last = 0;
         for n in 0..100 {
-            let other: Arc<str> = format!("other {n}").into();
-            drop(at_once(&queues, &other).unwrap());
-            drop(at_once(&queues, &"one".into()).unwrap());
+            let other = turn_of(&format!("other {n}"));
+            assert!(other.number > last, "no two turns have one number");
+            last = other.number;
+            drop(other);
+            drop(turn_of("one"));
         }
-        let known = || queues.table.lock().known();
-        assert_eq!(known(), 1 + REMEMBERED);
+        let known = || queues.table.lock().all().count();
+        assert_eq!(known(), 2 + REMEMBERED);
         drop(wanted);
         assert_eq!(known(), REMEMBERED);
-    }
-
-    #[test]
-    fn a_key_that_is_wanted_again_keeps_its_queue() {
-        let queues = Arc::new(WaitQueues::default());
-        drop(at_once(&queues, &name()).unwrap());
-        let turn = at_once(&queues, &name()).unwrap();
-        for n in 0..=2 * REMEMBERED {
-            drop(at_once(&queues, &n.to_string().into()).unwrap());
-        }
-        assert!(
-            at_once(&queues, &name()).is_none(),
-            "two threads have the turn"
-        );
-        drop(turn);
-    }
-
-    #[test]
-    fn turns_go_in_the_order_of_arrival() {
-        let queues = Arc::new(WaitQueues::default());
-        let turn = at_once(&queues, &name()).unwrap();
-        let (told, order) = mpsc::channel();
-        let threads: Vec<_> = (0..8)
-            .map(|n| {
-                let (queue, told) = (Arc::clone(&queues), told.clone());
-                let thread = thread::spawn(move || {
-                    let turn = queue
-                        .join(&name(), &WaitRig::new().wait(&until(soon())), claim)
-                        .unwrap();
-                    told.send(n).unwrap();
-                    drop(turn);
-                });
-                while queues.table.lock().queue(&name()).waiting.len() <= n {
-                    thread::yield_now();
-                }
-                thread
-            })
-            .collect();
-        drop(turn);
-        for thread in threads {
-            thread.join().unwrap();
-        }
-        assert_eq!(
-            order.try_iter().collect::<Vec<_>>(),
-            (0..8).collect::<Vec<_>>()
-        );
-        assert!(queues.table.lock().all().all(|(_, queue)| queue.is_idle()));
-    }
-
-    #[test]
-    fn a_hold_that_ran_out_is_passed_over_and_its_turn_ends_no_other() {
-        let queues = Arc::new(WaitQueues::default());
-        let zombie = at_once(&queues, &name()).unwrap();
-        let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
-        zombie.holds(&hold);
-        let turn = queues
-            .join(&name(), &WaitRig::new().wait(&until(soon())), claim)
-            .unwrap();
-        assert!(!hold.is_valid(Moment::now()));
-        drop(zombie);
-        assert!(
-            at_once(&queues, &name()).is_none(),
-            "the turn is still taken"
-        );
-        drop(turn);
-        assert!(at_once(&queues, &name()).is_some());
-    }
-
-    #[test]
-    fn no_two_turns_have_one_number() {
-        let queues = Arc::new(WaitQueues::default());
-        let mut last = 0;
-        for n in 0..6 {
-            let key: Arc<str> = format!("{}", n % 3).into();
-            let turn = at_once(&queues, &key).unwrap();
-            assert!(turn.number > last);
-            last = turn.number;
-        }
-    }
-
-    #[test]
-    fn a_turn_that_was_passed_over_ends_no_silence() {
-        let queues = Arc::new(WaitQueues::default());
-        let zombie = at_once(&queues, &name()).unwrap();
-        zombie.holds(&Arc::new(sample(
-            "key",
-            Duration::from_millis(20),
-            Moment::now(),
-        )));
-        let turn = queues
-            .join(&name(), &WaitRig::new().wait(&until(soon())), claim)
-            .unwrap();
-        turn.turn.asks(Moment::now());
-        drop(zombie);
-        assert!(
-            queues.table.lock().queue(&name()).silence.is_some(),
-            "the next thread asks"
-        );
-        drop(turn);
-    }
-
-    #[test]
-    fn a_thread_that_gives_up_names_the_holder_in_front() {
-        let queues = Arc::new(WaitQueues::default());
-        let turn = at_once(&queues, &name()).unwrap();
-        let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
-        turn.holds(&hold);
-        let Err(NoTurn::Busy {
-            holder: Some(holder),
-            ..
-        }) = queues.join(&name(), &WaitRig::new().wait(&until(Moment::now())), claim)
-        else {
-            panic!("it is busy, and the holder is known");
-        };
-        assert_eq!(*holder.raw, *hold.token);
-        assert!(queues.table.lock().queue(&name()).waiting.is_empty());
-    }
-
-    #[test]
-    fn a_thread_that_waits_for_itself_through_another_manager_learns_it() {
-        let queues = Arc::new(WaitQueues::new(Arc::default()));
-        let turn = at_once(&queues, &name()).unwrap();
-        let queue = Arc::clone(&queues);
-        let waiter = thread::spawn(move || {
-            let (mut rig, woken) = (WaitRig::new(), Arc::clone(&queue));
-            rig.wake = Arc::new(move || woken.wake_all());
-            queue
-                .join(&name(), &rig.wait_of_holder(&until(soon()), 2), claim)
-                .map(drop)
-        });
-        while queues.table.lock().queue(&name()).waiting.is_empty() {
-            thread::yield_now();
-        }
-        let holder = Holder::new(mine(2).as_bytes(), None);
-        turn.saw(&holder, &WithoutExpiry::default(), Duration::ZERO);
-        deadlocks::end_cycles(|it| it.seen.as_ref() == Some(&holder.raw));
-        assert!(matches!(
-            waiter.join().unwrap(),
-            Err(NoTurn::MustNotWait(_))
-        ));
-        assert!(queues.table.lock().queue(&name()).waiting.is_empty());
-    }
-
-    #[test]
-    fn a_key_goes_on_with_its_own_budget_and_not_with_that_of_another() {
-        let over = Duration::from_nanos(1);
-        let queues = Arc::new(WaitQueues::default());
-        let turn = at_once(&queues, &name()).unwrap();
-        turn.saw(
-            &Holder::new(b"theirs", None),
-            &WithoutExpiry::default(),
-            Duration::from_micros(50),
-        );
-        assert!(
-            turn.begin_release(over, Moment::now(), Moment::PAST)
-                .is_none(),
-            "no thread waits"
-        );
-        drop(turn);
-        let other = joined(&queues, &"other".into()).unwrap();
-        assert_eq!(other.start.nap, Duration::ZERO);
-        drop(other);
-        assert!(joined(&queues, &name()).unwrap().start.nap > Duration::ZERO);
-    }
-
-    #[test]
-    fn a_thread_behind_a_silent_one_reports_the_outage_unless_redis_answers_others() {
-        let queues = Arc::new(WaitQueues::default());
-        let front = at_once(&queues, &name()).unwrap();
-        let told = |answered: bool| {
-            let now = Moment::now();
-            let patience = Patience {
-                began: now,
-                ..until(now.after(Duration::from_millis(30)))
-            };
-            let rig = if answered {
-                WaitRig::new()
-            } else {
-                WaitRig::silent()
-            };
-            queues
-                .join(&name(), &rig.wait(&patience), claim)
-                .unwrap_err()
-        };
-        assert!(
-            matches!(told(false), NoTurn::Busy { holder: None, .. }),
-            "the front has not asked yet"
-        );
-        front.asks(Moment::now());
-        assert!(matches!(told(false), NoTurn::Outage(None)));
-        assert!(
-            matches!(told(true), NoTurn::Busy { holder: None, .. }),
-            "the front waits for something else"
-        );
-        front.failed(Some(&Silence {
-            cause: Some("no answer".into()),
-            ..Silence::new(Moment::from_nanos(1))
-        }));
-        assert!(matches!(told(false), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
-        assert!(
-            matches!(told(true), NoTurn::Busy { holder: None, .. }),
-            "others have answers"
-        );
-        let refused = Silence {
-            cause: Some("refused".into()),
-            outage_after: Duration::ZERO,
-            ..Silence::new(Moment::from_nanos(1))
-        };
-        front.failed(Some(&refused));
-        assert!(matches!(told(true), NoTurn::Outage(Some(cause)) if &*cause == "refused"));
-        front.answered();
-        assert!(matches!(told(false), NoTurn::Busy { holder: None, .. }));
-        assert!(queues.table.lock().queue(&name()).waiting.is_empty());
-    }
-
-    #[test]
-    fn a_thread_without_limit_gives_up_in_the_queue_when_the_outage_has_lasted_too_long() {
-        let queues = Arc::new(WaitQueues::default());
-        let front = at_once(&queues, &name()).unwrap();
-        let tolerate_outage = Duration::from_millis(50);
-        let began = Moment::now();
-        let patience = Patience {
-            began,
-            tolerate_outage,
-            ..until(Moment::NEVER)
-        };
-        let told = || {
-            queues
-                .join(&name(), &WaitRig::silent().wait(&patience), claim)
-                .unwrap_err()
-        };
-        front.failed(Some(&Silence {
-            cause: Some("no answer".into()),
-            failed: 2,
-            ..Silence::new(began)
-        }));
-        assert!(matches!(told(), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
-        assert!(Moment::now().since(began) >= tolerate_outage);
-        drop(front);
-        assert!(queues.table.lock().all().all(|(_, queue)| queue.is_idle()));
-    }
-
-    #[test]
-    fn a_claim_that_was_sent_and_is_not_used_has_to_be_deleted() {
-        let sent = Moment::PAST;
-        let limit = Duration::from_secs(10);
-        let taken = HandoffOutcome::Taken {
-            sent,
-            answered: sent,
-            fence: None,
-        };
-        // Columns: what became of the claim; whether it has to be deleted if the waiter has given
-        // up; whether it has to be if it has not.
-        let table = [
-            (HandoffOutcome::NotTaken, false, false),
-            (taken, true, false),
-            (HandoffOutcome::Unanswered { sent }, true, true),
-        ];
-        for (handed, where_gone, where_there) in table {
-            for (wait, cleaned_up) in [(10, where_gone), (10_000, where_there)] {
-                let queues = Arc::new(WaitQueues::default());
-                let turn = at_once(&queues, &name()).unwrap();
-                let queue = Arc::clone(&queues);
-                let deadline = Moment::now().after(Duration::from_millis(wait));
-                let next = thread::spawn(move || {
-                    queue
-                        .join(&name(), &WaitRig::new().wait(&until(deadline)), claim)
-                        .is_ok()
-                });
-                while queues.table.lock().queue(&name()).waiting.is_empty() && !next.is_finished() {
-                    thread::yield_now();
-                }
-                let Some(to) = turn.begin_release(limit, Moment::now(), Moment::PAST) else {
-                    continue; // The waiter had given up before that.
-                };
-                while wait == 10 && !next.is_finished() {
-                    thread::yield_now();
-                }
-                let is_left = turn.settle(&to, handed);
-                assert_eq!(is_left, cleaned_up, "{handed:?}, {wait} ms");
-                assert_eq!(next.join().unwrap(), wait > 10);
-            }
-        }
     }
 }

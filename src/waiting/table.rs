@@ -83,12 +83,6 @@ impl Table {
             self.queues.remove(&first);
         }
     }
-
-    /// How many keys have a queue.
-    #[cfg(test)]
-    pub(super) fn known(&self) -> usize {
-        self.queues.len()
-    }
 }
 
 /// Sleeps until the waiter is woken, or until then. Why it was woken does not matter: the caller

@@ -337,15 +337,6 @@ pub(crate) mod tests {
         Refusal::found(code, code)
     }
 
-    /// Without a pause, a thread would try as fast as it can.
-    #[test]
-    fn a_pause_lasts() {
-        let (listener, _passes) = listener();
-        let end = Moment::now().after(Duration::from_millis(5));
-        listener.pause(Duration::from_millis(5));
-        assert!(end <= Moment::now());
-    }
-
     #[test]
     fn an_invalidation_wakes_the_waiter_for_its_key_and_is_passed_on() {
         let (listener, passes) = listener();
@@ -377,80 +368,6 @@ pub(crate) mod tests {
                 "{said}"
             );
         }
-    }
-
-    #[test]
-    fn a_pause_ends_when_the_node_leaves_the_cluster() {
-        let (listener, _passes) = listener();
-        std::thread::scope(|scope| {
-            let pauses = scope.spawn(|| listener.pause(Duration::from_secs(600)));
-            std::thread::sleep(Duration::from_millis(50)); // The pause has begun, most likely.
-            listener.node.retire();
-            let limit = Moment::now().after(Duration::from_secs(20));
-            while !pauses.is_finished() && Moment::now() < limit {
-                std::thread::yield_now();
-            }
-            let has_ended = pauses.is_finished();
-            listener.tell_to_stop();
-            assert!(has_ended, "it still sleeps");
-        });
-    }
-
-    #[test]
-    fn a_new_connection_and_its_end_wake_all_waiters() {
-        let (listener, passes) = listener();
-        let waiter = listener.wakeups.register("a");
-        listener.connected(7);
-        assert!(waiter.forget() && listener.client_id() == Some(7));
-        assert_eq!(
-            passes.try_iter().collect::<Vec<_>>(),
-            [None],
-            "anything may have changed before"
-        );
-        listener.disconnected();
-        assert!(waiter.forget() && listener.client_id().is_none());
-        listener.disconnected();
-        assert!(!waiter.forget(), "the waiter polls already");
-    }
-
-    #[test]
-    fn a_waiter_relies_on_invalidations_that_its_listener_receives() {
-        let (listener, _passes) = listener();
-        listener.connected(7);
-        for (client_id, tracking, relies) in [
-            (7, Tracking::Off, false),
-            (7, Tracking::On { link: 1 }, true),
-            (6, Tracking::On { link: 1 }, false),
-            (6, Tracking::Refused(refused("NOPERM")), false),
-        ] {
-            let said = format!("{tracking:?} for {client_id}");
-            assert_eq!(
-                listener.will_wake("a", client_id, tracking),
-                relies,
-                "{said}"
-            );
-            assert_eq!(listener.client_id(), Some(7), "{said}");
-        }
-        let waiter = listener.wakeups.register("a");
-        assert!(!listener.will_wake("a", 7, Tracking::Refused(refused("NOPERM"))));
-        assert!(
-            waiter.forget() && listener.client_id().is_none(),
-            "the connection is given up"
-        );
-        assert!(
-            !listener.will_wake("a", 7, Tracking::On { link: 1 }),
-            "the connection was lost meanwhile"
-        );
-    }
-
-    #[test]
-    fn a_connection_is_given_up_once_and_no_other_with_it() {
-        let (listener, _passes) = listener();
-        listener.connected(7);
-        listener.give_up(6, &"that was the one before");
-        assert!(listener.client_id() == Some(7) && !listener.given_up.load(Ordering::Relaxed));
-        listener.give_up(7, &"it misses invalidations");
-        assert!(listener.client_id().is_none() && listener.given_up.load(Ordering::Relaxed));
     }
 
     #[test]
@@ -490,5 +407,38 @@ pub(crate) mod tests {
         let ended: Vec<_> = (0..5).map(|_| pauses.after(&Ok(()))).collect();
         assert!(ended[4] > ended[0], "{ended:?}");
         assert!(pauses.after(&Err(Failure::Refused(refused("NOPERM")))) <= Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_waiter_relies_on_invalidations_that_its_listener_receives() {
+        let (listener, passes) = listener();
+        let waiter = listener.wakeups.register("a");
+        listener.connected(7);
+        // Anything may have changed before.
+        assert!(waiter.forget() && passes.try_iter().eq([None]));
+        listener.give_up(6, &"that was the one before");
+        let on = || Tracking::On { link: 1 };
+        let refusal = || Tracking::Refused(refused("NOPERM"));
+        for (client_id, tracking, relies, stays) in [
+            (7, Tracking::Off, false, true),
+            (7, on(), true, true),
+            (6, on(), false, true),
+            (6, refusal(), false, true),
+            // The connection is given up.
+            (7, refusal(), false, false),
+            (7, on(), false, false),
+        ] {
+            let said = format!("{tracking:?} for {client_id}");
+            assert_eq!(
+                listener.will_wake("a", client_id, tracking),
+                relies,
+                "{said}"
+            );
+            assert_eq!(listener.client_id().is_some(), stays, "{said}");
+            assert_eq!(listener.given_up.load(Ordering::Relaxed), !stays, "{said}");
+        }
+        assert!(waiter.forget());
+        listener.disconnected();
+        assert!(!waiter.forget(), "the waiter polls already");
     }
 }

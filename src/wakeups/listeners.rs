@@ -128,19 +128,18 @@ impl fmt::Debug for Listeners {
 }
 
 #[cfg(test)]
-impl Listeners {
-    /// The listener of the only node, without its thread.
-    pub(crate) fn only(&self) -> Arc<Listener> {
-        let node = self.store.node_of("").expect("there is one node");
-        self.add(&node).expect("there is room")
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use crate::base::options::Settings;
     use crate::store::Target;
+
+    impl Listeners {
+        /// The listener of the only node, without its thread.
+        pub(crate) fn only(&self) -> Arc<Listener> {
+            let node = self.store.node_of("").expect("there is one node");
+            self.add(&node).expect("there is room")
+        }
+    }
 
     fn store() -> Arc<Store> {
         Arc::new(Store::new(Target::nowhere(), &Settings::default()).unwrap())

@@ -136,9 +136,6 @@ impl Drop for Registration<'_> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::thread;
-    use std::time::Duration;
-
     use super::*;
 
     impl Wakeups {
@@ -148,72 +145,41 @@ pub(crate) mod tests {
         }
     }
 
-    fn soon() -> Moment {
-        Moment::now().after(Duration::from_secs(10))
-    }
-
-    fn at_once() -> Moment {
-        Moment::now().after(Duration::from_millis(5))
-    }
-
     #[test]
-    fn a_wake_up_is_for_the_thread_that_waits_for_that_key() {
+    fn a_wake_up_is_for_those_that_wait_for_that_key_or_asked_over_that_link_last() {
         let wakeups = Wakeups::default();
-        thread::scope(|scope| {
-            let one = wakeups.register("one");
-            let two = wakeups.register("two");
-            let asleep = scope.spawn(move || one.wait(soon()));
-            wakeups.wake(b"one");
-            assert!(asleep.join().unwrap());
-            assert!(!two.wait(at_once()));
-        });
+        let early = wakeups.register("one");
+        let all = ["one", "two", "three"].map(|key| wakeups.register(key));
+        drop(early); // It does not remove the next one.
+        let woken = || {
+            all.each_ref()
+                .map(|it| it.wait(Moment::PAST) && it.forget())
+        };
+        for (key, link) in [("one", 1), ("two", 1), ("gone", 1)] {
+            wakeups.asked_over(key.as_bytes(), link);
+        }
+        all[1].forget();
+        wakeups.asked_over(b"two", 2);
+        wakeups.wake_over(1);
+        assert_eq!(
+            woken(),
+            [true, false, false],
+            "the second has asked over another since"
+        );
+        wakeups.wake_over(2);
+        assert_eq!(
+            woken(),
+            [false, true, false],
+            "what was forgotten wakes nobody"
+        );
+        wakeups.wake(b"one");
+        assert_eq!(woken(), [true, false, false]);
+        wakeups.wake_those(|key| key != b"one");
+        assert_eq!(woken(), [false, true, true]);
+        drop(all);
         assert!(
             wakeups.is_empty(),
             "nothing is kept of a thread that has gone"
         );
-    }
-
-    #[test]
-    fn a_connection_that_is_closed_wakes_the_threads_that_asked_over_it_last() {
-        let wakeups = Wakeups::default();
-        let [one, two, three] = ["one", "two", "three"].map(|key| wakeups.register(key));
-        for (key, link) in [("one", 1), ("two", 1), ("gone", 1)] {
-            wakeups.asked_over(key.as_bytes(), link);
-        }
-        two.forget();
-        wakeups.asked_over(b"two", 2);
-        wakeups.wake_over(1);
-        assert!(one.wait(soon()));
-        assert!(
-            !two.wait(at_once()),
-            "it has asked over another connection since"
-        );
-        assert!(!three.wait(at_once()), "it has not asked");
-        one.forget();
-        wakeups.wake_over(2);
-        assert!(two.wait(soon()) && !one.wait(at_once()));
-    }
-
-    #[test]
-    fn a_wake_up_before_the_sleep_is_kept_until_it_is_forgotten() {
-        let wakeups = Wakeups::default();
-        let registration = wakeups.register("one");
-        wakeups.wake_those(|_| true);
-        assert!(registration.wait(soon()));
-        assert!(registration.forget());
-        assert!(!registration.forget(), "it is forgotten");
-        assert!(!registration.wait(at_once()));
-    }
-
-    #[test]
-    fn a_waiter_that_goes_late_does_not_remove_the_next_one() {
-        let wakeups = Wakeups::default();
-        let first = wakeups.register("one");
-        let second = wakeups.register("one");
-        drop(first);
-        wakeups.wake(b"one");
-        assert!(second.wait(soon()));
-        drop(second);
-        assert!(wakeups.is_empty());
     }
 }

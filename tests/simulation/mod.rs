@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::base::clock::Moment;
 use crate::base::sync::scheduler::{self, Ended};
 use crate::simulation::scene::plan::Plan;
 use crate::simulation::scene::shrinking;
@@ -35,6 +36,20 @@ use crate::simulation::scene::shrinking;
 /// A scene allocates thousands of times.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+impl crate::LockGuard {
+    /// The lease with which the lock was taken.
+    fn first_lease(&self) -> Duration {
+        self.hold().first_lease.time()
+    }
+}
+
+impl crate::LockWatch {
+    /// Whether the hold is valid, without recording that the lease has run out.
+    fn seems_valid(&self) -> bool {
+        Moment::now() < self.hold.valid_until()
+    }
+}
 
 /// What many scenes came to.
 #[derive(Debug, Default)]

@@ -413,191 +413,220 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_job_that_ends_by_itself_is_left_alone() {
-        let mut life = life(plan());
-        assert_eq!(life.on(Event::Time, at(0, 29)), []);
-        let ended = Ended::Code(3);
-        assert_eq!(life.on(Event::LeaderEnded(ended), at(100, 20)), []);
-        assert!(!life.is_over(), "a process of the group lives");
-        assert_eq!(life.on(Event::Empty, at(101, 20)), []);
-        assert!(life.is_over() && !life.is_lost());
-        assert_eq!((life.ended(), life.reason()), (Some(ended), None));
+    /// An event, when it comes (for how long the lock is held, and how long its lease lasts), and
+    /// what follows.
+    type Row<'a> = (Event, At, &'a [Action]);
+
+    #[track_caller]
+    fn plays(mut life: Life, rows: &[Row<'_>]) -> Life {
+        for (event, at, follows) in rows {
+            assert_eq!(life.on(*event, *at), *follows, "{event:?} at {at:?}");
+        }
+        life
     }
 
+    const ENDED: Ended = Ended::Code(3);
+    const STOP: Event = Event::Stop(Sender::Other);
+    const LATER: At = At {
+        held_for: Duration::from_secs(1).saturating_add(LONGEST_ROUND),
+        left: Duration::from_secs(29),
+    };
+    const PASSED_ON: [Action; 2] = [Action::Forward(TERM, Scope::Job), Action::Resume];
+
+    fn with_max_hold(seconds: u64) -> Plan {
+        let max_hold = Some(Duration::from_secs(seconds));
+        Plan { max_hold, ..plan() }
+    }
+
+    /// What happens, why it ends, and whether the lock is lost.
     #[test]
-    fn a_job_whose_lease_nears_its_end_is_killed_before_that() {
-        let mut life = life(plan());
-        assert_eq!(life.on(Event::Time, at(10, 6)), []);
-        assert_eq!(life.on(Event::Time, at(11, 5)), [Action::Ask]);
-        assert_eq!(life.on(Event::Time, at(15, 1)), []);
+    fn a_job_is_asked_to_end_and_killed_before_its_lock_is_somebody_elses() {
         let half = At {
             held_for: Duration::from_millis(15_500),
             left: Duration::from_millis(500),
         };
-        assert_eq!(life.on(Event::Time, half), [Action::Kill]);
-        assert_eq!(life.reason(), Some(Reason::AtRisk));
-        assert!(!life.is_lost(), "it was ours until the job was gone");
-    }
-
-    #[test]
-    fn a_job_whose_lock_is_lost_has_a_second() {
-        let mut life = life(plan());
-        assert_eq!(life.on(Event::Lost, at(10, 20)), [Action::Ask]);
-        assert_eq!(life.on(Event::Time, at(10, 20)), []);
-        assert_eq!(life.on(Event::Time, at(11, 0)), [Action::Kill]);
-        assert_eq!(life.on(Event::Time, at(12, 0)), [Action::Kill]);
-        assert!(life.is_lost() && !life.is_over());
-        assert_eq!(life.scope(), Scope::All);
-    }
-
-    #[test]
-    fn a_loss_shortens_the_farewell_of_a_job_that_was_asked() {
-        let max_hold = Some(Duration::from_secs(60));
-        let mut life = life(Plan { max_hold, ..plan() });
-        assert_eq!(life.on(Event::Time, at(60, 20)), [Action::Ask]);
-        assert_eq!(life.scope(), Scope::Job);
-        assert_eq!(life.on(Event::Lost, at(61, 20)), []);
-        assert_eq!(life.on(Event::Time, at(62, 20)), [Action::Kill]);
-        assert_eq!(life.reason(), Some(Reason::TooLong));
-        assert_eq!(life.scope(), Scope::All);
-    }
-
-    #[test]
-    fn a_job_that_was_stopped_for_too_long_is_not_continued() {
-        let mut life = life(plan());
-        assert_eq!(
-            life.on(Event::Stop(Sender::Other), at(1, 29)),
-            [Action::StopAll(Scope::Job)]
-        );
-        assert_eq!(life.on(Event::Continue, at(2, 28)), [Action::Resume]);
-        assert_eq!(
-            life.on(Event::Stop(Sender::Other), at(3, 27)),
-            [Action::StopAll(Scope::Job)]
-        );
-        assert_eq!(life.on(Event::Continue, at(60, 0)), [Action::Kill]);
-    }
-
-    #[test]
-    fn with_warn_a_job_goes_on_after_a_loss() {
-        let mut life = life(Plan {
+        let warns = Plan {
             only_warn: true,
             ..plan()
-        });
-        assert_eq!(life.on(Event::Time, at(1, 1)), []);
-        assert_eq!(life.on(Event::Lost, at(2, 0)), []);
-        assert_eq!(
-            life.on(Event::Signal(TERM, Sender::Other), at(3, 0)),
-            [Action::Forward(TERM, Scope::Job), Action::Resume]
-        );
-        assert!(life.is_lost());
-    }
-
-    #[test]
-    fn without_its_guard_a_job_ends() {
-        let mut life = life(plan());
-        assert_eq!(life.on(Event::GuardEnded, at(1, 29)), []);
-        assert_eq!(life.on(Event::Orphaned, at(1, 29)), [Action::Ask]);
-        assert_eq!(life.on(Event::Time, at(6, 29)), [Action::Kill]);
-        assert_eq!(life.on(Event::Time, at(7, 29)), [Action::Kill]);
-        assert_eq!(life.reason(), Some(Reason::Orphaned));
-    }
-
-    #[test]
-    fn a_signal_waits_until_the_job_has_started() {
-        let mut life = Life::new(Plan {
-            shares_group: true,
-            ..plan()
-        });
-        for number in [TERM, SIGINT] {
-            assert_eq!(
-                life.on(Event::Signal(number, Sender::Terminal), at(0, 29)),
-                []
-            );
-        }
-        let started = Event::Started(rustix::process::getpid());
-        let both = [TERM, SIGINT].map(|number| {
-            // It may have stopped itself before it is known that it runs.
-            [Action::Forward(number, Scope::Job), Action::Resume]
-        });
-        assert_eq!(life.on(started, at(0, 29)), both.concat());
-        let to_others = [Action::Forward(SIGINT, Scope::OtherGroups), Action::Resume];
-        assert_eq!(
-            life.on(Event::Signal(SIGINT, Sender::Terminal), at(1, 29)),
-            to_others
-        );
-    }
-
-    #[test]
-    fn what_a_manager_sends_to_all_of_a_service_is_not_passed_on() {
-        let signal = Event::Signal(TERM, Sender::Manager);
-        let later = At {
-            held_for: Duration::from_secs(1) + LONGEST_ROUND,
-            left: Duration::from_secs(29),
         };
-        for events in [[signal, Event::Got(TERM)], [Event::Got(TERM), signal]] {
-            let mut life = life(plan());
-            for event in events {
-                assert_eq!(life.on(event, at(1, 29)), [], "{events:?}");
+        let table: [(Plan, Option<Reason>, bool, &[Row<'_>]); 6] = [
+            // Its lease nears its end: the lock is ours until the job is gone.
+            (
+                plan(),
+                Some(Reason::AtRisk),
+                false,
+                &[
+                    (Event::Time, at(10, 6), &[]),
+                    (Event::Time, at(11, 5), &[Action::Ask]),
+                    (Event::Time, at(15, 1), &[]),
+                    (Event::Time, half, &[Action::Kill]),
+                ],
+            ),
+            // After a loss, it has a second.
+            (
+                plan(),
+                Some(Reason::Lost),
+                true,
+                &[
+                    (Event::Lost, at(10, 20), &[Action::Ask]),
+                    (Event::Time, at(10, 20), &[]),
+                    (Event::Time, at(11, 0), &[Action::Kill]),
+                    (Event::Time, at(12, 0), &[Action::Kill]),
+                ],
+            ),
+            // Also if it was asked before.
+            (
+                with_max_hold(60),
+                Some(Reason::TooLong),
+                true,
+                &[
+                    (Event::Time, at(60, 20), &[Action::Ask]),
+                    (Event::Lost, at(61, 20), &[]),
+                    (Event::Time, at(62, 20), &[Action::Kill]),
+                ],
+            ),
+            (
+                warns,
+                None,
+                true,
+                &[
+                    (Event::Time, at(1, 1), &[]),
+                    (Event::Lost, at(2, 0), &[]),
+                    (Event::Signal(TERM, Sender::Other), at(3, 0), &PASSED_ON),
+                ],
+            ),
+            // Without its guard, it ends.
+            (
+                plan(),
+                Some(Reason::Orphaned),
+                false,
+                &[
+                    (Event::GuardEnded, at(1, 29), &[]),
+                    (Event::Orphaned, at(1, 29), &[Action::Ask]),
+                    (Event::Time, at(6, 29), &[Action::Kill]),
+                    (Event::Time, at(7, 29), &[Action::Kill]),
+                ],
+            ),
+            // Ended by itself; a process of the group lives for a second.
+            (
+                plan(),
+                None,
+                false,
+                &[
+                    (Event::Time, at(0, 29), &[]),
+                    (Event::LeaderEnded(ENDED), at(100, 20), &[]),
+                ],
+            ),
+        ];
+        for (plan, reason, is_lost, rows) in table {
+            let mut life = plays(life(plan), rows);
+            assert_eq!(
+                (life.reason(), life.is_lost(), life.is_over()),
+                (reason, is_lost, false)
+            );
+            if life.ended().is_some() {
+                assert_eq!(life.on(Event::Empty, at(101, 20)), []);
+                assert!(life.is_over() && life.ended() == Some(ENDED));
             }
-            assert_eq!(life.on(Event::Time, later), [], "{events:?}");
+            assert!(!is_lost || reason.is_none() || life.scope() == Scope::All);
         }
-        let passed_on = [Action::Forward(TERM, Scope::Job), Action::Resume];
-        let mut alone = life(plan());
-        assert_eq!(alone.on(signal, at(1, 29)), []);
-        assert_eq!(alone.next_look(at(1, 29)), later.held_for);
-        assert_eq!(alone.on(Event::Time, later), passed_on);
-        // Whoever sends it to the run and its guard by name does not mean a service.
-        let mut by_name = life(plan());
-        assert_eq!(by_name.on(Event::Got(TERM), at(1, 29)), []);
-        let other = Event::Signal(TERM, Sender::Other);
-        assert_eq!(by_name.on(other, at(1, 29)), passed_on);
     }
 
     /// As long as it is not known to run, nothing could be stopped. Then this process would stop
     /// itself, and the job would begin.
     #[test]
-    fn a_stop_waits_until_the_job_has_started() {
+    fn what_comes_before_the_job_has_started_waits_for_it() {
         let started = Event::Started(rustix::process::getpid());
-        let mut life = Life::new(plan());
-        assert_eq!(life.on(Event::Stop(Sender::Other), at(0, 29)), []);
-        let stops = [Action::StopAll(Scope::Job)];
-        assert_eq!(life.on(started, at(0, 29)), stops);
-        let mut life = Life::new(plan());
-        for event in [Event::Stop(Sender::Other), Event::Continue] {
-            assert_eq!(life.on(event, at(0, 29)), []);
+        let signal = |number| Event::Signal(number, Sender::Terminal);
+        let shares = Plan {
+            shares_group: true,
+            ..plan()
+        };
+        // It may have stopped itself before it is known that it runs.
+        let interrupted = [Action::Forward(SIGINT, Scope::Job), Action::Resume];
+        let to_others = [Action::Forward(SIGINT, Scope::OtherGroups), Action::Resume];
+        let table: [(Plan, &[Row<'_>]); 4] = [
+            (
+                shares,
+                &[
+                    (signal(TERM), at(0, 29), &[]),
+                    (signal(SIGINT), at(0, 29), &[]),
+                    (started, at(0, 29), &[PASSED_ON, interrupted].concat()),
+                    (signal(SIGINT), at(1, 29), &to_others),
+                ],
+            ),
+            (
+                plan(),
+                &[
+                    (STOP, at(0, 29), &[]),
+                    (started, at(0, 29), &[Action::StopAll(Scope::Job)]),
+                ],
+            ),
+            // It is to go on.
+            (
+                plan(),
+                &[
+                    (STOP, at(0, 29), &[]),
+                    (Event::Continue, at(0, 29), &[]),
+                    (started, at(0, 29), &[]),
+                ],
+            ),
+            (
+                with_max_hold(1),
+                &[
+                    (Event::Time, at(1, 29), &[Action::Ask]),
+                    (started, at(2, 28), &[Action::Ask]),
+                ],
+            ),
+        ];
+        for (plan, rows) in table {
+            plays(Life::new(plan), rows);
         }
-        assert_eq!(life.on(started, at(0, 29)), [], "it is to go on");
+    }
+
+    #[test]
+    fn what_a_manager_sends_to_all_of_a_service_is_not_passed_on() {
+        let (got, now) = (Event::Got(TERM), at(1, 29));
+        let signal = Event::Signal(TERM, Sender::Manager);
+        for events in [[signal, got], [got, signal]] {
+            let [one, other] = events.map(|event| (event, now, &[][..]));
+            plays(life(plan()), &[one, other, (Event::Time, LATER, &[])]);
+        }
+        let alone = plays(life(plan()), &[(signal, now, &[])]);
+        assert_eq!(alone.next_look(now), LATER.held_for);
+        plays(alone, &[(Event::Time, LATER, &PASSED_ON)]);
+        // Whoever sends it to the run and its guard by name does not mean a service.
+        let by_name = Event::Signal(TERM, Sender::Other);
+        plays(life(plan()), &[(got, now, &[]), (by_name, now, &PASSED_ON)]);
     }
 
     /// The terminal has stopped the job's group by itself, and nobody else would continue it.
     #[test]
-    fn a_job_goes_on_if_the_run_cannot_stop_or_the_job_is_about_to_end() {
-        let mut life = life(Plan {
+    fn a_job_is_stopped_and_continued_unless_it_is_about_to_end() {
+        let stops = &[Action::StopAll(Scope::Job)];
+        plays(
+            life(plan()),
+            &[
+                (STOP, at(1, 29), stops),
+                (Event::Continue, at(2, 28), &[Action::Resume]),
+                (STOP, at(3, 27), stops),
+                (Event::Continue, at(60, 0), &[Action::Kill]),
+            ],
+        );
+        let cannot = Plan {
             shares_group: true,
             can_stop: false,
             ..plan()
-        });
-        assert_eq!(
-            life.on(Event::Stop(Sender::Terminal), at(1, 29)),
-            [Action::ResumeGroup]
+        };
+        let stop = Event::Stop(Sender::Terminal);
+        plays(life(cannot), &[(stop, at(1, 29), &[Action::ResumeGroup])]);
+        plays(
+            life(with_max_hold(60)),
+            &[
+                (Event::Time, at(60, 20), &[Action::Ask]),
+                (STOP, at(61, 20), &[Action::Resume]),
+            ],
         );
-        let max_hold = Some(Duration::from_secs(60));
-        let mut asked = self::life(Plan { max_hold, ..plan() });
-        assert_eq!(asked.on(Event::Time, at(60, 20)), [Action::Ask]);
-        assert_eq!(
-            asked.on(Event::Stop(Sender::Other), at(61, 20)),
-            [Action::Resume]
-        );
-    }
-
-    #[test]
-    fn a_job_that_starts_late_is_asked_too() {
-        let max_hold = Some(Duration::from_secs(1));
-        let mut life = Life::new(Plan { max_hold, ..plan() });
-        assert_eq!(life.on(Event::Time, at(1, 29)), [Action::Ask]);
-        let started = Event::Started(rustix::process::getpid());
-        assert_eq!(life.on(started, at(2, 28)), [Action::Ask]);
     }
 
     /// From any state, whatever happens: nothing is killed twice in a moment, and a look comes.

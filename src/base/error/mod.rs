@@ -367,18 +367,20 @@ mod tests {
         let (server, action, cause) = (|| "host:1".to_owned(), "taking", LostCause::Expired);
         let of_key = || Some(Box::from("a"));
         let code = || "OOM".to_owned();
-        let mut errors = vec![
+        let (cycle, reason) = (Vec::new(), "so");
+        let [no_thread, no_randomness] = [SystemCause::NoThread, SystemCause::NoRandomness];
+        vec![
             Error::Timeout {
                 key: key(),
                 waited,
                 holder: None,
-                held: vec![],
+                held: held(),
                 source: Some(source().into()),
             },
             Error::Lost { key: key(), cause },
             Error::OuterLost {
                 key: key(),
-                outer: "b".to_owned(),
+                outer: key(),
                 cause,
             },
             Error::Unconfirmed {
@@ -407,29 +409,16 @@ mod tests {
                 source: source().into(),
                 held: held(),
             },
-            Error::WouldDeadlock {
-                key: key(),
-                cycle: vec![],
-            },
+            Error::WouldDeadlock { key: key(), cycle },
             Error::Stopped {
                 key: key(),
                 held: held(),
             },
-        ];
-        errors.extend(mistakes());
-        errors
-    }
-
-    /// One of each variant that is a mistake of a program, or a limit of the system.
-    fn mistakes() -> Vec<Error> {
-        let source = || io::Error::other(io::Error::other("the cause"));
-        let (key, reason) = (|| "a".to_owned(), "so");
-        vec![
             Error::NotALock {
                 key: key(),
                 redis_key: key(),
                 found: key(),
-                held: vec![],
+                held: held(),
             },
             Error::InvalidKey { length: 0, reason },
             Error::NoFence { key: key(), reason },
@@ -457,11 +446,11 @@ mod tests {
                 depth: 2,
             },
             Error::System {
-                cause: SystemCause::NoThread,
+                cause: no_thread,
                 source: source(),
             },
             Error::System {
-                cause: SystemCause::NoRandomness,
+                cause: no_randomness,
                 source: source(),
             },
             Error::Setup {
@@ -474,18 +463,6 @@ mod tests {
         let shown = format!("{error:?}");
         let end = shown.find(' ').expect("a name and fields");
         shown[..end].to_owned()
-    }
-
-    #[test]
-    fn an_error_says_whether_its_thread_held_a_lock() {
-        for error in each_variant() {
-            let name = variant(&error);
-            let (alone, under) = (error.body_ran(), error.while_holding(vec!["b".to_owned()]));
-            let listed = alone || under.body_ran();
-            let mistakes =
-                "InvalidKey NoFence InvalidOption Forked NothingToAdopt NotHeld System Setup";
-            assert_eq!(listed, !mistakes.contains(&name), "{name}");
-        }
     }
 
     #[test]
@@ -508,18 +485,14 @@ mod tests {
             ran.sort_unstable();
             ran.dedup();
             assert_eq!(ran, [error.body_ran()], "`body_ran` of {name}");
-        }
-    }
-
-    #[test]
-    fn a_deadlock_and_a_timeout_have_their_kind_of_io_error() {
-        for error in each_variant() {
-            let wanted = match error {
-                Error::Timeout { .. } => io::ErrorKind::TimedOut,
-                Error::WouldDeadlock { .. } => io::ErrorKind::Deadlock,
-                _ => io::ErrorKind::Other,
-            };
-            assert_eq!(io::Error::from(error).kind(), wanted);
+            let held = error.body_ran() || error.while_holding(vec!["b".to_owned()]).body_ran();
+            let mistakes =
+                "InvalidKey NoFence InvalidOption Forked NothingToAdopt NotHeld System Setup";
+            assert_eq!(
+                held,
+                !mistakes.contains(&name),
+                "{name}: the thread held a lock"
+            );
         }
     }
 
@@ -545,64 +518,47 @@ mod tests {
     }
 
     #[test]
-    fn unconfirmed_says_how_long_the_key_may_exist() {
-        let error = |at_most| {
-            let source = "no answer".into();
-            Error::Unconfirmed {
-                key: "a".to_owned(),
-                at_most,
-                source,
-            }
-            .to_string()
-        };
-        let start = "the release of lock \"a\" is not confirmed: ";
-        assert_eq!(
-            error(Duration::from_secs(3)),
-            format!("{start}its key may exist for up to 3.0s")
-        );
-        assert_eq!(
-            error(Duration::ZERO),
-            format!("{start}its lease is over by now")
-        );
-    }
-
-    #[test]
-    fn a_timeout_names_the_holder() {
+    fn the_words_of_an_error() {
         let token = format!("host-1-2-{}", "a".repeat(32));
-        let holder = Holder::new(token.as_bytes(), Some(Duration::from_secs(12)));
-        let error = Error::Timeout {
-            key: "orders:42".to_owned(),
-            waited: Duration::from_secs(5),
-            holder: Some(Box::new(holder)),
-            held: Vec::new(),
-            source: None,
-        };
-        assert_eq!(
-            error.to_string(),
-            r#"lock "orders:42" was still busy after 5.0s, held by host-1-2 (12.0s left)"#
-        );
-    }
-
-    #[test]
-    fn a_timeout_with_a_source_does_not_say_that_the_lock_was_busy() {
-        let holder = Holder::new(b"somebody", None);
-        let timeout = |holder| Error::Timeout {
+        let left = Some(Duration::from_secs(12));
+        let by = |value: &str, left| Some(Box::new(Holder::new(value.as_bytes(), left)));
+        let timeout = |holder, source: Option<&'static str>| Error::Timeout {
             key: "a".to_owned(),
-            waited: Duration::from_millis(5),
+            waited: Duration::from_secs(5),
             holder,
             held: Vec::new(),
-            source: Some("no connection was free".into()),
+            source: source.map(Into::into),
         };
-        assert_eq!(
-            timeout(Some(Box::new(holder))).to_string(),
-            r#"lock "a" was not taken within 5.0ms, and was last seen held by "somebody" (never expires)"#
-        );
-        let error = timeout(None);
-        assert_eq!(error.to_string(), r#"lock "a" was not taken within 5.0ms"#);
-        assert_eq!(
-            error.source().expect("a source").to_string(),
-            "no connection was free"
-        );
-        assert!(error.is_timeout() && !error.is_redis_failure());
+        let unconfirmed = |at_most| Error::Unconfirmed {
+            key: "a".to_owned(),
+            at_most,
+            source: "no answer".into(),
+        };
+        for (error, words) in [
+            (
+                timeout(by(&token, left), None),
+                r#"lock "a" was still busy after 5.0s, held by host-1-2 (12.0s left)"#,
+            ),
+            // It was perhaps free.
+            (
+                timeout(by("somebody", None), Some("no connection was free")),
+                r#"lock "a" was not taken within 5.0s, and was last seen held by "somebody" (never expires)"#,
+            ),
+            (
+                timeout(None, Some("no connection was free")),
+                r#"lock "a" was not taken within 5.0s"#,
+            ),
+            (
+                unconfirmed(Duration::from_secs(3)),
+                r#"the release of lock "a" is not confirmed: its key may exist for up to 3.0s"#,
+            ),
+            (
+                unconfirmed(Duration::ZERO),
+                r#"the release of lock "a" is not confirmed: its lease is over by now"#,
+            ),
+        ] {
+            assert_eq!(error.to_string(), words);
+            assert!(!error.is_timeout() || !error.is_redis_failure());
+        }
     }
 }

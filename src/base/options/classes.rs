@@ -110,22 +110,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn without_classes_all_locks_are_of_the_same() {
-        let none = Classes::default();
-        assert_eq!(called(&none, "invoice:42"), None);
-        assert_eq!(none.of("invoice:42"), 0);
-    }
-
-    #[test]
-    fn as_many_classes_as_allowed_have_their_locks() {
-        let names: Vec<_> = (0..MOST).map(|n| format!("\u{ff}{n}:")).collect();
-        let classes = Classes::new(&names);
-        for name in &names {
-            assert_eq!(called(&classes, &format!("{name}1")), Some(&**name));
-        }
-    }
-
     proptest! {
         #![proptest_config(garbled::cases())]
 

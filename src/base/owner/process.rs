@@ -91,10 +91,4 @@ mod tests {
         LAST_READ.set((now, 77));
         assert_eq!(id(now.before(REUSED_FOR)), process::id());
     }
-
-    #[test]
-    fn the_process_id_is_that_of_the_system() {
-        assert_eq!(id(Moment::now()), process::id());
-        assert_eq!(id(Moment::now()), process::id());
-    }
 }

@@ -236,96 +236,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_counted_in_ranges_that_double() {
-        let times = Times::new(&metrics::TIME_WAITED, None);
-        for micros in [0, 1, 2, 3, 4, 1000, u64::MAX] {
-            times.add(Duration::from_micros(micros));
-        }
-        times.add(Duration::from_nanos(999));
-        let seen: Vec<_> = times
-            .read()
-            .ranges()
-            .map(|(below, n)| (below.as_micros(), n))
-            .collect();
-        assert_eq!(
-            seen,
-            [(1, 2), (2, 1), (4, 2), (8, 1), (1024, 1), (1 << 39, 1)]
-        );
-    }
-
-    #[test]
-    fn a_quantile_is_the_upper_end_of_its_range() {
-        let times = Times::new(&metrics::TIME_WAITED, None);
-        assert_eq!(times.read().quantile(0.5), None);
-        (0..99).for_each(|_| times.add(Duration::from_micros(3)));
-        times.add(Duration::from_millis(5));
-        let histogram = times.read();
-        assert_eq!(histogram.count, 100);
-        assert_eq!(histogram.quantile(0.5), Some(Duration::from_micros(4)));
-        assert_eq!(histogram.quantile(0.99), Some(Duration::from_micros(4)));
-        assert_eq!(histogram.quantile(1.0), Some(Duration::from_micros(8192)));
-    }
-
-    #[test]
-    fn the_statistics_fit_into_a_line() {
-        assert_eq!(Histogram::default().to_string(), "none");
-        let times = Times::new(&metrics::TIME_WAITED, None);
-        (0..99).for_each(|_| times.add(Duration::from_micros(3)));
-        times.add(Duration::from_millis(5));
-        assert_eq!(
-            times.read().to_string(),
-            "100, of 53.0µs on average, half of them below 4.0µs, all below 8.2ms"
-        );
-        let stats = Stats {
-            held: 1,
-            acquired: 3,
-            lost: 2,
-            ..Stats::default()
-        };
-        assert_eq!(stats.to_string(), "1 held, 0 waiting; acquired: 3; lost: 2");
-    }
-
-    #[test]
-    fn the_buckets_are_always_the_same_and_never_fall() {
-        let empty: Vec<_> = Histogram::default().buckets().collect();
-        assert!(empty.iter().all(|(_, below)| *below == 0));
-        let times = Times::new(&metrics::TIME_WAITED, None);
-        let spans = [3, 3, 900, u64::MAX >> 12].map(Duration::from_micros);
-        for span in spans {
-            times.add(span);
-        }
-        let histogram = times.read();
-        let buckets: Vec<_> = histogram.buckets().collect();
-        assert_eq!(buckets.len(), empty.len());
-        assert!(
-            buckets
-                .iter()
-                .zip(&empty)
-                .all(|((bound, _), (of_empty, _))| bound == of_empty)
-        );
-        let below = |micros| {
-            buckets
-                .iter()
-                .find(|(bound, _)| bound.as_micros() == micros)
-                .expect("a bound")
-                .1
-        };
-        assert_eq!(
-            [
-                below(1),
-                below(2),
-                below(4),
-                below(512),
-                below(1024),
-                below(1 << 38)
-            ],
-            [0, 0, 2, 2, 3, 3]
-        );
-        assert_eq!(histogram.count, 4, "one is longer than every bound");
-        assert_eq!(histogram.sum, spans.iter().sum::<Duration>());
-    }
-
-    #[test]
     fn a_lock_that_was_taken_is_counted_once() {
         let counters = ClassCounters::new(None);
         counters.taken(Duration::from_micros(5));
@@ -337,5 +247,75 @@ mod tests {
             (stats.time_held.count, stats.time_held.sum),
             (1, Duration::from_secs(1))
         );
+    }
+
+    /// The histogram of these times, in microseconds.
+    fn histogram(micros: impl IntoIterator<Item = u64>) -> Histogram {
+        let times = Times::new(&metrics::TIME_WAITED, None);
+        micros
+            .into_iter()
+            .for_each(|it| times.add(Duration::from_micros(it)));
+        times.read()
+    }
+
+    #[test]
+    fn durations_are_counted_in_ranges_that_double() {
+        let histogram = histogram([0, 1, 2, 3, 4, 1000, u64::MAX]);
+        let seen: Vec<_> = histogram
+            .ranges()
+            .map(|(below, n)| (below.as_micros(), n))
+            .collect();
+        assert_eq!(
+            seen,
+            [(1, 1), (2, 1), (4, 2), (8, 1), (1024, 1), (1 << 39, 1)]
+        );
+    }
+
+    #[test]
+    fn a_quantile_is_the_upper_end_of_its_range_and_all_fits_into_a_line() {
+        let empty = Histogram::default();
+        assert_eq!(
+            (empty.quantile(0.5), empty.to_string()),
+            (None, "none".to_owned())
+        );
+        let many = histogram([3; 99].into_iter().chain([5000]));
+        for (of, micros) in [(0.5, 4), (0.99, 4), (1.0, 8192)] {
+            assert_eq!(many.quantile(of), Some(Duration::from_micros(micros)));
+        }
+        let line = "100, of 53.0µs on average, half of them below 4.0µs, all below 8.2ms";
+        assert_eq!(many.to_string(), line);
+        let stats = Stats {
+            held: 1,
+            acquired: 3,
+            lost: 2,
+            ..Stats::default()
+        };
+        assert_eq!(stats.to_string(), "1 held, 0 waiting; acquired: 3; lost: 2");
+    }
+
+    #[test]
+    fn the_buckets_are_always_the_same_and_never_fall() {
+        let below = |histogram: &Histogram| -> Vec<_> {
+            histogram
+                .buckets()
+                .map(|(bound, below)| (bound.as_micros(), below))
+                .collect()
+        };
+        let of_empty = below(&Histogram::default());
+        let histogram = histogram([3, 3, 900, u64::MAX >> 12]);
+        // One is longer than every bound.
+        let expected = of_empty.iter().map(|(bound, _)| {
+            (
+                *bound,
+                if *bound < 4 {
+                    0
+                } else if *bound < 1024 {
+                    2
+                } else {
+                    3
+                },
+            )
+        });
+        assert!(below(&histogram).into_iter().eq(expected) && histogram.count == 4);
     }
 }

@@ -212,6 +212,7 @@ mod tests {
         let address = Address::parse(&format!("redis://{}", here.address())).unwrap();
         let settings = Settings {
             pool_size: 1,
+            connect_timeout: Duration::from_millis(200),
             ..Settings::default()
         };
         let router = Topology::new(address.with_tls(None).unwrap(), &settings).unwrap();

@@ -12,7 +12,7 @@ pub(crate) struct Info(String);
 
 impl Info {
     /// Reads the reply. What the server says of itself is shown, so each line is made legible.
-    fn read(text: &[u8]) -> Info {
+    pub(crate) fn read(text: &[u8]) -> Info {
         let text = String::from_utf8_lossy(text);
         let lines: Vec<_> = text.lines().map(legible).collect();
         Info(lines.join("\n"))
@@ -25,11 +25,6 @@ impl Info {
 
     pub(crate) fn number(&self, name: &str) -> Option<u64> {
         self.field(name)?.parse().ok()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn of(text: &str) -> Info {
-        Info::read(text.as_bytes())
     }
 }
 
@@ -149,7 +144,7 @@ mod tests {
         #[test]
         fn fields_are_read_as_they_were_written(fields in proptest::collection::btree_map("[a-z_]{1,12}[0-9]?", "[!-~ ]{0,40}", 0..10)) {
             let lines: Vec<_> = fields.iter().map(|(name, value)| format!("{name}:{value}\r\n")).collect();
-            let info = Info::of(&("# Server\r\n".to_owned() + &lines.concat()));
+            let info = Info::read(format!("# Server\r\n{}", lines.concat()).as_bytes());
             for (name, value) in &fields {
                 prop_assert_eq!(info.field(name), Some(value.as_str()));
             }
@@ -159,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_field_is_found_by_its_whole_name() {
-        let info = Info::of("# Server\nredis_version:8.2.3\nredis:x\nrole:master\nempty:\n");
+        let info = Info::read(b"# Server\nredis_version:8.2.3\nredis:x\nrole:master\nempty:\n");
         assert_eq!(info.field("redis_version"), Some("8.2.3"));
         assert_eq!(info.field("redis"), Some("x"));
         assert_eq!((info.field("empty"), info.field("ole")), (Some(""), None));

@@ -210,7 +210,7 @@ mod tests {
 
     use super::*;
     use crate::base::garbled;
-    use crate::client::wire::failure::{accept, accept_change, expect_ok, expect_pong};
+    use crate::client::wire::failure::{accept_change, expect_ok, expect_pong};
     use crate::client::wire::resp::tests::said as error;
 
     fn token() -> String {
@@ -245,18 +245,11 @@ mod tests {
         )
     }
 
-    fn is_legible(refusal: &Refusal) -> bool {
-        [&refusal.code, &refusal.message]
-            .iter()
-            .all(|text| text.chars().count() <= 503 && !text.chars().any(char::is_control))
-    }
-
     proptest! {
         #![proptest_config(garbled::cases())]
 
         #[test]
         fn any_reply_is_read_or_makes_no_sense(value in any_value(), left in any_value()) {
-            let is_error = matches!(value, Reply::Error(_));
             let is_refusal = |value: &Reply| matches!(accept_change(value.clone()), Err(Failure::Refused(_)));
             let read = read_compared(accept_change(value.clone()));
             let sensible = matches!(value, Reply::Int(-1..=1)) || is_refusal(&value);
@@ -275,9 +268,7 @@ mod tests {
 
             let agreed = expect_ok(value.clone());
             prop_assert_eq!(agreed.is_ok(), matches!(value, Reply::Ok));
-            prop_assert_eq!(makes_no_sense(&agreed), agreed.is_err() && !is_error);
-            let alive = expect_pong(value.clone());
-            prop_assert_eq!(makes_no_sense(&alive), alive.is_err() && !is_error);
+            prop_assert_eq!(makes_no_sense(&agreed), agreed.is_err() && !matches!(value, Reply::Error(_)));
 
             let is_on = matches!(read_tracking(value.clone(), 7), Tracking::On { link: 7 });
             prop_assert_eq!(is_on, matches!(value, Reply::Ok));
@@ -299,149 +290,6 @@ mod tests {
             prop_assert_eq!(matches!(read, Ok(Some(_))), is_read);
             prop_assert_eq!(makes_no_sense(&read), !is_read);
         }
-
-        #[test]
-        fn the_text_of_an_error_is_one_line_of_bounded_length(line in "[^\r]{0,2000}") {
-            let Err(Failure::Refused(refusal)) = accept(error(&line)) else {
-                return Err(TestCaseError::fail("an error is a refusal"));
-            };
-            prop_assert!(is_legible(&refusal), "{:?}", refusal);
-        }
-    }
-
-    #[test]
-    fn an_attempt_by_script_is_read() {
-        let read = |reply| read_claim(accept_change(reply), &token(), false);
-        let bytes = |text: String| Reply::Bytes(text.into_bytes());
-        let busy = |value: &str, left| {
-            read(Reply::Array(vec![
-                Reply::Bytes(value.as_bytes().to_vec()),
-                Reply::Int(left),
-            ]))
-        };
-        assert!(matches!(
-            read(bytes(token())),
-            Ok(ClaimReply::Taken { number: None })
-        ));
-        assert!(matches!(busy(&token(), 5), Ok(ClaimReply::Busy(Some(own))) if own.raw == token()));
-        let Ok(ClaimReply::Busy(Some(holder))) = busy("other", -1) else {
-            panic!("another holds it")
-        };
-        assert_eq!((&*holder.raw, holder.remaining), ("other", None));
-        assert!(matches!(
-            read(error("WRONGTYPE no")),
-            Ok(ClaimReply::NotAString)
-        ));
-        assert!(matches!(read(error("OOM no")), Err(Failure::Refused(_))));
-        // Busy, but without a holder: the script never answers that.
-        let nobody = Reply::Array(vec![Reply::Nil, Reply::Int(-2)]);
-        // To another command.
-        let others = [Reply::Ok, Reply::Int(1), bytes("another token".to_owned())];
-        let no_answers = [
-            nobody,
-            Reply::Nil,
-            Reply::Array(vec![]),
-            error("upstream failure"),
-        ];
-        for nonsense in no_answers.into_iter().chain(others) {
-            assert!(makes_no_sense(&read(nonsense.clone())), "{nonsense:?}");
-        }
-        assert!(makes_no_sense(&busy("other", -2)));
-    }
-
-    #[test]
-    fn a_fenced_attempt_is_read() {
-        let read = |reply| read_claim(accept_change(reply), &token(), true);
-        let array = |more: &[Reply]| {
-            Reply::Array([&[Reply::Bytes(token().into_bytes()), Reply::Int(5)], more].concat())
-        };
-        let fence_of = |reply| match read(reply) {
-            Ok(ClaimReply::Busy(Some(holder))) => holder.fence,
-            other => panic!("it is busy: {other:?}"),
-        };
-        let digits = |text: &str| Reply::Bytes(text.as_bytes().to_vec());
-        let taken = |by: &str, number| digits(&format!("{by} {number}"));
-        let numbered = read(taken(&token(), "1784000000000007"));
-        assert!(matches!(
-            numbered,
-            Ok(ClaimReply::Taken {
-                number: Some(1_784_000_000_000_007)
-            })
-        ));
-        assert_eq!(fence_of(array(&[])), None);
-        assert_eq!(fence_of(array(&[digits("7")])), Some(7));
-        assert_eq!(
-            fence_of(array(&[digits("0")])),
-            None,
-            "the counter was gone"
-        );
-        // A lock without a fence would be taken for one that is not fenced.
-        let no_digits = ["0", "", "-7", "x"].map(|number| taken(&token(), number));
-        let others = [
-            array(&[Reply::Nil]),
-            taken("another", "7"),
-            digits(&token()),
-            digits("7"),
-            Reply::Ok,
-        ];
-        for nonsense in no_digits
-            .into_iter()
-            .chain(others)
-            .chain([Reply::Int(7), Reply::Nil])
-        {
-            assert!(makes_no_sense(&read(nonsense.clone())), "{nonsense:?}");
-        }
-        for of_a_fence in [
-            taken(&token(), "7"),
-            taken(&token(), ""),
-            array(&[digits("7")]),
-        ] {
-            assert!(makes_no_sense(&read_claim(
-                accept_change(of_a_fence),
-                &token(),
-                false
-            )));
-        }
-    }
-
-    #[test]
-    fn a_renewal_is_read() {
-        let read = |reply| read_extended(accept_change(reply), &token());
-        assert!(matches!(
-            read(Reply::Bytes(token().into_bytes())),
-            Ok(Compared::Done)
-        ));
-        assert!(matches!(read(Reply::Int(0)), Ok(Compared::Absent)));
-        assert!(matches!(read(Reply::Int(-1)), Ok(Compared::NotOurs)));
-        for of_another in [
-            Reply::Int(1),
-            Reply::Ok,
-            Reply::Bytes(b"another token".to_vec()),
-        ] {
-            assert!(makes_no_sense(&read(of_another.clone())), "{of_another:?}");
-        }
-    }
-
-    #[test]
-    fn the_answers_of_redis_are_read() {
-        let token = || Reply::Bytes(token().into_bytes());
-        assert!(expect_pong(Reply::Line("PONG".to_owned())).is_ok());
-        assert!(makes_no_sense(&expect_pong(Reply::Ok)));
-        let look = |reply| read_seen(accept_change(reply));
-        assert!(matches!(look(Reply::Nil), Ok(Seen::Nothing)));
-        assert!(matches!(look(error("WRONGTYPE no")), Ok(Seen::NotAString)));
-        let Ok(Seen::Somebody(holder)) = look(Reply::Array(vec![token(), Reply::Int(i64::MAX)]))
-        else {
-            panic!("it is held");
-        };
-        assert_eq!(
-            holder.remaining,
-            Some(Duration::from_millis(i64::MAX.unsigned_abs()))
-        );
-        let Ok(Some(holder)) = read_deleted(Reply::Array(vec![token(), Reply::Int(-1)])) else {
-            panic!("it was held");
-        };
-        assert_eq!(holder.remaining, None);
     }
 
     #[test]
@@ -472,31 +320,104 @@ mod tests {
         }
     }
 
+    fn bytes(text: &str) -> Reply {
+        Reply::Bytes(text.as_bytes().to_vec())
+    }
+
     #[test]
-    fn a_reply_that_makes_no_sense_leaves_the_fate_of_the_command_unknown() {
+    fn an_attempt_is_read() {
+        let read = |reply, fenced| read_claim(accept_change(reply), &token(), fenced);
+        let own = token();
+        let busy = |value: &str, left| vec![bytes(value), Reply::Int(left)];
+        let with_fence = |fence: &str| Reply::Array([busy(&own, 5), vec![bytes(fence)]].concat());
+        // Without a fence, and with one: its number, or who has the lock.
+        for (reply, plain, fenced) in [
+            (bytes(&own), "taken None", ""),
+            (bytes(&format!("{own} 7")), "", "taken Some(7)"),
+            (
+                Reply::Array(busy(&own, 5)),
+                "busy Some(5ms) None",
+                "busy Some(5ms) None",
+            ),
+            (
+                Reply::Array(busy("other", -1)),
+                "busy None None",
+                "busy None None",
+            ),
+            (with_fence("7"), "", "busy Some(5ms) Some(7)"),
+            // The counter was gone.
+            (with_fence("0"), "", "busy Some(5ms) None"),
+            (error("WRONGTYPE no"), "no string", "no string"),
+            (error("OOM no"), "refused", "refused"),
+            // A lock without a fence would be taken for one that is not fenced.
+            (bytes(&format!("{own} 0")), "", ""),
+            (bytes(&format!("{own} ")), "", ""),
+            (bytes(&format!("{own} -7")), "", ""),
+            // To another command, or of no script.
+            (bytes("another 7"), "", ""),
+            (bytes("7"), "", ""),
+            (Reply::Array(busy("other", -2)), "", ""),
+            (Reply::Array(vec![Reply::Nil, Reply::Int(-2)]), "", ""),
+            (Reply::Array(Vec::new()), "", ""),
+            (error("upstream failure"), "", ""),
+            (Reply::Nil, "", ""),
+            (Reply::Ok, "", ""),
+            (Reply::Int(7), "", ""),
+        ] {
+            for (is_fenced, expected) in [(false, plain), (true, fenced)] {
+                let read = read(reply.clone(), is_fenced);
+                let told = match &read {
+                    Ok(ClaimReply::Taken { number }) => format!("taken {number:?}"),
+                    Ok(ClaimReply::Busy(Some(it))) => {
+                        format!("busy {:?} {:?}", it.remaining, it.fence)
+                    }
+                    Ok(ClaimReply::NotAString) => "no string".to_owned(),
+                    Err(Failure::Refused(_)) => "refused".to_owned(),
+                    _ => String::new(),
+                };
+                assert_eq!(told, expected, "{reply:?}, fenced: {is_fenced}");
+                assert_eq!(makes_no_sense(&read), expected.is_empty(), "{reply:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_renewal_and_a_look_are_read() {
+        let read = |reply| read_extended(accept_change(reply), &token());
+        for (reply, expected) in [
+            (bytes(&token()), Some(Compared::Done)),
+            (Reply::Int(0), Some(Compared::Absent)),
+            (Reply::Int(-1), Some(Compared::NotOurs)),
+            // To another command.
+            (Reply::Int(1), None),
+            (Reply::Ok, None),
+            (bytes("another token"), None),
+        ] {
+            let read = read(reply);
+            assert_eq!(makes_no_sense(&read), expected.is_none());
+            assert_eq!(read.ok(), expected);
+        }
+        let look = |reply| read_seen(accept_change(reply));
+        assert!(matches!(look(Reply::Nil), Ok(Seen::Nothing)));
+        assert!(matches!(look(error("WRONGTYPE no")), Ok(Seen::NotAString)));
+        let longest = Reply::Array(vec![bytes(&token()), Reply::Int(i64::MAX)]);
+        let left = Duration::from_millis(i64::MAX.unsigned_abs());
+        assert!(matches!(look(longest), Ok(Seen::Somebody(it)) if it.remaining == Some(left)));
+        assert!(expect_pong(Reply::Line("PONG".to_owned())).is_ok());
+        assert!(makes_no_sense(&expect_pong(Reply::Ok)));
+    }
+
+    #[test]
+    fn a_reply_that_makes_no_sense_is_told_without_its_text() {
         for (reply, name) in [
             (Reply::Nil, "nil"),
             (Reply::Int(7), "an integer"),
-            (Reply::Ok, "a string"),
-            (Reply::Bytes(b"secret".to_vec()), "a string"),
+            (bytes("secret"), "a string"),
             (Reply::Array(Vec::new()), "an array"),
             (error("ERR"), "an error"),
         ] {
-            let Err(Failure::Unanswered {
-                link_stands: false,
-                cause,
-            }) = read_compared(Ok(reply))
-            else {
-                panic!("{name} does not answer the command");
-            };
-            assert_eq!(
-                cause.to_string(),
-                format!("the reply made no sense: {name}")
-            );
+            let failure = read_compared(Ok(reply)).unwrap_err();
+            assert_eq!(failure.text(), format!("the reply made no sense: {name}"));
         }
-        assert!(
-            read_set(&Reply::Int(1)).is_err(),
-            "`SET` never answers a number"
-        );
     }
 }

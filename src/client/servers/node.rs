@@ -346,7 +346,7 @@ mod tests {
             Say::Bytes(says.into())
         });
         let settings = Settings {
-            response_timeout: Duration::from_millis(500),
+            response_timeout: Duration::from_millis(100),
             ..Settings::default()
         };
         let node = node(&proxy.address(), &settings);

@@ -1,15 +1,14 @@
 //! Where a server is, and the ways to it.
 
 use std::fmt;
-use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr};
 #[cfg(unix)]
 use std::path::PathBuf;
 
 use crate::base::sync::Mutex;
-#[cfg(test)]
-use crate::base::sync::scheduler;
 use crate::client::wire::failure::Failure;
 use crate::client::wire::socket::Way;
+use crate::client::wire::system;
 use crate::client::wire::tls;
 
 pub(crate) struct Endpoint {
@@ -73,15 +72,7 @@ impl Endpoint {
     pub(crate) fn ways(&self) -> Result<Vec<Way>, Failure> {
         match &self.place {
             Place::Tcp { host, port } => {
-                #[cfg(test)]
-                if let Some(addresses) = scheduler::resolve(host, *port) {
-                    let addresses = addresses.map_err(Failure::not_sent)?;
-                    return Ok(self.in_order(addresses).into_iter().map(Way::Tcp).collect());
-                }
-                let addresses = (host.as_str(), *port)
-                    .to_socket_addrs()
-                    .map_err(Failure::not_sent)?
-                    .collect();
+                let addresses = system::addresses(host, *port).map_err(Failure::not_sent)?;
                 Ok(self.in_order(addresses).into_iter().map(Way::Tcp).collect())
             }
             #[cfg(unix)]

@@ -370,11 +370,10 @@ impl fmt::Debug for Credentials {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener};
     use std::time::Duration;
 
     use proptest::prelude::*;
-    use redis::io::tcp::socket2::{Domain, Socket, Type};
     use relatch_rig::{FakeServer, Reply as Say};
 
     use super::*;
@@ -404,29 +403,14 @@ mod tests {
 
     #[test]
     fn what_a_server_says_of_itself_is_one_short_line() {
-        let text = |text: &str| Reply::Bytes(text.as_bytes().to_vec());
-        let greeting = |version: &str| {
-            let fields = [
-                "server",
-                "redis",
-                "version",
-                version,
-                "mode",
-                "standalone",
-                "role",
-                "master",
-            ];
-            Reply::Array(fields.map(text).into())
-        };
-        assert_eq!(
-            told_by(&greeting("7.0.15")),
-            "redis 7.0.15, standalone, master"
-        );
-        assert_eq!(
-            told_by(&greeting("7\nERROR")),
-            "redis 7 ERROR, standalone, master"
-        );
-        assert!(told_by(&greeting(&"7".repeat(10_000))).len() < 1000);
+        for (version, told) in [("7.0.15", "7.0.15"), ("7\nERROR", "7 ERROR")] {
+            let greeting = ["server", "redis", "version", version, "mode", "standalone"];
+            assert_eq!(
+                told_by(&list(greeting)),
+                format!("redis {told}, standalone, ?")
+            );
+        }
+        assert!(told_by(&list(["server", "redis", "version", &"7".repeat(10_000)])).len() < 1000);
     }
 
     /// The sentinels may have named a master that is none any more.
@@ -473,30 +457,22 @@ mod tests {
         assert_eq!((user.as_deref(), &*password), (Some("user"), "password"));
     }
 
-    /// As in `redis://:password@host`.
+    /// As in `redis://:password@host`. Many may ask at a time.
     #[test]
     fn a_provider_may_name_no_user() {
-        let ask = || (String::new(), "password".to_owned());
-        let credentials = Credentials::Asked(Arc::new(ask));
-        let deadline = Moment::now().after(Duration::from_secs(10));
-        let told = credentials.get(deadline).unwrap();
-        assert_eq!(told, (None, "password".to_owned()));
-    }
-
-    #[test]
-    fn many_connections_at_a_time_may_ask_for_credentials() {
         let ask = || {
-            std::thread::sleep(Duration::from_millis(50));
-            ("user".to_owned(), "password".to_owned())
+            std::thread::sleep(Duration::from_millis(20));
+            (String::new(), "password".to_owned())
         };
         let credentials = Credentials::Asked(Arc::new(ask));
+        let asks = || credentials.get(Moment::now().after(Duration::from_secs(10)));
         std::thread::scope(|scope| {
-            for _ in 0..2 * MOST_ASKED {
-                scope.spawn(|| {
-                    credentials
-                        .get(Moment::now().after(Duration::from_secs(10)))
-                        .unwrap()
-                });
+            let all = [(); 2 * MOST_ASKED].map(|()| scope.spawn(asks));
+            for asked in all {
+                assert_eq!(
+                    asked.join().unwrap().unwrap(),
+                    (None, "password".to_owned())
+                );
             }
         });
     }
@@ -505,194 +481,120 @@ mod tests {
         Way::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }
 
-    /// An address that neither accepts nor refuses a connection, because its queue is full.
-    fn dead_end() -> (u16, Socket, Vec<TcpStream>) {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        socket
-            .bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())
-            .unwrap();
-        socket.listen(0).unwrap();
-        let address = socket.local_addr().unwrap().as_socket().unwrap();
-        let mut waiting = Vec::new();
-        while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
-            waiting.push(stream);
-        }
-        (address.port(), socket, waiting)
+    fn endpoint(port: u16) -> Endpoint {
+        let host = "127.0.0.1".to_owned();
+        Endpoint::new(Place::Tcp { host, port }, None)
     }
 
-    /// One is dead, one is silent, one closes what it has accepted, and one answers.
+    /// A server that answers `HELLO` after a pause, and anything else at once.
+    fn server(hello: &'static str, pause: Duration, other: &'static str) -> (FakeServer, u16) {
+        let server = FakeServer::start(move |command| match command {
+            [] => Say::Bytes(Vec::new()),
+            [word, ..] if word == "HELLO" => Say::Paused(Vec::new(), pause, hello.into()),
+            command => Say::Bytes(other.replace('@', &command.join(" ")).into()),
+        });
+        let port = server.address().parse::<SocketAddr>().unwrap().port();
+        (server, port)
+    }
+
+    const UNKNOWN: &str = "-ERR unknown command\r\n";
+
+    fn open(
+        access: &Access,
+        endpoint: &Endpoint,
+        ports: &[u16],
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let ways: Vec<_> = ports.iter().copied().map(way).collect();
+        let deadline = Moment::now().after(limit);
+        access
+            .open(endpoint, &ways, &[], deadline, |_| Ok(()))
+            .map(drop)
+    }
+
+    /// One is silent, one closes what it has accepted, and one answers.
     #[test]
     fn an_address_that_answers_no_login_leaves_time_for_the_next_and_is_not_remembered() {
-        let (dead, _socket, _waiting) = dead_end();
-        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let silent = listener.local_addr().unwrap().port();
         let closes = FakeServer::start(|_| Say::Close);
-        let good = FakeServer::start(|command| {
-            Say::Bytes(match command.first().map(String::as_str) {
-                None => Vec::new(),
-                Some("HELLO") => b"-ERR unknown command\r\n".to_vec(),
-                Some(_) => b"+OK\r\n".to_vec(),
-            })
-        });
-        let [redis, closing]: [SocketAddr; 2] =
-            [&good, &closes].map(|it| it.address().parse().unwrap());
-        let quiet = silent.local_addr().unwrap();
-        let ways = [dead, quiet.port(), closing.port(), redis.port()].map(way);
-        let endpoint = Endpoint::new(
-            Place::Tcp {
-                host: "127.0.0.1".to_owned(),
-                port: redis.port(),
-            },
-            None,
-        );
+        let closing = closes.address().parse::<SocketAddr>().unwrap().port();
+        let (_good, good) = server(UNKNOWN, Duration::ZERO, "+OK\r\n");
+        let endpoint = endpoint(good);
         let access = Access::new(None, 0, Expected::Server);
-        let open =
-            |ways, limit| access.open(&endpoint, ways, &[], Moment::now().after(limit), |_| Ok(()));
-        assert!(open(&ways[..3], Duration::from_millis(100)).is_err());
-        let all = ["127.0.0.2:1".parse().unwrap(), quiet, closing, redis];
-        let first = || endpoint.in_order(all.to_vec())[0];
-        assert_eq!(first(), all[0], "none of them is remembered");
-        assert!(open(&ways[1..2], Duration::from_millis(100)).is_err());
-        assert_eq!(first(), all[0], "though it accepts connections");
-        assert!(open(&ways, Duration::from_secs(4)).is_ok());
-        assert_eq!(first(), redis);
+        let addresses =
+            [1, silent, closing, good].map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let first = || endpoint.in_order(addresses.to_vec())[0].port();
+        for ports in [&[silent, closing][..], &[silent]] {
+            assert!(open(&access, &endpoint, ports, Duration::from_millis(50)).is_err());
+            assert_eq!(first(), 1, "though it accepts connections");
+        }
+        let all = [silent, closing, good];
+        open(&access, &endpoint, &all, Duration::from_millis(600)).unwrap();
+        assert_eq!(first(), good);
     }
 
-    /// Logs in by a password alone, at a server that says this to each command.
-    fn login_at(server: &FakeServer, password: &str) -> Failure {
-        let port = server.address().parse::<SocketAddr>().unwrap().port();
-        let place = Place::Tcp {
-            host: "127.0.0.1".to_owned(),
-            port,
-        };
-        let login = Login {
-            username: None,
-            password: password.to_owned(),
-        };
-        let access = Access::new(Some(Credentials::Fixed(login)), 0, Expected::Server);
-        let deadline = Moment::now().after(Duration::from_secs(10));
-        let endpoint = Endpoint::new(place, None);
-        let opened = access.open(&endpoint, &[way(port)], &[], deadline, |_| Ok(()));
-        opened.map(drop).unwrap_err()
-    }
-
-    /// `redis://:password@host` names no user.
+    /// `redis://:password@host` names no user. Each word of an error may be a password.
     #[test]
-    fn a_password_without_a_user_is_not_shown() {
-        let server = FakeServer::start(|command| match command {
-            [] => Say::Bytes(Vec::new()),
-            command => Say::Bytes(format!("-ERR what is {}?\r\n", command.join(" ")).into_bytes()),
-        });
-        let failure = login_at(&server, "canary");
-        let shown = format!("{failure:?} {}", failure.text());
-        assert!(
-            shown.contains("ERR") && !shown.contains("canary"),
-            "{shown}"
-        );
-    }
-
-    /// Each word of a well-known error may be somebody's password.
-    #[test]
-    fn a_server_that_is_full_may_be_tried_again_whatever_the_password_is() {
-        let server = FakeServer::start(|command| match command {
-            [] => Say::Bytes(Vec::new()),
-            _ => Say::Bytes(b"-ERR max number of clients reached\r\n".to_vec()),
-        });
-        assert!(login_at(&server, "client").can_pass());
+    fn a_password_is_not_shown_and_changes_nothing_of_what_an_error_means() {
+        for (says, password, can_pass) in [
+            ("-ERR what is @?\r\n", "canary", false),
+            ("-ERR max number of clients reached\r\n", "client", true),
+        ] {
+            let (_server, port) = server(says, Duration::ZERO, says);
+            let login = Login {
+                username: None,
+                password: password.to_owned(),
+            };
+            let access = Access::new(Some(Credentials::Fixed(login)), 0, Expected::Server);
+            let opened = open(&access, &endpoint(port), &[port], Duration::from_secs(10));
+            let failure = opened.unwrap_err();
+            let shown = format!("{failure:?} {}", failure.text());
+            assert!(
+                shown.contains("ERR") && !shown.contains("canary"),
+                "{shown}"
+            );
+            assert_eq!(failure.can_pass(), can_pass, "{shown}");
+        }
     }
 
     /// Such as a proxy that says `OK` to what it does not know.
     #[test]
     fn a_server_without_a_map_is_no_node_of_a_cluster() {
-        let proxy = FakeServer::start(|command| {
-            Say::Bytes(match command.first().map(String::as_str) {
-                None => Vec::new(),
-                Some("HELLO") => b"*2\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n".to_vec(),
-                Some(_) => b"+OK\r\n".to_vec(),
-            })
-        });
-        let port = proxy.address().parse::<SocketAddr>().unwrap().port();
-        let endpoint = Endpoint::new(
-            Place::Tcp {
-                host: "127.0.0.1".to_owned(),
-                port,
-            },
-            None,
-        );
-        let open = |expected| {
+        let hello = "*2\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n";
+        let (_proxy, port) = server(hello, Duration::ZERO, "+OK\r\n");
+        for (expected, is_one) in [(Expected::Server, true), (Expected::ClusterNode, false)] {
             let access = Access::new(None, 0, expected);
-            let deadline = Moment::now().after(Duration::from_secs(10));
-            access
-                .open(&endpoint, &[way(port)], &[], deadline, |_| Ok(()))
-                .map(drop)
-        };
-        open(Expected::Server).unwrap();
-        open(Expected::ClusterNode).unwrap_err();
+            let opened = open(&access, &endpoint(port), &[port], Duration::from_secs(10));
+            assert_eq!(opened.is_ok(), is_one);
+        }
     }
 
     /// The first of many addresses is the one that answers, and it needs more than its equal share.
     #[test]
     fn the_time_to_log_in_does_not_shrink_with_the_number_of_addresses() {
-        let limit = Duration::from_secs(8);
-        let far = FakeServer::start(move |command| match command.first().map(String::as_str) {
-            None => Say::Bytes(Vec::new()),
-            Some("HELLO") => {
-                Say::Paused(Vec::new(), limit / 4, b"-ERR unknown command\r\n".to_vec())
-            }
-            Some(_) => Say::Bytes(b"+OK\r\n".to_vec()),
-        });
-        let port = far.address().parse::<SocketAddr>().unwrap().port();
-        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let mut ways = vec![way(silent.local_addr().unwrap().port()); 12];
-        ways[0] = way(port);
-        let place = Place::Tcp {
-            host: "127.0.0.1".to_owned(),
-            port,
-        };
-        let endpoint = Endpoint::new(place, None);
+        let limit = Duration::from_millis(1500);
+        let (_far, far) = server(UNKNOWN, limit / 5, "+OK\r\n");
+        let mut ports = [1; 12];
+        ports[0] = far;
         let access = Access::new(None, 0, Expected::Server);
-        let opened = access.open(
-            &endpoint,
-            &ways,
-            &[],
-            Moment::now().after(limit),
-            |_| Ok(()),
-        );
-        opened.map(drop).unwrap();
+        open(&access, &endpoint(far), &ports, limit).unwrap();
     }
 
     /// A host may have several addresses. Why one of them is not trusted says more than that nobody
     /// listens at another.
-    #[test]
     #[cfg(feature = "tls")]
+    #[test]
     fn a_failure_of_tls_is_reported_though_another_address_is_dead() {
-        let garbage = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = garbage.local_addr().unwrap().port();
-        let answers = std::thread::spawn(move || {
-            let mut client = garbage.accept().unwrap().0;
-            std::io::Write::write_all(&mut client, b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
-            std::io::Read::read_to_end(&mut client, &mut Vec::new())
-        });
-        let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let client = crate::client::wire::tls::tests::client();
+        let garbage = FakeServer::start(|_| Say::Bytes(b"HTTP/1.1 400 Bad Request\r\n".to_vec()));
+        let port = garbage.address().parse::<SocketAddr>().unwrap().port();
         let place = Place::Tcp {
             host: "localhost".to_owned(),
             port,
         };
-        let endpoint = Endpoint::new(place, Some(client));
-        let ways = [way(port), way(closed)];
+        let endpoint = Endpoint::new(place, Some(crate::client::wire::tls::tests::client()));
         let access = Access::new(None, 0, Expected::Server);
-        let failure = access.open(
-            &endpoint,
-            &ways,
-            &[],
-            Moment::now().after(Duration::from_secs(10)),
-            |_| Ok(()),
-        );
+        let failure = open(&access, &endpoint, &[port, 1], Duration::from_secs(10));
         assert!(matches!(failure, Err(Failure::Tls { .. })));
-        let _ = answers.join().unwrap();
     }
 }

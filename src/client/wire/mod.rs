@@ -5,7 +5,7 @@
 //! receives messages. [`endpoint`] is where it leads, [`resp`] the bytes of commands and replies.
 //! [`failure`] says why a command has no result, and whether Redis executed it; [`refusal`] is an
 //! error that the server sent, and `io_error` says what an error of the socket or of TLS means for
-//! the connection. This room may use `base`.
+//! the connection. [`system`] has the sockets of the system. This room may use `base`.
 
 pub(crate) mod pool;
 pub(crate) mod login;
@@ -19,3 +19,5 @@ pub(crate) mod failure;
 pub(crate) mod resp;
 pub(crate) mod refusal;
 mod io_error;
+#[cfg_attr(test, path = "system/simulated.rs")]
+mod system;

@@ -18,11 +18,10 @@ use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, SystemCause};
-#[cfg(test)]
-use crate::base::sync::scheduler;
 use crate::base::sync::{process, thread};
 use crate::client::wire::failure::Failure;
 use crate::client::wire::link::{Condemned, FAIR_TRY, Link};
+use crate::client::wire::system;
 
 /// The longest wait for a slot. A thread uses a link only for a few commands, so a longer wait is
 /// useless. (And r2d2 panics if the end of a wait overflows.)
@@ -47,20 +46,10 @@ pub(crate) struct Worker {
     pid: u32,
 }
 
-#[cfg(not(test))]
-type SlotPool<M> = r2d2::Pool<M>;
-
-#[cfg(not(test))]
-pub(crate) type BorrowedSlot = r2d2::PooledConnection<Slots>;
-
-#[cfg(test)]
-use crate::base::sync::scheduler::SlotPool;
-
-#[cfg(test)]
-pub(crate) type BorrowedSlot = crate::base::sync::scheduler::Slot<Slots>;
+pub(crate) type BorrowedSlot = system::BorrowedSlot<Slots>;
 
 pub(crate) struct Pool {
-    slots: SlotPool<Slots>,
+    slots: system::SlotPool<Slots>,
     condemned: Arc<Condemned>,
     /// When the last answer came over a link that has been given back. It tells a thread that waits
     /// for a link whether Redis answers at all.
@@ -74,13 +63,6 @@ pub(crate) struct Pool {
 
 impl Worker {
     pub(crate) fn start() -> Result<Worker, Error> {
-        #[cfg(test)]
-        if scheduler::inside() {
-            return Ok(Worker {
-                threads: Arc::clone(&scheduler::UNUSED),
-                pid: process::id(),
-            });
-        }
         // The worker that r2d2 makes by default would go on until its next round, up to half a
         // minute after the pool is dropped.
         let threads = ScheduledThreadPool::builder()
@@ -88,7 +70,7 @@ impl Worker {
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
             .thread_name_pattern("relatch-pool-{}");
         Ok(Worker {
-            threads: Arc::new(start(|| threads.build())?),
+            threads: system::threads(|| start(|| threads.build()))?,
             pid: process::id(),
         })
     }
@@ -116,14 +98,8 @@ impl Pool {
             .test_on_check_out(false)
             .thread_pool(Arc::clone(&worker.threads))
             .build_unchecked(Slots);
-        #[cfg(test)]
-        let slots = if scheduler::inside() {
-            SlotPool::simulated(Slots, size)
-        } else {
-            SlotPool::Real(slots)
-        };
         Pool {
-            slots,
+            slots: system::slots(slots),
             condemned: Arc::default(),
             answered_at: AtomicU64::new(0),
             on_close,
@@ -301,6 +277,7 @@ fn start<T>(build: impl FnOnce() -> T) -> Result<T, Error> {
 pub(crate) type Slot = Option<Box<Link>>;
 
 /// What r2d2 needs to make slots.
+#[derive(Default)]
 pub(crate) struct Slots;
 
 impl r2d2::ManageConnection for Slots {

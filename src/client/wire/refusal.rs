@@ -53,7 +53,7 @@ pub(crate) struct Refusal {
     /// For people.
     pub(crate) message: String,
     /// As Redis sent it. Never shown.
-    said: Box<str>,
+    pub(super) said: Box<str>,
 }
 
 impl Refusal {
@@ -99,11 +99,6 @@ impl Refusal {
     /// True if this is in the text that Redis sent.
     pub(crate) fn says(&self, words: &str) -> bool {
         self.said.contains(words)
-    }
-
-    #[cfg(test)]
-    pub(crate) fn said(&self) -> &str {
-        &self.said
     }
 
     /// The address in a redirect: its third word.

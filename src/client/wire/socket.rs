@@ -1,26 +1,20 @@
 //! A socket of the system, over TCP or on a Unix path, whose calls end by a deadline.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr};
 #[cfg(unix)]
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::io::tcp::socket2::{self, TcpKeepalive};
 #[cfg(unix)]
-use redis::io::tcp::socket2::{Domain, SockAddr, Type};
+use redis::io::tcp::socket2::{self, Domain, SockAddr, Type};
 
 use crate::base::clock::Moment;
-#[cfg(test)]
-use crate::base::sync::scheduler;
+use crate::client::wire::system::{self, Handle};
 
 /// The shortest timeout that is set on a socket. Zero would mean no timeout.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
-
-/// How long a connection may be silent before the system sends TCP keepalive probes. The probes
-/// keep firewalls from dropping an idle connection, and end a connection whose other end is gone.
-const ASKED_AFTER: Duration = Duration::from_secs(30);
 
 /// One way to reach a server.
 #[derive(Clone, Debug)]
@@ -40,12 +34,6 @@ pub(crate) struct Socket {
     /// Whether the handle was called since the deadline was set.
     begun: bool,
 }
-
-#[cfg(not(test))]
-type Handle = socket2::Socket;
-
-#[cfg(test)]
-use simulated::Handle;
 
 /// Ends a connection, even while another thread is blocked in it. Keeps no connection open.
 #[derive(Clone, Debug)]
@@ -78,19 +66,7 @@ impl Socket {
     pub(super) fn open(way: &Way, limit: Duration) -> io::Result<Socket> {
         let deadline = Moment::now().after(limit);
         match way {
-            Way::Tcp(address) => {
-                #[cfg(test)]
-                if let Some(socket) = scheduler::connect(*address, limit) {
-                    return Ok(Socket::new(socket?, deadline));
-                }
-                let stream = TcpStream::connect_timeout(address, limit)?;
-                // With Nagle's algorithm, a clean-up that is written behind an unanswered command
-                // would wait for that answer.
-                stream.set_nodelay(true)?;
-                let socket = socket2::Socket::from(stream);
-                socket.set_tcp_keepalive(&keepalive())?;
-                Ok(Socket::new(socket, deadline))
-            }
+            Way::Tcp(address) => Ok(Socket::new(system::connect(*address, limit)?, deadline)),
             #[cfg(unix)]
             Way::Unix(path) => {
                 // While the other end accepts nothing, and its queue is full, `connect` blocks, and
@@ -121,22 +97,8 @@ impl Socket {
     }
 
     /// Reads what has arrived. Does not wait.
-    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
     pub(super) fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        #[cfg(test)]
-        if let Handle::Simulated(socket) = &*self.handle {
-            return socket.read_now(buffer);
-        }
-        let handle: &socket2::Socket = &self.handle;
-        Ok(rustix::net::recv(handle, buffer, rustix::net::RecvFlags::DONTWAIT)?.1)
-    }
-
-    /// Reads what has arrived. Does not wait.
-    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
-    pub(super) fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.handle.set_nonblocking(true)?;
-        let read = (&*self.handle).read(buffer);
-        self.handle.set_nonblocking(false).and(read)
+        system::read_now(&self.handle, buffer)
     }
 
     /// A handle by which another thread can end the connection.
@@ -191,110 +153,6 @@ impl Write for Socket {
     /// The socket keeps nothing back.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// The settings of TCP keepalive: see [`ASKED_AFTER`].
-fn keepalive() -> TcpKeepalive {
-    let keepalive = TcpKeepalive::new().with_time(ASKED_AFTER);
-    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
-    let keepalive = {
-        const EVERY: Duration = Duration::from_secs(10);
-        const TIMES: u32 = 3;
-        keepalive.with_interval(EVERY).with_retries(TIMES)
-    };
-    keepalive
-}
-
-/// A socket of the system or, inside of a run of the simulator, one of that.
-#[cfg(test)]
-mod simulated {
-    use std::io::{self, Read, Write};
-    use std::net::Shutdown;
-    use std::ops::Deref;
-    use std::time::Duration;
-
-    use redis::io::tcp::socket2;
-
-    use crate::base::sync::scheduler;
-
-    #[derive(Debug)]
-    pub(super) enum Handle {
-        System(socket2::Socket),
-        Simulated(scheduler::Socket),
-    }
-
-    impl Handle {
-        pub(super) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-            match self {
-                Handle::System(socket) => socket.shutdown(how),
-                Handle::Simulated(socket) => {
-                    socket.shutdown();
-                    Ok(())
-                }
-            }
-        }
-
-        pub(super) fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-            match (self, timeout) {
-                (Handle::System(socket), _) => return socket.set_read_timeout(timeout),
-                (Handle::Simulated(socket), Some(timeout)) => socket.set_timeout(timeout),
-                (Handle::Simulated(_), None) => {}
-            }
-            Ok(())
-        }
-
-        pub(super) fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-            match self {
-                Handle::System(socket) => socket.set_write_timeout(timeout),
-                Handle::Simulated(_) => Ok(()),
-            }
-        }
-    }
-
-    impl Read for &Handle {
-        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            match self {
-                Handle::System(socket) => (&*socket).read(buffer),
-                Handle::Simulated(socket) => socket.read(buffer),
-            }
-        }
-    }
-
-    impl Write for &Handle {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            match self {
-                Handle::System(socket) => (&*socket).write(bytes),
-                Handle::Simulated(socket) => socket.write(bytes),
-            }
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    impl Deref for Handle {
-        type Target = socket2::Socket;
-
-        fn deref(&self) -> &socket2::Socket {
-            match self {
-                Handle::System(socket) => socket,
-                Handle::Simulated(_) => unreachable!("there is no socket of the system"),
-            }
-        }
-    }
-
-    impl From<socket2::Socket> for Handle {
-        fn from(socket: socket2::Socket) -> Handle {
-            Handle::System(socket)
-        }
-    }
-
-    impl From<scheduler::Socket> for Handle {
-        fn from(socket: scheduler::Socket) -> Handle {
-            Handle::Simulated(socket)
-        }
     }
 }
 

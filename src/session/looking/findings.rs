@@ -132,14 +132,14 @@ mod tests {
 
         #[test]
         fn whatever_a_server_says_a_finding_is_one_line(text in garbled::text(Just(INFO))) {
-            let finding = of_evictions(&Info::of(&text)).to_string();
+            let finding = of_evictions(&Info::read(text.as_bytes())).to_string();
             prop_assert!(garbled::is_one_line(&finding), "{:?}", finding);
         }
     }
 
     #[test]
     fn what_can_lose_locks_is_found() {
-        let verdict = |text| of_evictions(&Info::of(text)).verdict;
+        let verdict = |text: &str| of_evictions(&Info::read(text.as_bytes())).verdict;
         assert_eq!(verdict(INFO), Verdict::Well);
         assert_eq!(
             verdict("maxmemory:0\nmaxmemory_policy:allkeys-lru"),

@@ -238,20 +238,6 @@ mod tests {
             .map_or(Moment::PAST, |entry| entry.expires)
     }
 
-    fn extend(
-        store: &MemoryStore,
-        key: &str,
-        token: &str,
-        lease: u64,
-    ) -> Result<Compared, Failure> {
-        (&*store).extend(&Extension { key, token, lease }, Moment::NEVER)
-    }
-
-    fn expire(store: &MemoryStore, key: &str) {
-        let mut keys = store.keys.lock();
-        keys.live(key).unwrap().expires = Moment::PAST;
-    }
-
     fn is_taken(store: &MemoryStore, key: &str, token: &str) -> bool {
         matches!(
             (&*store).claim(wanted(key, token), Moment::NEVER),
@@ -259,151 +245,124 @@ mod tests {
         )
     }
 
+    const NEVER: Moment = Moment::NEVER;
+
     #[test]
     fn each_command_compares_the_token() {
-        let store = MemoryStore::default();
-        assert!(is_taken(&store, "a", "one") && !is_taken(&store, "a", "two"));
-        for (key, token, compared) in [
-            ("a", "two", Compared::NotOurs),
-            ("b", "one", Compared::Absent),
-        ] {
-            assert_eq!(
-                (&store).remove(&[key], token, Moment::NEVER).unwrap(),
-                compared
-            );
-            assert_eq!(extend(&store, key, token, 1000).unwrap(), compared);
-            assert_eq!(
-                (&store).keep(key, token, 1000, Moment::NEVER).unwrap(),
-                compared
-            );
-            assert_eq!(end_of(&store, key, token), Moment::PAST);
+        type Command = fn(&mut &MemoryStore, &str, &str) -> Result<Compared, Failure>;
+        let commands: [Command; 5] = [
+            |store, key, token| {
+                store.extend(
+                    &Extension {
+                        key,
+                        token,
+                        lease: 600_000,
+                    },
+                    NEVER,
+                )
+            },
+            |store, key, token| match store.adopt(token, 0, wanted(key, token), NEVER)? {
+                AdoptReply::Adopted { .. } => Ok(Compared::Done),
+                AdoptReply::Absent => Ok(Compared::Absent),
+                AdoptReply::NotOurs => Ok(Compared::NotOurs),
+            },
+            |store, key, token| {
+                let (removed, claim) = store.remove_and_claim(token, wanted(key, token), NEVER)?;
+                let is_taken = matches!(claim, ClaimReply::Taken { .. });
+                assert_eq!(
+                    is_taken,
+                    !matches!(removed, Ok(Compared::NotOurs)),
+                    "{claim:?}"
+                );
+                if let Ok(Compared::Absent) = removed {
+                    assert!(store.delete(key).is_some() && store.delete(key).is_none());
+                }
+                removed
+            },
+            |store, key, token| store.remove(&[key], token, NEVER),
+            |store, key, token| store.keep(key, token, 1000, NEVER),
+        ];
+        for command in commands {
+            let store = &MemoryStore::default();
+            assert!(is_taken(store, "a", "one") && !is_taken(store, "a", "two"));
+            for (key, token, compared) in [
+                ("a", "two", Compared::NotOurs),
+                ("b", "one", Compared::Absent),
+                ("a", "one", Compared::Done),
+            ] {
+                assert_eq!(command(&mut &*store, key, token).unwrap(), compared);
+            }
         }
-        let (removed, claim) = (&store)
-            .remove_and_claim("two", wanted("a", "three"), Moment::NEVER)
-            .unwrap();
-        assert!(
-            matches!(removed, Ok(Compared::NotOurs)) && matches!(claim, ClaimReply::Busy(None)),
-            "{claim:?}"
-        );
-        let (removed, claim) = (&store)
-            .remove_and_claim("one", wanted("a", "three"), Moment::NEVER)
-            .unwrap();
-        assert!(
-            matches!(removed, Ok(Compared::Done)) && matches!(claim, ClaimReply::Taken { .. }),
-            "{claim:?}"
-        );
-        assert_eq!(
-            (&store).remove(&["a"], "three", Moment::NEVER).unwrap(),
-            Compared::Done
-        );
-        assert!(is_taken(&store, "a", "four"));
-        let (removed, claim) = (&store)
-            .remove_and_claim("gone", wanted("b", "five"), Moment::NEVER)
-            .unwrap();
-        assert!(
-            matches!(removed, Ok(Compared::Absent)) && matches!(claim, ClaimReply::Taken { .. }),
-            "{claim:?}"
-        );
     }
 
     #[test]
     fn an_expired_key_is_absent_and_leaves_nothing_behind() {
         let store = MemoryStore::default();
         let all = |store: &MemoryStore| store.all("").unwrap().len();
+        let living: Vec<String> = (0..100).map(|n| format!("living {n}")).collect();
+        assert!(living.iter().all(|key| is_taken(&store, key, "one")));
         for key in 0..1000 {
             let key = key.to_string();
-            assert!(is_taken(&store, &key, "one"));
-            assert_eq!(all(&store), 1);
-            expire(&store, &key);
+            assert!(is_taken(&store, &key, "one") && all(&store) == 101);
+            store.keys.lock().live(&key).unwrap().expires = Moment::PAST;
             assert_eq!(
-                (&store).remove(&[&*key], "one", Moment::NEVER).unwrap(),
+                (&store).remove(&[&*key], "one", NEVER).unwrap(),
                 Compared::Absent
             );
-            assert_eq!(all(&store), 0, "a survey does not list it");
         }
+        assert!(living.iter().all(|key| !is_taken(&store, key, "two")));
+        assert_eq!(all(&store), 100, "a survey lists those that live");
         assert!(
-            store.keys.lock().by_name.len() < 100,
+            store.keys.lock().by_name.len() < 300,
             "expired keys pile up"
         );
     }
 
     #[test]
-    fn a_key_that_was_removed_leaves_nothing_to_the_next_holder() {
+    fn a_key_is_renewed_and_never_shortened_and_its_removal_wakes_waiters() {
         let store = MemoryStore::default();
         let changes = std::sync::Arc::new(Mutex::new(Vec::new()));
         let changed = std::sync::Arc::clone(&changes);
         store.on_change(move |key| changed.lock().push(key.to_owned()));
-        assert!(is_taken(&store, "a", "one"));
-        extend(&store, "a", "one", 600_000).unwrap();
-        assert_eq!(
-            (&store).remove(&["a"], "one", Moment::NEVER).unwrap(),
-            Compared::Done
-        );
-        assert!(is_taken(&store, "a", "two"));
-        assert!(end_of(&store, "a", "two") < Moment::now().after(Duration::from_secs(61)));
-        assert!(store.delete("a").is_some() && store.delete("a").is_none());
-        assert_eq!(*changes.lock(), ["a", "a"], "waiters are woken");
-    }
-
-    #[test]
-    fn a_table_that_grows_keeps_every_key_that_lives() {
-        let store = MemoryStore::default();
-        let keys: Vec<String> = (0..100).map(|n| n.to_string()).collect();
-        assert!(keys.iter().all(|key| is_taken(&store, key, "one")));
-        assert!(keys.iter().all(|key| !is_taken(&store, key, "two")));
+        let fence = |key, token| {
+            let counter = Some("counter");
+            match (&store).claim(
+                Wanted {
+                    counter,
+                    ..wanted(key, token)
+                },
+                NEVER,
+            ) {
+                Ok(ClaimReply::Taken { number }) => number,
+                other => panic!("{other:?}"),
+            }
+        };
+        let first = fence("a", "one");
         assert!(
-            keys.iter()
-                .all(|key| end_of(&store, key, "one") > Moment::PAST)
+            first > Some(0) && fence("b", "one") > first,
+            "a fence never repeats"
         );
-    }
-
-    #[test]
-    fn the_latest_outage_counts() {
-        let store = MemoryStore::default();
-        let is_away = || (&store).look("a", None, Moment::NEVER).is_err();
-        store.go_away(Duration::ZERO);
-        assert!(!is_away());
-        store.go_away(Duration::from_secs(60));
-        assert!(is_away());
-        store.go_away(Duration::ZERO);
-        assert!(!is_away());
-    }
-
-    #[test]
-    fn an_adoption_takes_the_lock_from_nobody_but_its_sender() {
-        let store = MemoryStore::default();
-        let adopts = |key| {
-            let reply = (&store)
-                .adopt("one", 0, wanted(key, "two"), Moment::NEVER)
-                .unwrap();
-            matches!(reply, AdoptReply::Adopted { .. })
-        };
-        assert!(is_taken(&store, "a", "one") && adopts("a"));
-        assert!(!adopts("a"), "the parcel was used");
+        let taken = end_of(&store, "a", "one");
+        for (lease, is_later) in [(1000, false), (600_000, true)] {
+            let extension = Extension {
+                key: "a",
+                token: "one",
+                lease,
+            };
+            assert_eq!((&store).extend(&extension, NEVER).unwrap(), Compared::Done);
+            assert_eq!(end_of(&store, "a", "one") > taken, is_later);
+        }
         assert_eq!(
-            (&store).remove(&["a"], "two", Moment::NEVER).unwrap(),
+            (&store).remove(&["a"], "one", NEVER).unwrap(),
             Compared::Done
         );
-        assert!(!adopts("a"), "nobody has the lock");
-    }
-
-    #[test]
-    fn a_renewal_never_shortens_a_lease_and_a_fence_never_repeats() {
-        let store = MemoryStore::default();
-        let numbered = |key| Wanted {
-            counter: Some("counter"),
-            ..wanted(key, "one")
-        };
-        let fence = |key| match (&store).claim(numbered(key), Moment::NEVER) {
-            Ok(ClaimReply::Taken { number }) => number,
-            other => panic!("{other:?}"),
-        };
-        let first = fence("a");
-        assert!(first > Some(0) && fence("b") > first);
-        let end = end_of(&store, "a", "one");
-        assert_eq!(extend(&store, "a", "one", 1000).unwrap(), Compared::Done);
-        assert_eq!(end_of(&store, "a", "one"), end);
-        extend(&store, "a", "one", 120_000).unwrap();
-        assert!(end_of(&store, "a", "one") > end);
+        assert!(is_taken(&store, "a", "two"), "it has a lease of its own");
+        assert!(end_of(&store, "a", "two") < Moment::now().after(Duration::from_secs(61)));
+        assert!(store.delete("a").is_some());
+        assert_eq!(*changes.lock(), ["a", "a"]);
+        for (seconds, is_away) in [(0, false), (60, true), (0, false)] {
+            store.go_away(Duration::from_secs(seconds));
+            assert_eq!((&store).look("a", None, NEVER).is_err(), is_away);
+        }
     }
 }

@@ -16,6 +16,7 @@ mod network;
 mod order;
 mod process;
 mod runs;
+pub(crate) mod seeded_bugs;
 mod slots;
 mod threads;
 mod tools;
@@ -54,6 +55,9 @@ pub(crate) use runs::{Ended, UNUSED, in_many_orders, in_orders, orders, run};
 pub(crate) use slots::{Slot, SlotPool};
 pub(crate) use threads::{Local, thread};
 pub(crate) use tools::{Condvar, Mutex, MutexGuard, atomic};
+
+/// A map has the same order in each run with the same seed.
+pub(crate) type Hash = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
 /// The clock's time when a run begins, in nanoseconds.
 pub(crate) const START: u64 = 1_000_000_000_000;
@@ -315,8 +319,18 @@ pub(crate) fn later(span: Duration, call: impl FnOnce() + 'static) {
 }
 
 /// A random number of the run.
-pub(crate) fn random() -> u64 {
+fn random() -> u64 {
     world(|world| world.chance.random()).expect("inside of a run")
+}
+
+/// 128 random bits. `None` outside of a run.
+pub(crate) fn random_bits() -> Option<u128> {
+    inside().then(|| u128::from(random()) << 64 | u128::from(random()))
+}
+
+/// A random number from zero to below one. `None` outside of a run.
+pub(crate) fn random_fraction() -> Option<f64> {
+    inside().then(|| f64::from((random() >> 40) as u32) / f64::from(1 << 24))
 }
 
 /// A random number below `n`.

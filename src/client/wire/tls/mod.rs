@@ -228,7 +228,7 @@ pub(crate) mod tests {
     fn bytes_without_data_are_bounded() {
         let listener = listen();
         let (mut config, client) = configs();
-        config.send_tls13_tickets = 20_000;
+        config.send_tls13_tickets = 2_000;
         thread::scope(|scope| {
             scope.spawn(|| accept(&listener, config));
             let mut stream = open(&listener, &client);
