@@ -8,6 +8,7 @@ mod holds;
 mod lost;
 mod maps;
 mod nodes;
+mod outages;
 mod parcels;
 mod sets;
 mod switches;
