@@ -87,11 +87,6 @@ impl Rig {
         Rig::with(|builder| builder.lease(LEASE).renew_every(PERIOD))
     }
 
-    /// Like [`with`](Rig::with), but with the timeouts that a manager has by default.
-    pub(crate) fn with_defaults(change: impl FnOnce(Builder) -> Builder) -> Rig {
-        Rig::at(Over::Tcp, |url| change(LockManager::builder(url)))
-    }
-
     fn at(over: Over, configure: impl FnOnce(&str) -> Builder) -> Rig {
         let server = Server::start();
         let proxy = Proxy::start(server.port());

@@ -29,13 +29,9 @@ pub(crate) fn run_role(name: &str) {
         "refused" => crate::calls::logs::refused(),
         "drawer" => drawer(),
         "builder" => crate::turns::processes::build_as_told(),
-        "two waiters" => crate::turns::processes::wait_as_told(),
-        "resolver" => crate::turns::processes::resolve_as_told(),
         "ender" => crate::turns::thread_exit::end_as_told(),
         "wall clock" => crate::leases::wall_clock::wall_clock_as_told(),
-        "fencer" => crate::turns::fence_growth::take_as_told(),
         "spiller" => crate::calls::secrets::spill(),
-        "embracer" => crate::turns::deadlocks::embrace_as_told(),
         "writer" => crate::slots::read_write::write_as_told(),
         "readers" => crate::slots::read_write::read_and_write_as_told(),
         "slots" => crate::slots::semaphore::use_slots_as_told(),
@@ -94,41 +90,61 @@ fn watch(guard: &LockGuard, lease: Duration) -> bool {
     }
 }
 
-/// Forks with the lock `a` held twice, or not held. The C library's `sync` forks (see
-/// `tests/rig/preload/fork.c`).
+/// What the process holds when it forks: the lock `a` twice, a set, a detached hold and a parcel.
+struct Holds {
+    guards: (LockGuard, LockGuard),
+    set: MultiLockGuard,
+    detached: DetachedHold,
+    parcel: LockParcel,
+}
+
+impl Holds {
+    fn take(locks: &LockManager) -> Holds {
+        let lock = |key| locks.lock(key).expect("locks");
+        let guards = (lock("a"), lock("a"));
+        // Opens the keeper's connection.
+        let extended = guards.0.set_lease(Duration::from_secs(20));
+        extended.expect("extends");
+        Holds {
+            guards,
+            set: locks.several(["x", "y"]).lock().expect("locks"),
+            detached: lock("d").detach().expect("detaches"),
+            parcel: lock("p").hand_over().expect("hands over"),
+        }
+    }
+
+    /// Checks, in the parent, that all are as they were.
+    fn are_unaffected(self, locks: &LockManager) {
+        self.set.confirm(Duration::ZERO).expect("held");
+        self.set.unlock().expect("unlocks");
+        drop(locks.adopt(&self.parcel).expect("nobody has adopted it"));
+        let attached = self.detached.attach().expect("attaches");
+        assert_eq!(attached.unlock().expect("unlocks"), Unlocked::Released);
+        let (outer, inner) = self.guards;
+        assert!(outer.is_valid() && inner.is_valid());
+        assert_eq!(locks.held().len(), 1);
+        let extended = outer.set_lease(Duration::from_millis(300));
+        extended.expect("extends");
+        eventually(Duration::from_secs(5), "the hold is renewed", || {
+            locks.stats().renewed >= 4
+        });
+        let left = outer.unlock().expect("unlocks");
+        assert_eq!(left, Unlocked::StillHeld { depth: 1 });
+        assert_eq!(inner.unlock().expect("unlocks"), Unlocked::Released);
+    }
+}
+
+/// Forks with several holds. The C library's `sync` forks (see `tests/rig/preload/fork.c`).
 fn forker() {
     let locks = LockManager::connect(&role::arg("url")).expect("connects");
-    let hold = || {
-        (
-            locks.lock("a").expect("locks"),
-            locks.lock("a").expect("locks again"),
-        )
-    };
-    let guards = (role::arg("holding") == "yes").then(hold);
-    if let Some((guard, _)) = &guards {
-        // Opens the keeper's connection.
-        guard.set_lease(Duration::from_secs(20)).expect("extends");
-    }
-    let set = (guards.is_some()).then(|| locks.several(["x", "y"]).lock().expect("locks"));
-    let detached =
-        (guards.is_some()).then(|| locks.lock("d").expect("locks").detach().expect("detaches"));
-    let parcel = (guards.is_some()).then(|| {
-        locks
-            .lock("p")
-            .expect("locks")
-            .hand_over()
-            .expect("hands over")
-    });
+    let holds = Holds::take(&locks);
     drop(locks.lock("warm-up").expect("locks"));
     role::report("forking");
     role::next_line();
     let parent = process::id();
     rustix::fs::sync();
     if process::id() != parent {
-        let forked = catch_unwind(AssertUnwindSafe(|| {
-            let guards = stay_in_their_process(&locks, guards, parcel.as_ref());
-            forked(locks, guards, set, detached);
-        }));
+        let forked = catch_unwind(AssertUnwindSafe(|| forked(locks, holds)));
         process::exit(i32::from(forked.is_err()));
     }
     let (_, status) = wait(WaitOptions::empty())
@@ -136,39 +152,8 @@ fn forker() {
         .expect("there is a child");
     role::report(format!("the copy: {:?}", status.exit_status()));
     role::next_line();
-    if let Some(set) = set {
-        set.confirm(Duration::ZERO).expect("held");
-        set.unlock().expect("unlocks");
-    }
-    if let Some(parcel) = parcel {
-        drop(locks.adopt(&parcel).expect("nobody else has adopted it"));
-    }
-    if let Some(hold) = detached {
-        assert_eq!(
-            hold.attach().expect("attaches").unlock().expect("unlocks"),
-            Unlocked::Released
-        );
-    }
-    if let Some((outer, inner)) = guards {
-        assert!(outer.is_valid() && inner.is_valid());
-        assert_eq!(locks.held().len(), 1);
-        outer
-            .set_lease(Duration::from_millis(300))
-            .expect("extends");
-        eventually(Duration::from_secs(5), "the hold is renewed", || {
-            locks.stats().renewed >= 4
-        });
-        assert!(outer.is_valid());
-        assert_eq!(
-            outer.unlock().expect("unlocks"),
-            Unlocked::StillHeld { depth: 1 }
-        );
-        assert_eq!(inner.unlock().expect("unlocks"), Unlocked::Released);
-    }
-    assert_eq!(
-        locks.lock("a").expect("locks").unlock().expect("unlocks"),
-        Unlocked::Released
-    );
+    holds.are_unaffected(&locks);
+    drop(locks.lock("a").expect("locks"));
     role::report("fine");
 }
 
@@ -235,56 +220,34 @@ fn is_forked(error: Option<Error>) {
     }
 }
 
-/// Checks that the forked copy can neither hand a lock over nor adopt one. Returns the guards.
-fn stay_in_their_process(
-    locks: &LockManager,
-    guards: Option<(LockGuard, LockGuard)>,
-    parcel: Option<&LockParcel>,
-) -> Option<(LockGuard, LockGuard)> {
-    within(Duration::from_secs(1), "what a copy may not do", || {
-        if let Some(parcel) = parcel {
-            is_forked(locks.adopt(parcel).err());
-        }
-        let (outer, inner) = guards?;
-        let (inner, error) = inner.try_hand_over().expect_err("forked");
-        is_forked(Some(error));
-        Some((outer, inner))
-    })
-}
-
 /// Checks, in the forked copy, what the parent's manager and guards do.
-fn forked(
-    locks: LockManager,
-    guards: Option<(LockGuard, LockGuard)>,
-    set: Option<MultiLockGuard>,
-    detached: Option<DetachedHold>,
-) {
+fn forked(locks: LockManager, holds: Holds) {
     let second = Duration::from_secs(1);
-    if let Some((outer, inner)) = &guards {
-        assert!(!outer.is_valid() && !inner.is_valid() && !outer.watch().is_valid());
-        let watch = outer.watch();
-        let waits = || {
-            (
-                watch.remaining(),
-                watch.wait_at_risk(Duration::ZERO),
-                watch.wait_lost(second),
-            )
-        };
-        assert_eq!(
-            within(second / 2, "a watch of the copy", waits),
-            (Duration::ZERO, None, None)
-        );
-        is_forked(outer.verify().err());
-        is_forked(outer.confirm(second).err());
-        is_forked(outer.ensure(second).err());
-        is_forked(inner.set_lease(second).err());
-    }
-    if let Some(set) = &set {
-        assert!(set.remaining().is_zero());
-        is_forked(set.ensure(second).err());
-        is_forked(set.confirm(second).err());
-        is_forked(locks.several(["x", "z"]).lock().err());
-    }
+    let Holds {
+        guards: (outer, inner),
+        set,
+        detached,
+        parcel,
+    } = holds;
+    is_forked(locks.adopt(&parcel).err());
+    let (inner, error) = inner.try_hand_over().expect_err("forked");
+    is_forked(Some(error));
+    assert!(!outer.is_valid() && !inner.is_valid() && !outer.watch().is_valid());
+    let watch = outer.watch();
+    let waits = || {
+        let at_risk = watch.wait_at_risk(Duration::ZERO);
+        (watch.remaining(), at_risk, watch.wait_lost(second))
+    };
+    let watched = within(second / 2, "a watch of the copy", waits);
+    assert_eq!(watched, (Duration::ZERO, None, None));
+    is_forked(outer.verify().err());
+    is_forked(outer.confirm(second).err());
+    is_forked(outer.ensure(second).err());
+    is_forked(inner.set_lease(second).err());
+    assert!(set.remaining().is_zero());
+    is_forked(set.ensure(second).err());
+    is_forked(set.confirm(second).err());
+    is_forked(locks.several(["x", "z"]).lock().err());
     is_forked(locks.several(["p", "q"]).lock().err());
     for key in ["a", "b"] {
         is_forked(locks.lock(key).err());
@@ -296,23 +259,15 @@ fn forked(
         is_forked(locks.named(key).holder().err());
         is_forked(locks.named(key).force_unlock().err());
     }
-    assert!(locks.held().is_empty());
-    assert!(locks.waiting().is_empty());
+    assert!(locks.held().is_empty() && locks.waiting().is_empty());
     assert_eq!((locks.stats().waiting, locks.stats().held), (0, 0));
     within(second, "giving back what is the parent's", || {
         assert!(locks.shutdown(second).is_empty() && locks.shutdown_and_release(second).is_empty());
-        if let Some(set) = set {
-            is_forked(set.unlock().err());
-        }
-        if let Some((outer, inner)) = guards {
-            is_forked(outer.unlock().err());
-            is_forked(inner.detach().err());
-        }
-        if let Some(hold) = detached {
-            let (hold, error) = hold.try_attach().expect_err("forked");
-            is_forked(Some(error));
-            drop(hold);
-        }
-        drop(locks);
+        is_forked(set.unlock().err());
+        is_forked(outer.unlock().err());
+        is_forked(inner.detach().err());
+        let (hold, error) = detached.try_attach().expect_err("forked");
+        is_forked(Some(error));
+        drop((hold, locks));
     });
 }

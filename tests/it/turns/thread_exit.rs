@@ -130,25 +130,16 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             long.set_lease(2 * LEASE).expect("the lock is held");
             long.verify().expect("the lock is held");
             drop(long);
+            let forced = locks.named("a").force_unlock().expect("answers");
+            assert!(forced.is_some(), "the lock was held");
             drop(guard);
+            // Another holder has this lock.
+            drop(locks.lock("foreign").expect("locks when its lease is over"));
             eventually(LONG, "all are released", || {
                 ["a", "b", "c", "d", "e", "f"]
                     .iter()
                     .all(|key| locks.named(key).holder().expect("answers").is_none())
             });
-        }),
-        "wait" => Box::new(move || {
-            // Another holder has this lock.
-            drop(locks.lock("foreign").expect("locks when its lease is over"));
-            drop(guard);
-        }),
-        "force" => Box::new(move || {
-            let _ = locks
-                .named("a")
-                .force_unlock()
-                .expect("answers")
-                .expect("the lock was held");
-            drop(guard);
         }),
         other => panic!("no such deed: {other}"),
     }
@@ -164,7 +155,7 @@ fn end(deed: &str, threads: &str, check: impl Fn(&Server, &str, &Worker) + Sync)
     let one = |order: &str, end: &str| {
         let server = Server::start();
         let url = server.url();
-        if deed == "wait" {
+        if deed == "lock others" {
             let millis = (2 * LEASE).as_millis().to_string();
             server.query::<()>(&["SET", "lock:foreign", "somebody", "PX", &millis]);
         }
@@ -206,11 +197,14 @@ fn a_manager_dropped_as_a_thread_local_stops_its_threads() {
 
 #[test]
 fn a_guard_dropped_as_a_thread_local_is_released() {
-    end("drop the guard", "few", |server, _, _| {
-        assert!(!server.exists("lock:a"));
-    });
-    end("drop the guard", "all", |server, _, _| {
-        assert!(!server.exists("lock:a"));
+    for deed in ["drop the guard", "drop both", "drop the manager first"] {
+        end(deed, "all", |server, order, _| {
+            assert!(!server.exists("lock:a"), "{deed}, {order}");
+        });
+    }
+    end("unlock", "few", |_, order, child| {
+        let said = child.expect_line("", LONG);
+        assert!(said.contains("Ok(Released)"), "{order}: {said}");
     });
 }
 
@@ -222,47 +216,14 @@ fn a_lock_to_be_kept_is_not_deleted_as_its_thread_ends() {
     });
 }
 
-#[test]
-fn a_guard_and_its_manager_can_be_dropped_as_thread_locals() {
-    for threads in ["few", "all"] {
-        for deed in ["drop both", "drop the manager first"] {
-            end(deed, threads, |server, order, _| {
-                assert!(!server.exists("lock:a"), "{order}");
-            });
-        }
-    }
-}
-
-#[test]
-fn unlock_in_a_thread_that_ends_releases_the_lock() {
-    end("unlock", "few", |_, order, child| {
-        let said = child.expect_line("", LONG);
-        assert!(said.contains("Ok(Released)"), "{order}: {said}");
-    });
-}
-
+/// It may wait for them, and force-unlock its own.
 #[test]
 fn a_thread_local_can_take_locks_as_it_is_dropped() {
-    end("lock others", "few", |server, _, _| {
-        assert!(keys(server).is_empty());
-    });
-    end("lock others", "all", |server, _, _| {
-        assert!(keys(server).is_empty());
-    });
-}
-
-#[test]
-fn a_thread_local_can_wait_for_a_lock_as_it_is_dropped() {
-    end("wait", "few", |server, _, _| {
-        assert!(server.get("lock:foreign").as_deref() != Some("somebody"));
-    });
-}
-
-#[test]
-fn a_thread_local_can_force_unlock_its_own_lock_as_it_is_dropped() {
-    end("force", "all", |server, _, _| {
-        assert!(!server.exists("lock:a"));
-    });
+    for threads in ["few", "all"] {
+        end("lock others", threads, |server, _, _| {
+            assert!(keys(server).is_empty());
+        });
+    }
 }
 
 #[test]

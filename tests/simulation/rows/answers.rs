@@ -283,50 +283,55 @@ fn a_thread_behind_another_one_knows_at_its_end_whether_redis_is_silent() {
     });
 }
 
-/// At zero, the threads of a process hand nothing off, and each leaves the lock free in between.
+/// Four threads of one process, and one of another. At zero, the four hand nothing off, and each
+/// leaves the lock free in between. Otherwise, each turn is shorter than their budget.
 #[test]
-fn without_hand_offs_other_processes_get_their_turns() {
-    in_scenes(8, |_| {
-        let is_over = Arc::new(Mutex::new(false));
-        let lives = |threads: usize| {
-            let is_over = Arc::clone(&is_over);
-            move || {
-                let locks = locks(|builder| builder.local_handoff(Duration::ZERO));
-                let longest = Arc::new(Mutex::new(Duration::ZERO));
-                let begin = |_| {
-                    let (locks, is_over) = (locks.clone(), Arc::clone(&is_over));
-                    let longest = Arc::clone(&longest);
-                    thread::spawn(move || {
-                        while !*is_over.lock() {
-                            let asked = now();
-                            let guard = locks.lock("a").expect("Redis works");
-                            let mut longest = longest.lock();
-                            *longest = longest.max(since(asked));
-                            drop(longest);
-                            thread::sleep(10 * QUICK + some(40 * QUICK));
-                            drop(guard);
-                        }
-                    })
-                };
-                let all: Vec<_> = (0..threads).map(begin).collect();
-                for thread in all {
-                    thread.join().expect("no panic");
+fn other_processes_get_their_turns_with_hand_offs_and_without() {
+    for (handoff, work, most) in [
+        (Duration::ZERO, 50 * QUICK, 10 * SECOND),
+        (5 * QUICK, QUICK, SECOND),
+    ] {
+        in_scenes(8, move |_| {
+            let is_over = Arc::new(Mutex::new(false));
+            let lives = |threads: usize| {
+                let is_over = Arc::clone(&is_over);
+                move || {
+                    let locks = locks(|builder| builder.local_handoff(handoff));
+                    let begin = |_| {
+                        let (locks, is_over) = (locks.clone(), Arc::clone(&is_over));
+                        thread::spawn(move || take_turns(&locks, &is_over, work))
+                    };
+                    let all: Vec<_> = (0..threads).map(begin).collect();
+                    for thread in all {
+                        let longest = thread.join().expect("no panic");
+                        let is_alone = threads == 1;
+                        assert!(!is_alone || longest < SECOND / 2, "waited for {longest:?}");
+                    }
                 }
-                let longest = *longest.lock();
-                if threads == 1 {
-                    assert!(longest < SECOND / 2, "waited for {longest:?}");
-                }
-            }
-        };
-        let begin = |threads| {
-            let builder = thread::Builder::new().process(process(0));
-            builder.spawn(lives(threads)).expect("a thread")
-        };
-        let both = [begin(4), begin(1)];
-        thread::sleep(10 * SECOND);
-        *is_over.lock() = true;
-        let _ = both.map(|it| it.join().expect("no panic"));
-    });
+            };
+            let begin = |threads| {
+                let builder = thread::Builder::new().process(process(0));
+                builder.spawn(lives(threads)).expect("a thread")
+            };
+            let both = [begin(4), begin(1)];
+            thread::sleep(most);
+            *is_over.lock() = true;
+            let _ = both.map(|it| it.join().expect("no panic"));
+        });
+    }
+}
+
+/// Takes the lock again and again; returns the longest wait.
+fn take_turns(locks: &LockManager, is_over: &Mutex<bool>, work: Duration) -> Duration {
+    let mut longest = Duration::ZERO;
+    while !*is_over.lock() {
+        let asked = now();
+        let guard = locks.lock("a").expect("Redis works");
+        longest = longest.max(since(asked));
+        thread::sleep(work / 5 + some(work * 4 / 5));
+        drop(guard);
+    }
+    longest
 }
 
 /// Only the first of a queue looks at the clock once a second.

@@ -65,7 +65,7 @@ fn the_value_of_another_program_may_have_any_length() {
 
 /// Nothing would wait, so this is no deadlock.
 #[test]
-fn a_single_try_for_what_this_thread_holds_by_another_manager_is_busy() {
+fn row_34_a_second_manager_of_the_same_thread_fails_at_once_and_a_single_try_is_busy() {
     in_scenes(20, |_| {
         let (one, other) = (locks(|builder| builder), locks(|builder| builder));
         let guard = one.lock("a").expect("locks");

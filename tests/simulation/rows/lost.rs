@@ -8,7 +8,7 @@ use crate::simulation::rows::{QUICK, SECOND, World, in_scenes, locks, since, som
 use crate::{Error, LockGuard, LockManager, LostCause, Unlocked};
 
 /// After `moment`, all connections are reset, and none can be opened for `span`.
-pub(super) fn ends_after(world: &World, moment: Duration, span: Duration) {
+pub(crate) fn ends_after(world: &World, moment: Duration, span: Duration) {
     let address = world.servers.address(0);
     let span = u64::try_from(span.as_nanos()).expect("a short time");
     later(moment, move || {

@@ -10,6 +10,7 @@ mod leases;
 mod lost;
 mod maps;
 mod nodes;
+mod outages;
 mod reports;
 mod sets;
 mod stops;

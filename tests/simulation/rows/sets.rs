@@ -1,10 +1,10 @@
-//! Several locks at a time.
+//! Several locks at a time, and locks with several holders.
 
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{below, change_link, later, now, one_in, reset_all, thread};
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
-use crate::{Error, StopHandle};
+use crate::{DetachedHold, Error, Lock, StopHandle};
 
 /// Another manager has `b`. Meanwhile `a` is deleted, or ends with its lease.
 #[test]
@@ -341,5 +341,59 @@ fn callers_with_opposite_orders_do_not_wait_for_each_other() {
         for thread in threads {
             thread.join().expect("no panic");
         }
+    });
+}
+
+/// Takes the lock, and leaves it to no thread.
+fn take(lock: &Lock) -> DetachedHold {
+    let guard = lock.lock().expect("locks");
+    guard.detach().expect("detaches")
+}
+
+/// Two threads each hold one of three slots, and wait for another one through another manager. A
+/// third slot is about to be free.
+#[test]
+fn a_wait_for_a_slot_is_no_deadlock() {
+    in_scenes(50, |world| {
+        let managers = [0; 3].map(|_| locks(|builder| builder));
+        let third = take(&managers[2].slots("a", 3));
+        let begin = |n: usize| {
+            let (mine, other) = (managers[n].clone(), managers[1 - n].clone());
+            thread::spawn(move || {
+                let _held = mine.slots("a", 3).lock().expect("locks");
+                thread::sleep(20 * QUICK);
+                let second = other.slots("a", 3).lock();
+                assert!(second.is_ok(), "{second:?}");
+            })
+        };
+        let threads = [0, 1].map(begin);
+        thread::sleep(SECOND + some(SECOND));
+        let freed = now();
+        drop(third);
+        for thread in threads {
+            thread.join().expect("no panic");
+        }
+        assert!(since(freed) < 50 * QUICK, "it took {:?}", since(freed));
+        assert!((1..=3).all(|it| !world.exists(&format!("{{a}}#{it}"))));
+    });
+}
+
+/// The answer that no reader is left comes after the lease of the gate.
+#[test]
+fn a_writer_does_not_trust_an_answer_that_is_too_late() {
+    in_scenes(50, |world| {
+        let locks = locks(|builder| builder.renew(false));
+        let cache = locks.read_write("a", 3);
+        cache.with_write(|| {}).expect("writes"); // Redis knows the script.
+        let reader = take(&cache.read_lock());
+        let writer = cache.write_lock().lease(SECOND);
+        let writes = thread::spawn(move || writer.lock().map(drop));
+        thread::sleep(SECOND / 2);
+        change_link(world.servers.address(0), |link| {
+            link.latency = (300_000_000, 300_000_000);
+        });
+        drop(reader);
+        let writes = writes.join().expect("no panic");
+        assert!(matches!(writes, Err(Error::Lost { .. })), "{writes:?}");
     });
 }

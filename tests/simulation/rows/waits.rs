@@ -144,13 +144,19 @@ fn a_hand_off_takes_one_round_trip() {
             let guard = locks.lock("a").expect("locks");
             let waiter = locks.clone();
             let waits = thread::spawn(move || {
-                let _guard = waiter.lock("a").expect("locks");
-                now()
+                let guard = waiter.lock("a").expect("locks");
+                (now(), guard.fence())
             });
             thread::sleep(SECOND);
-            let released = now();
+            let (released, fence) = (now(), guard.fence());
             guard.unlock().expect("unlocks");
-            let took = Duration::from_nanos(waits.join().expect("no panic") - released);
+            let (taken, next) = waits.join().expect("no panic");
+            assert!(if is_fenced {
+                next > fence
+            } else {
+                next.is_none()
+            });
+            let took = Duration::from_nanos(taken - released);
             let most = Duration::from_nanos(2 * latency) + QUICK;
             assert!(is_first || took < most, "it took {took:?}");
         }

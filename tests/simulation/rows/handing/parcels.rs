@@ -1,13 +1,17 @@
 //! Parcels: who adopts a lock, with which lease and fence, and beside which queue and shutdown.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use crate::base::sync::scheduler::{change_link, now, one_in, thread};
-use crate::simulation::redis::Value;
+use crate::simulation::redis::{Entry, Value};
 use crate::simulation::rows::{
     self, QUICK, SECOND, World, in_long_strides, in_scenes, locks, since, some,
 };
-use crate::{Error, LockGuard, LockManager, LockParcel};
+use crate::{Error, LockGuard, LockManager, LockParcel, Unlocked};
 
 #[test]
 fn a_parcel_is_adopted_once_and_has_no_fence_that_nobody_asked_for() {
@@ -294,5 +298,65 @@ fn an_adoption_beside_a_waiter_takes_one_round_trip() {
         assert!(since(began) < 2 * way + 5 * QUICK, "{:?}", since(began));
         drop(adopted);
         waits.join().expect("no panic");
+    });
+}
+
+/// Between the questions for the holder and for the counter, another thread takes the lock. The
+/// number in the counter is that of its hold then.
+#[test]
+fn a_holder_is_not_said_to_have_the_fence_of_the_next_one() {
+    in_scenes(40, |world| {
+        change_link(world.servers.address(0), |link| {
+            link.latency = (10_000, 400_000);
+        });
+        let (ours, theirs) = (
+            locks(|builder| builder.fenced(true)),
+            locks(|builder| builder.fenced(true)),
+        );
+        let fences = Arc::new(Mutex::new(BTreeMap::new()));
+        let takes = Arc::clone(&fences);
+        let turns = thread::spawn(move || {
+            for _ in 0..40 {
+                let guard = theirs.lock("a").expect("locks");
+                let fence = guard.fence().expect("it is fenced");
+                takes.lock().insert(guard.token().to_owned(), fence);
+            }
+        });
+        let mut seen = Vec::new();
+        while !turns.is_finished() {
+            seen.extend(ours.named("a").holder().expect("Redis works"));
+        }
+        turns.join().expect("no panic");
+        assert!(!seen.is_empty());
+        for holder in seen {
+            assert_eq!(holder.fence, fences.lock().get(&holder.raw).copied());
+        }
+    });
+}
+
+/// The claim that goes out with the release is refused. The thread that it was for asks again, and
+/// learns why.
+#[test]
+fn a_thread_whose_fence_is_refused_at_the_hand_off_learns_it() {
+    in_scenes(20, |world| {
+        let locks = locks(|builder| builder.fenced(true).local_handoff(60 * SECOND));
+        let first = locks.lock("a").expect("locks");
+        let next = locks.clone();
+        let next = thread::spawn(move || next.lock("a").map(drop));
+        thread::sleep(10 * QUICK);
+        world.servers.nodes[0].borrow_mut().act(|redis, now| {
+            let entry = Entry {
+                value: Value::String(b"abc".to_vec()),
+                expires: None,
+            };
+            redis.set(b"lock:fence:{lock:a}", entry, now);
+        });
+        assert_eq!(first.unlock().expect("unlocks"), Unlocked::Released);
+        let refused = next.join().expect("no panic");
+        assert!(
+            matches!(&refused, Err(Error::Refused { code, .. }) if code == "NOFENCE"),
+            "{refused:?}"
+        );
+        assert!(!world.exists("a"));
     });
 }
