@@ -42,9 +42,8 @@ impl Keeper {
         let weak = Arc::downgrade(&keeper);
         let listeners = &keeper.core.listeners;
         listeners.on_invalidation(move |redis_key, node| {
-            if let Some(keeper) = weak.upgrade() {
-                keeper.invalidated(redis_key, node);
-            }
+            let keeper = weak.upgrade();
+            keeper.is_some_and(|keeper| keeper.invalidated(redis_key, node))
         });
         keeper
     }

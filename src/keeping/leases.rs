@@ -167,16 +167,17 @@ impl Tokens {
         entry.next()
     }
 
-    /// Redis has sent an invalidation of this key. If the key is that of a hold, the hold is due
-    /// soon. Returns when it is due.
-    pub(crate) fn invalidated(&mut self, redis_key: &[u8], now: Moment) -> Moment {
-        let is_meant = |it: &&mut LeaseEntry| it.has_key(redis_key) && it.is_tracked;
-        let meant = self.leases_mut().filter(is_meant);
-        let due = meant.map(|entry| {
-            entry.is_tracked = false;
-            entry.renew_soon(now)
+    /// Redis has sent an invalidation of this key. If the key is that of a hold that was renewed
+    /// before, the hold is due soon, and this returns when. `None`: no renewal will say what became
+    /// of the key.
+    pub(crate) fn invalidated(&mut self, redis_key: &[u8], now: Moment) -> Option<Moment> {
+        let meant = self.leases_mut().filter(|it| it.has_key(redis_key));
+        let due = meant.filter_map(|entry| {
+            let is_tracked = mem::take(&mut entry.is_tracked);
+            let is_due = is_tracked || entry.invalidated; // By an invalidation before this one.
+            (is_due && entry.hold.renews_every().is_some()).then(|| entry.renew_soon(now))
         });
-        due.min().unwrap_or(Moment::NEVER)
+        due.min()
     }
 
     /// Any of these keys may have changed, or invalidations of them may have been missed. Every
@@ -433,11 +434,8 @@ pub(crate) mod tests {
         let hold = hold();
         let key = hold.key.in_redis().as_bytes();
         let mut tokens = entered(&hold);
-        assert_eq!(
-            tokens.invalidated(key, after(1)),
-            Moment::NEVER,
-            "it is not tracked yet"
-        );
+        let first = tokens.invalidated(key, after(1));
+        assert_eq!(first, None, "it is not tracked yet");
         let any = tokens.invalidated_those(|_| true, after(2));
         assert_eq!(
             any,
@@ -446,11 +444,11 @@ pub(crate) mod tests {
         );
         tokens.sending(&hold, true, after(100));
         is_renewed(&mut tokens, &hold, 100);
-        assert_eq!(tokens.invalidated(b"lock:other", after(110)), Moment::NEVER);
-        assert_eq!(tokens.invalidated(key, after(110)), after(110));
+        assert_eq!(tokens.invalidated(b"lock:other", after(110)), None);
+        assert_eq!(tokens.invalidated(key, after(110)), Some(after(110)));
         assert_eq!(tokens.take(after(110)).renew.len(), 1);
         let again = tokens.invalidated(key, after(111));
-        assert_eq!(again, Moment::NEVER, "not before it is tracked again");
+        assert_eq!(again, Some(after(110)), "the same renewal answers both");
         assert_eq!(tokens.invalidated_those(|_| true, after(111)), after(110));
         // The invalidation comes before the answer: soon, but not within 10 ms.
         tokens.sending(&hold, true, after(112));
@@ -464,7 +462,7 @@ pub(crate) mod tests {
         tokens.sending(&hold, true, after(131));
         tokens.close(&hold, after(131));
         let released = tokens.invalidated(key, after(132));
-        assert_eq!(released, Moment::NEVER, "its release is not a loss");
+        assert_eq!(released, None, "its release is not a loss");
     }
 
     #[test]

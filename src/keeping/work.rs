@@ -166,6 +166,11 @@ impl Keeper {
         }
         self.changed.notify_all();
         self.core.queues.wake_first(hold.key.name());
+        // Those that wait for slots are in no queue of this key, and were told of no change of it.
+        self.core
+            .listeners
+            .wakeups
+            .wake(hold.key.in_redis().as_bytes());
         wake_holders(hold);
         self.core.counters.of(hold.key.name()).lost.add(1);
         warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key.name());
@@ -186,17 +191,19 @@ impl Keeper {
     }
 
     /// Handles the invalidation of a key. `None`: any key of the node may have changed. If the key
-    /// is that of a hold, the keeper renews the hold, and so finds out what became of it.
-    pub(crate) fn invalidated(&self, redis_key: Option<&[u8]>, node: &Node) {
+    /// is that of a hold, the keeper renews the hold, and so finds out what became of it. True if
+    /// it does so for this key.
+    pub(crate) fn invalidated(&self, redis_key: Option<&[u8]>, node: &Node) -> bool {
         let mut work = self.work.lock();
         let now = Moment::now();
-        let due = match redis_key {
-            Some(redis_key) => work.tokens.invalidated(redis_key, now),
-            None => work
-                .tokens
-                .invalidated_those(|key| self.core.store.may_be_at(node, key), now),
+        let due = if let Some(redis_key) = redis_key {
+            work.tokens.invalidated(redis_key, now)
+        } else {
+            let may_be_here = |key: &[u8]| self.core.store.may_be_at(node, key);
+            Some(work.tokens.invalidated_those(may_be_here, now))
         };
-        self.wake(work, due);
+        self.wake(work, due.unwrap_or(Moment::NEVER));
+        due.is_some()
     }
 
     /// Another server has these keys now. The waiters ask it at once, and the keeper renews each

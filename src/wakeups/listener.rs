@@ -25,8 +25,9 @@ use crate::wakeups::table::Wakeups;
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 /// Called for each invalidation, with its key and its node. `None`: any key of the node may have
-/// changed, because of a flush or because invalidations were missed.
-pub(crate) type OnInvalidation = OnceLock<Box<dyn Fn(Option<&[u8]>, &Node) + Send + Sync>>;
+/// changed, because of a flush or because invalidations were missed. Returns whether a renewal will
+/// say what became of the key.
+pub(crate) type OnInvalidation = OnceLock<Box<dyn Fn(Option<&[u8]>, &Node) -> bool + Send + Sync>>;
 
 /// The listener: what its thread shares with the waiters and the keeper.
 pub(crate) struct Listener {
@@ -208,20 +209,25 @@ impl Listener {
         self.dispatch(Heard::Everything);
     }
 
-    fn pass_on(&self, redis_key: Option<&[u8]>) {
-        if let Some(call) = self.on_invalidation.get() {
-            call(redis_key, &self.node);
-        }
+    fn pass_on(&self, redis_key: Option<&[u8]>) -> bool {
+        let call = self.on_invalidation.get();
+        call.is_some_and(|call| call(redis_key, &self.node))
     }
 
-    /// Wakes the threads that wait for the keys that have changed, and has the keeper renew the
-    /// holds of those keys.
+    /// Makes the keeper renew the holds of the keys that have changed, and wakes the threads that
+    /// wait for the other keys.
+    ///
+    /// A writer that waits for readers has read its gate, and who waits for a slot may hold another
+    /// one. If each renewal of such a key woke the thread, it would ask, Redis would track the key
+    /// anew and report the next renewal, and the keeper would renew at once: hundreds of times a
+    /// second.
     pub(crate) fn dispatch(&self, heard: Heard) {
         match heard {
             Heard::Keys(keys) => {
                 for key in &keys {
-                    self.wakeups.wake(key);
-                    self.pass_on(Some(key));
+                    if !self.pass_on(Some(key)) {
+                        self.wakeups.wake(key);
+                    }
                 }
             }
             Heard::Everything => {
@@ -323,7 +329,7 @@ pub(crate) mod tests {
         let (passed, passes) = mpsc::channel();
         let text = |key: &[u8]| String::from_utf8(key.to_vec()).unwrap();
         let pass = OnInvalidation::new();
-        let call = move |key: Option<&[u8]>, _: &Node| passed.send(key.map(text)).unwrap();
+        let call = move |key: Option<&[u8]>, _: &Node| passed.send(key.map(text)).is_err();
         let _ = pass.set(Box::new(call));
         let node = store.node_of("a").unwrap();
         let timeout = Duration::from_millis(50);

@@ -64,7 +64,7 @@ impl Listeners {
     /// Registers `call`: see [`OnInvalidation`].
     pub(crate) fn on_invalidation(
         &self,
-        call: impl Fn(Option<&[u8]>, &Node) + Send + Sync + 'static,
+        call: impl Fn(Option<&[u8]>, &Node) -> bool + Send + Sync + 'static,
     ) {
         let _ = self.on_invalidation.set(Box::new(call)); // The keeper sets it once.
     }

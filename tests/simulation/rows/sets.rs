@@ -378,6 +378,42 @@ fn a_wait_for_a_slot_is_no_deadlock() {
     });
 }
 
+/// The thread reads what its own manager renews: a writer its gate, and who waits for another slot
+/// the one that it holds. (The keeper renews each of the two holds every ten seconds.)
+#[test]
+fn a_renewal_wakes_no_thread_of_its_own_process() {
+    in_scenes(40, |world| {
+        let (mine, others) = (locks(|builder| builder), locks(|builder| builder));
+        let is_writer = one_in(2);
+        let held = (!is_writer).then(|| take(&mine.slots("a", 2)));
+        let waits_for = if is_writer {
+            take(&others.read_write("a", 3).read_lock())
+        } else {
+            take(&others.slots("a", 2))
+        };
+        let locks = mine.clone();
+        let waits = thread::spawn(move || {
+            if is_writer {
+                locks.read_write("a", 3).write_lock().lock().map(drop)
+            } else {
+                locks.slots("a", 2).lock().map(drop)
+            }
+        });
+        thread::sleep(100 * SECOND);
+        let renewed = mine.stats().renewed;
+        assert!((8..30).contains(&renewed), "{renewed} renewals");
+        let freed = now();
+        if one_in(2) && !is_writer {
+            world.delete("{a}#1"); // The manager learns that it has lost its own slot.
+        } else {
+            drop(waits_for);
+        }
+        waits.join().expect("no panic").expect("locks");
+        assert!(since(freed) < 50 * QUICK, "it took {:?}", since(freed));
+        drop(held);
+    });
+}
+
 /// The answer that no reader is left comes after the lease of the gate.
 #[test]
 fn a_writer_does_not_trust_an_answer_that_is_too_late() {
