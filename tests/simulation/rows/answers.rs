@@ -288,10 +288,10 @@ fn a_thread_behind_another_one_knows_at_its_end_whether_redis_is_silent() {
 #[test]
 fn other_processes_get_their_turns_with_hand_offs_and_without() {
     for (handoff, work, most) in [
-        (Duration::ZERO, 50 * QUICK, 10 * SECOND),
-        (5 * QUICK, QUICK, SECOND),
+        (Duration::ZERO, 50 * QUICK, 4 * SECOND),
+        (5 * QUICK, QUICK, 3 * SECOND / 4),
     ] {
-        in_scenes(8, move |_| {
+        in_scenes(6, move |_| {
             let is_over = Arc::new(Mutex::new(false));
             let lives = |threads: usize| {
                 let is_over = Arc::clone(&is_over);

@@ -99,7 +99,7 @@ fn a_stop_ends_all_waits_at_once() {
                     since(*told.lock())
                 );
             });
-            thread::sleep(SECOND / 2 + some(SECOND));
+            thread::sleep(SECOND / 4 + some(SECOND / 4));
             *stopped.lock() = now();
             stop.stop();
             waits.join().expect("no panic");

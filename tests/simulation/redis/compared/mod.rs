@@ -21,7 +21,7 @@ use self::replies::{agree, command, frame_length, is_known, show};
 use super::{Client, Entry, Member, Output, Redis, Settings, User, Value, View, slot};
 
 /// How many sequences are compared.
-const SEQUENCES: u64 = 700;
+const SEQUENCES: u64 = 250;
 
 /// A step that took longer says nothing, and ends its sequence: keys may have expired meanwhile.
 const LONGEST_STEP: Duration = Duration::from_millis(400);
