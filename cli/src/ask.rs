@@ -114,13 +114,13 @@ fn look(lock: &Lock) -> Result<Option<Holder>, Failure> {
 pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
     let outer = Outer::from_env(common);
     if outer.all().next().is_none() {
-        let message = "confirm is for the inside of a job: `relatch run` sets RELATCH_KEYS";
+        let message = "confirm works only in a job of `relatch run`, which sets RELATCH_KEYS";
         return Err(Failure::new(code::USAGE, message));
     }
     let all: Vec<_> = match &asked.key {
         None => outer.all().collect(),
         Some(key) => {
-            let message = || format!("no run around this process has taken lock {key:?}");
+            let message = || format!("no outer run of this process holds lock {key:?}");
             let called = outer.called(&common.prefix, key);
             if called.is_empty() {
                 return Err(Failure::new(code::LOST, message()));
@@ -162,13 +162,13 @@ pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
 fn unconfirmed(key: &str, has: &Has, holder: Option<&Holder>, span: Duration) -> Option<String> {
     let Some(holder) = holder else {
         return Some(format!(
-            "lock {key:?} is not ours any more, nobody has it: do not go on"
+            "lock {key:?} is no longer held by this job, and nobody holds it: do not continue"
         ));
     };
     let by = whose::shown(holder);
     if holder.raw != has.token {
         return Some(format!(
-            "lock {key:?} is not ours any more, {by} has it: do not go on"
+            "lock {key:?} is no longer held by this job: {by} holds it: do not continue"
         ));
     }
     let left = holder.remaining.filter(|left| *left < span)?;

@@ -103,7 +103,7 @@ fn of_keys(locks: &LockManager, common: &Common) -> Line {
     Line {
         verdict: Verdict::Warning,
         found: format!(
-            "{} of {all} keys with {prefix:?} never expire, last for days, or are no strings: {some}",
+            "{} of {all} keys with {prefix:?} never expire, last for days, or are not strings: {some}",
             odd.len()
         ),
         advice: "a program that wants a lock with such a key fails or waits for long: `relatch ls --all` shows them"

@@ -46,7 +46,9 @@ pub(crate) fn token_bytes(text: &str) -> Result<Vec<u8>, String> {
         _ => None,
     });
     let bytes: Option<Vec<_>> = bytes.collect();
-    bytes.ok_or_else(|| "behind hex: stand two digits for each byte, as 0f".to_owned())
+    bytes.ok_or_else(|| {
+        "after hex:, write two hexadecimal digits for each byte, such as 0f".to_owned()
+    })
 }
 
 pub(crate) fn holder(holder: &Holder) -> Value {

@@ -95,7 +95,7 @@ fn found(locks: &LockManager, asked: &Ls) -> Result<(Vec<SurveyedLock>, usize), 
             continue;
         }
         if all.len() == MOST_KEYS {
-            let message = format!("there are more than {MOST_KEYS} keys: give their beginning");
+            let message = format!("there are more than {MOST_KEYS} keys: give a prefix");
             return Err(Failure::new(code::CONFIG, message));
         }
         found.key.insert_str(0, &asked.begin);

@@ -17,11 +17,11 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         "m" => 60.0,
         "h" => 3600.0,
         "d" => 86400.0,
-        _ => return Err("no such unit: write 500ms, 10s, 5m, 1h or 1d".to_owned()),
+        _ => return Err("unknown unit: write 500ms, 10s, 5m, 1h or 1d".to_owned()),
     };
     let number: f64 = number
         .parse()
-        .map_err(|_| "no number: write 1.5, 500ms, 10s, 5m, 1h or 1d".to_owned())?;
+        .map_err(|_| "not a number: write 1.5, 500ms, 10s, 5m, 1h or 1d".to_owned())?;
     Duration::try_from_secs_f64(number * factor)
         .ok()
         .filter(|span| *span <= LONGEST)

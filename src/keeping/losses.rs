@@ -78,7 +78,7 @@ impl LossNotifier {
             }
         };
         if let Err(error) = self.calls.run(call) {
-            error!(target: "relatch::lost", "on_lost is not called yet, no thread can be started: {error}");
+            error!(target: "relatch::lost", "on_lost is not called yet: cannot start a thread: {error}");
         }
     }
 

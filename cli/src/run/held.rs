@@ -61,7 +61,7 @@ impl Held {
             .name("locks".to_owned())
             .spawn(move || taking.run(&speaker, &ordered))
             .map_err(|error| {
-                Failure::new(code::SOFTWARE, format!("no thread can be started: {error}"))
+                Failure::new(code::SOFTWARE, format!("cannot start a thread: {error}"))
             })?;
         let taken = wait.outlast(&words, events);
         report.waited = wait.waited();

@@ -70,7 +70,7 @@ pub(crate) enum Event {
     Stop(Sender),
     /// And lets it go on.
     Continue,
-    /// Redis says that the lock is not ours any more.
+    /// Redis says that somebody else has the lock, or nobody.
     Lost,
     /// The first process of the job, the leader, runs.
     Started(Pid),

@@ -104,7 +104,7 @@ pub(crate) fn run(common: &Common, options: &Run) -> u8 {
         && let Err(error) = report.write(to, outcome, code)
     {
         let to = options.report.as_deref().unwrap_or_default();
-        tell(&format!("the report cannot be written to {to}: {error}"));
+        tell(&format!("cannot write the report to {to}: {error}"));
     }
     drain();
     if let (Outcome::Ended | Outcome::Interrupted, Some(number)) = (outcome, report.signal()) {
@@ -162,7 +162,7 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
         Ok(job) => job,
         Err(error) => {
             held.unlock_unused();
-            let message = format!("the guard process cannot be started: {error}");
+            let message = format!("cannot start the guard process: {error}");
             let failure = Failure::new(code::SOFTWARE, message);
             return not_taken(common, options, wanted, failure.into(), report);
         }
@@ -181,7 +181,7 @@ fn survive_full_files() -> io::Result<()> {
 }
 
 fn without_signals(error: &io::Error) -> (Outcome, u8) {
-    tell(&format!("no signals can be received: {error}"));
+    tell(&format!("cannot receive signals: {error}"));
     (Outcome::NotStarted, code::SOFTWARE)
 }
 

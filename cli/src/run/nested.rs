@@ -175,7 +175,7 @@ impl Outer {
             return Ok(false);
         }
         let by = holder.map_or_else(|| "nobody".to_owned(), |holder| whose::shown(&holder));
-        let message = format!("the run around this one has lost lock {key:?}: {by} has it");
+        let message = format!("the outer run has lost lock {key:?}: {by} holds it");
         Err(Failure::new(code::LOST, message))
     }
 
@@ -190,7 +190,7 @@ impl Outer {
             return Ok(());
         }
         let message = format!(
-            "a run around this one has lock {key:?} with --shared or --slots: {mode} would wait \
+            "an outer run holds lock {key:?} with --shared or --slots: {mode} would wait \
              for it for ever"
         );
         Err(Failure::new(code::USAGE, message))

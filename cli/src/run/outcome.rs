@@ -76,12 +76,10 @@ pub(crate) fn not_taken(
                     ..
                 } => {
                     let (message, advice) = if options.nonblock {
-                        let advice =
-                            ". --wait in place of -n waits, and -x takes busy for no failure";
+                        let advice = ". To wait, use --wait in place of -n; to treat a busy lock as success, add -x";
                         (is_busy(wanted, &key, "", holder.as_deref()), advice)
                     } else {
-                        let advice =
-                            ": a longer --wait is more patient, and -x takes busy for no failure";
+                        let advice = ": to wait longer, raise --wait; to treat a busy lock as success, add -x";
                         let after = format!(" after {}", span::show(waited));
                         (is_busy(wanted, &key, &after, holder.as_deref()), advice)
                     };
@@ -148,7 +146,7 @@ fn give_back(life: &Life, held: Held) -> Result<Option<String>, Error> {
     };
     match held.give_back(back) {
         None => {
-            let why = "giving the lock back takes too long: it ends with its lease";
+            let why = "the release takes too long: the lock ends with its lease";
             tell(why);
             Ok(Some(why.to_owned()))
         }
@@ -226,7 +224,7 @@ pub(crate) fn over(
 /// The exit code of a job that has ended by itself, or with its guard.
 fn code_of_job(life: &Life, report: &mut Report) -> u8 {
     if life.reason().is_some() || life.ended().is_none() {
-        let cause = "somebody has killed its guard process";
+        let cause = "its guard process was killed";
         tell(&format!("the job was ended: {cause}"));
         report.cause = Some(cause.to_owned());
     }

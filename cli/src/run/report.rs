@@ -125,7 +125,7 @@ impl To {
         };
         let usage = |why: &str| Failure::new(code::USAGE, format!("--report {text}: {why}"));
         let number = number.parse::<i32>();
-        let number = number.map_err(|_| usage("no number of a descriptor"))?;
+        let number = number.map_err(|_| usage("not the number of a descriptor"))?;
         let copy = FileDescriptor::dup(&number);
         copy.map(To::Descriptor)
             .map_err(|_| usage("this descriptor is not open"))

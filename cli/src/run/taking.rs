@@ -121,7 +121,7 @@ impl Taking {
             };
             if !is_told {
                 is_told = true;
-                tell(&format!("{outage}: it is tried again"));
+                tell(&format!("{outage}: trying again"));
             }
             thread::sleep(left.min(PAUSE));
         }
@@ -171,11 +171,10 @@ impl Taking {
             if !outer.has(locks, &common.prefix, key, wanted.mode)? {
                 missing.push(&**key);
             } else if options.no_reentry {
-                let message = format!("lock {key:?} is held by a run around this one");
+                let message = format!("lock {key:?} is held by an outer run");
                 return Err(Failed::Busy(message));
             } else if options.fence && outer_fence().is_none() {
-                let message =
-                    format!("lock {key:?} is held by a run around this one, without --fence");
+                let message = format!("lock {key:?} is held by an outer run, without --fence");
                 return Err(Failure::new(code::USAGE, message).into());
             }
         }
@@ -183,7 +182,7 @@ impl Taking {
             || options.at_least.is_some()
             || options.on_lost != OnLost::Kill;
         if missing.is_empty() && has_wishes && !common.quiet {
-            tell("--lease, --at-least and --on-lost are those of the run around this one");
+            tell("--lease, --at-least and --on-lost of the outer run apply");
         }
         Ok(missing)
     }

@@ -30,7 +30,7 @@ fn a_job_confirms_each_lock_of_its_run_and_of_the_runs_around_it() {
         let said = stderr(&output);
         assert_eq!(stdout(&output), "0\n76\n", "{lost}: {said}");
         let name = lost.trim_start_matches("lock:");
-        let is_told = said.contains(&format!("lock {name:?} is not ours any more"));
+        let is_told = said.contains(&format!("lock {name:?} is no longer held by this job"));
         assert!(is_told, "{lost}: {said}");
     }
 }
@@ -72,7 +72,7 @@ fn a_run_inside_of_a_run_that_has_lost_the_lock_does_not_take_it_anew() {
         let output = under(&place, "k", &line);
         assert_eq!(stdout(&output), "76\n", "{}", stderr(&output));
         let said = stderr(&output);
-        let why = "the run around this one has lost lock \"k\"";
+        let why = "the outer run has lost lock \"k\"";
         assert!(said.contains(why), "{said}");
         assert!(!place.file("ran").exists());
         let report = place.text("report");

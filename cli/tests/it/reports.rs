@@ -128,7 +128,7 @@ fn a_report_may_go_to_a_descriptor() {
     assert_eq!(report["outcome"], "ended");
     for (to, why) in [
         ("fd:99", "this descriptor is not open"),
-        ("fd:x", "no number of a descriptor"),
+        ("fd:x", "not the number of a descriptor"),
     ] {
         let output = place.output(&["run", "--report", to, "k", "-c", "echo > f"]);
         assert_eq!(output.status.code(), Some(64));
@@ -156,7 +156,7 @@ fn a_report_that_cannot_be_written_is_told_and_changes_nothing() {
         let mut run = spawn(run.stderr(Stdio::piped()));
         assert_eq!(run.code(), 3, "{to}");
         let said = run.said();
-        let expected = format!("the report cannot be written to {to}: {why}");
+        let expected = format!("cannot write the report to {to}: {why}");
         assert!(said.contains(&expected), "{said}");
     }
 }

@@ -72,7 +72,7 @@ fn a_job_confirms_its_slot_and_a_run_inside_enters_it() {
     let said = stderr(&output);
     assert_eq!(stdout(&output), expected, "{said}");
     assert_eq!(output.status.code(), Some(76));
-    let lost = "lock \"{mail}#2\" is not ours any more";
+    let lost = "lock \"{mail}#2\" is no longer held by this job";
     assert!(said.contains(lost), "{said}");
 }
 
@@ -211,7 +211,7 @@ fn a_writer_may_read_and_a_reader_must_not_write() {
     // (In another session, a run may wait until this job is over.)
     assert_eq!(stdout(&output), "again\n64\n75\n");
     let said = stderr(&output);
-    let why = "a run around this one has lock \"cache\" with --shared or --slots: --exclusive \
+    let why = "an outer run holds lock \"cache\" with --shared or --slots: --exclusive \
                would wait for it for ever";
     assert!(said.contains(why), "{said}");
     assert!(!place.file("wrote").exists());

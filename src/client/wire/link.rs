@@ -203,7 +203,7 @@ impl Link {
         if self.broken {
             // By an earlier batch of this borrower, which has had an answer to it: for example that
             // the server takes no writes. This batch was not sent.
-            return Err(Failure::not_sent("the connection is not used any more"));
+            return Err(Failure::not_sent("the connection is no longer used"));
         }
         if self.proof == Proof::Answered && self.unread == 0 && self.probe() {
             return Err(Failure::out_of_step());

@@ -530,7 +530,7 @@ mod tests {
             assert_eq!(first(), 1, "though it accepts connections");
         }
         let all = [silent, closing, good];
-        open(&access, &endpoint, &all, Duration::from_millis(600)).unwrap();
+        open(&access, &endpoint, &all, Duration::from_secs(2)).unwrap();
         assert_eq!(first(), good);
     }
 
