@@ -6,7 +6,8 @@ use std::rc::Rc;
 
 use crate::base::sync::scheduler::{as_process, fail, now, thread_number, trace};
 use crate::simulation::many::plan::{Plan, Want};
-use crate::simulation::world::engine::{Decoy, Engine, Servers};
+use crate::simulation::plan::{Decoy, Engine};
+use crate::simulation::world::engine::Servers;
 use crate::{LockGuard, LockWatch};
 
 /// For how long a slot is free at most while a thread waits for one, and nothing goes wrong.

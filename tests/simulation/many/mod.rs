@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{self, Ended, fail, later, now, one_in, thread, trace};
-use crate::simulation::judge::ledger;
+use crate::simulation::judge::Judge;
 use crate::simulation::many::judge::{EVERY, FREE, Hold, JUDGE, exists, judge_now, waits_for_free};
 use crate::simulation::many::plan::{Op, Plan, Want};
 use crate::simulation::world::engine::Servers;
@@ -26,9 +26,8 @@ pub(super) fn of(millis: u64) -> Duration {
 }
 
 fn play(plan: &'static Plan) {
-    ledger::rest();
     JUDGE.take();
-    let servers = Rc::new(Servers::start(plan.engine));
+    let servers = Rc::new(Servers::start(plan.engine, &Judge::idle()));
     let mut processes = Vec::new();
     for threads in &plan.processes {
         let process = scheduler::process(0);

@@ -9,9 +9,8 @@ use rand::{RngExt, SeedableRng};
 use crate::base::sync::scheduler::{Order, change_link, kill, later, pause, trace};
 use crate::simulation::many::judge::JUDGE;
 use crate::simulation::many::of;
-use crate::simulation::world::engine::{Copies, Decoy, Engine, Servers};
-use crate::simulation::world::failover::{Failover, How};
-use crate::simulation::world::troubles::Trouble;
+use crate::simulation::plan::{self, Copies, Decoy, Engine, Failover, LinkFault, Master};
+use crate::simulation::world::engine::Servers;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Want {
@@ -38,8 +37,8 @@ pub(super) struct Plan {
 pub(super) enum Fault {
     Kill(usize, bool),
     Pause(usize, u64),
-    Trouble(usize, Trouble, u64),
-    Failover(usize, How),
+    Link(usize, LinkFault, u64),
+    Failover(usize, Master),
 }
 
 impl Plan {
@@ -112,14 +111,15 @@ impl Fault {
                 (0, _) => Fault::Kill(process, draw.random_bool(0.7)),
                 (1, _) => Fault::Pause(process, millis),
                 (2, Engine::Sentinel(_) | Engine::Cluster(_)) => {
-                    let how = [How::Dies, How::Stops, How::Planned][draw.random_range(0..3)];
+                    let how =
+                        [Master::Dies, Master::Stops, Master::Planned][draw.random_range(0..3)];
                     Fault::Failover(draw.random_range(0..3), how)
                 }
                 _ => loop {
-                    let trouble = Trouble::draw(draw);
+                    let trouble = LinkFault::draw(draw);
                     // A repeated answer is the documented weakness of a plain `SET`.
-                    if !matches!(trouble, Trouble::Repeats(_)) {
-                        break Fault::Trouble(draw.random_range(0..8), trouble, millis);
+                    if !matches!(trouble, LinkFault::Repeats(_)) {
+                        break Fault::Link(draw.random_range(0..8), trouble, millis);
                     }
                 },
             }
@@ -140,25 +140,22 @@ impl Fault {
                 kill(processes[process], closes);
             }
             Fault::Pause(process, millis) => pause(processes[process], of(millis)),
-            Fault::Trouble(server, trouble, millis) => {
+            Fault::Link(server, trouble, millis) => {
                 let address = servers.address(server);
-                trouble.happens(address, millis, 0);
+                trouble.happens(address, millis);
                 later(of(millis), move || {
                     change_link(address, |link| link.refuses_until = 0);
                 });
             }
             Fault::Failover(shard, how) => {
-                let shards = servers.shards.borrow().len();
-                let begins = Failover {
-                    servers: Rc::clone(servers),
-                    shard: shard % shards,
+                let failover = Failover {
+                    shard,
                     how,
-                    after: of(200),
-                    back: of(1_000),
-                    learns: of(100),
-                    keys: 0,
+                    after: 200,
+                    back: 1_000,
+                    learns: 100,
                 };
-                begins.begin();
+                plan::Fault::Failover(failover).happens(servers, processes);
             }
         }
     }

@@ -18,7 +18,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{self, Ended, Order, below, change_link, fail, now};
-use crate::simulation::judge::ledger;
+use crate::simulation::judge::Judge;
 use crate::simulation::redis::{Entry, Value};
 use crate::simulation::world::engine::{Decoy, Engine, Servers};
 use crate::{Builder, LockManager};
@@ -62,9 +62,8 @@ fn in_scenes_of(
         longest: Duration::MAX,
     };
     let play = move |_| {
-        ledger::rest();
         let world = World {
-            servers: Rc::new(Servers::start(engine)),
+            servers: Rc::new(Servers::start(engine, &Judge::idle())),
         };
         events(&world);
         let left = scheduler::threads_left();

@@ -1,16 +1,14 @@
 //! Clusters.
 
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{below, change_link, now, thread, threads_left};
+use crate::simulation::plan::{Failover, Fault, Master, name, path};
 use crate::simulation::redis::{View, slot};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
-use crate::simulation::scene::{name, path};
 use crate::simulation::world::cluster::move_slot;
 use crate::simulation::world::engine::{Copies, Engine};
-use crate::simulation::world::failover::{Failover, How};
 use crate::{Builder, Error, LockGuard, LockManager, Unlocked};
 
 pub(super) const CLUSTER: Engine = Engine::Cluster(Copies::NONE);
@@ -71,19 +69,15 @@ impl World {
 
     /// The master of the first key's slot dies, and its replica takes its place.
     fn loses_master_of_first_key(&self) {
-        let shard = self.servers.shard_of_key(0);
-        let (servers, after) = (Rc::clone(&self.servers), some(SECOND / 2));
-        let (back, learns) = (1_000 * SECOND, Duration::ZERO);
-        Failover {
-            servers,
-            shard,
-            how: How::Dies,
-            after,
-            back,
-            learns,
-            keys: 0,
-        }
-        .begin();
+        let after = some(SECOND / 2).as_millis();
+        let failover = Failover {
+            shard: self.servers.shard_of_key(0),
+            how: Master::Dies,
+            after: u64::try_from(after).expect("a short time"),
+            back: 1_000_000,
+            learns: 0,
+        };
+        Fault::Failover(failover).happens(&self.servers, &[]);
     }
 
     /// Whether any node has it.

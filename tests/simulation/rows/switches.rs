@@ -117,7 +117,12 @@ fn a_sentinel_that_names_a_wrong_server_is_passed_over() {
             password: Some(password.to_owned()),
             ..Settings::default()
         };
-        let _other = Server::start(address(100), "other", Redis::new(has("another")));
+        let _other = Server::start(
+            address(100),
+            "other",
+            Redis::new(has("another")),
+            &world.servers.judge,
+        );
         world.servers.nodes[0]
             .borrow_mut()
             .redis

@@ -2,27 +2,17 @@
 //! mistake, `locks_hold_in_hundreds_of_scenes` plays the first of these scenes, and `chaos.sh` many
 //! more.)
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::base::sync::seeded_bugs;
+use crate::simulation::judge::excuses::{Excuse, TABLE};
 use crate::simulation::part;
-use crate::simulation::scene::plan::Plan;
-use crate::simulation::world::engine::Engine;
-use crate::simulation::world::faults::Fault;
-use crate::simulation::world::troubles::Trouble;
+use crate::simulation::plan::{Engine, Fault, LinkFault, Plan};
 
 /// Plays the scenes of the seeds up to 20,000 that are suitable.
 fn is_found(flaw: &'static str, suits: fn(&Plan) -> bool) {
     seeded_bugs::choose(flaw);
-    let failed = AtomicU64::new(u64::MAX);
     let mut seeds = (0..20_000).filter(|seed| suits(&Plan::of(*seed)));
-    let fails = |seed: &u64| {
-        let _ = part(*seed..seed + 1, &failed);
-        failed.load(Ordering::Relaxed) == *seed
-    };
-    let found = seeds
-        .find(fails)
-        .unwrap_or_else(|| panic!("{flaw}: not found"));
+    let found = seeds.find(|seed| part(*seed..seed + 1, None).1.is_some());
+    let found = found.unwrap_or_else(|| panic!("{flaw}: not found"));
     println!(
         "{flaw}: found by the scene of RELATCH_SEED={found}, {:?}",
         Plan::of(found).engine
@@ -62,21 +52,25 @@ fn a_flag_instead_of_the_clock_is_found_out() {
 #[test]
 fn a_lease_that_counts_from_the_answer_is_found_out() {
     // An answer is late, and nobody renews the lease.
-    let suits = |plan: &Plan| {
+    is_found("counts from the answer", |plan| {
         let is_slow = |it: &(u64, Fault)| {
-            matches!(
-                it.1,
-                Fault::Trouble {
-                    trouble: Trouble::Slow(..) | Trouble::Silence([_, true]),
-                    ..
-                }
-            )
+            let is_late = |it| matches!(it, LinkFault::Slow(..) | LinkFault::Silence([_, true]));
+            matches!(it.1, Fault::Link(_, it, _) if is_late(it))
         };
         plan.faults.iter().any(is_slow)
             && plan
                 .processes
                 .iter()
                 .any(|it| !it.renews && it.lease < 10_000)
-    };
-    is_found("counts from the answer", suits);
+    });
+}
+
+/// Without its excuse, the scene of each row fails.
+#[test]
+fn each_excuse_is_needed_by_its_scene() {
+    let fails = |seed: u64, off: Option<Excuse>| part(seed..seed + 1, off).1.is_some();
+    for row in TABLE {
+        let needs_it = fails(row.seed, Some(row.excuse)) && !fails(row.seed, None);
+        assert!(needs_it, "{:?}: {}", row.excuse, row.forgives);
+    }
 }
