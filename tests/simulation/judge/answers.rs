@@ -9,9 +9,6 @@ use crate::simulation::judge::{Hold, Judge};
 use crate::simulation::plan::{Body, key_of};
 use crate::{Error, Unlocked};
 
-/// How old the map of a cluster is at most.
-const OLD_MAP: Duration = Duration::from_secs(11);
-
 /// An error of a closure under a lock.
 #[derive(Debug)]
 pub(crate) enum Failed {
@@ -75,11 +72,7 @@ impl Call<'_> {
             } if why.to_string().contains("lost before") => self.has_lost(error),
             Error::Timeout { .. } => self.was_busy(),
             Error::Unavailable { .. } | Error::Refused { .. } => {
-                // A single try does not wait for a new map of a cluster.
-                let is_old =
-                    self.what.starts_with("try_") && matches!(error, Error::Unavailable { .. });
-                let is_old = is_old && !self.trouble_before(OLD_MAP).is_empty();
-                self.allows_if(self.trouble() | Excuse::OldMap.when(is_old), error);
+                self.allows_if(self.trouble(), error);
             }
             Error::WouldDeadlock { .. } => self.is_deadlock(error),
             Error::Stopped { .. } if self.was_stopped() => {
@@ -118,8 +111,7 @@ impl Call<'_> {
             // A set takes its locks one after the other, and may lose the first meanwhile, which
             // the judge does not know.
             | judge.release_of(self.who)
-            | Excuse::Unrenewed
-                .when(self.keys.len() > 1 && !judge.program(self.who.process).renews);
+            | if self.keys.len() > 1 { self.expiry } else { Excuses::NONE };
         self.allows_if(excuses, error);
         judge.undone(self.who);
     }
@@ -196,9 +188,19 @@ impl Call<'_> {
             Ok(()) if is_asked => known.for_each(|number| self.is_somewhere(*number)),
             Ok(()) => {}
             Err(error) => {
+                if number.is_some() {
+                    self.knows_of_hold(error);
+                }
                 let loss = Excuse::LostInASet.when(is_unknown && error.is_lost());
                 self.allows(error, &mine, loss, false);
             }
+        }
+    }
+
+    /// The thread held a lock when the error was made.
+    fn knows_of_hold(&self, error: &Error) {
+        if !error.body_ran() && !matches!(error, Error::InvalidOption { .. }) {
+            self.blame(format!("body_ran is false for {error:?}"));
         }
     }
 
@@ -224,7 +226,10 @@ impl Call<'_> {
             Error::OtherGuards { depth, .. }
                 if *depth > 1 && *depth == self.judge.hold(number).depth => {}
             Error::AlreadyHeld { .. } if self.has_one() => {}
-            _ => self.allows(error, &[number], Excuses::NONE, false),
+            _ => {
+                self.knows_of_hold(error);
+                self.allows(error, &[number], Excuses::NONE, false);
+            }
         }
     }
 
@@ -245,6 +250,12 @@ impl Call<'_> {
             Error::Lost { .. } => loss(),
             Error::OuterLost { .. } if is_release => return self.has_lost(error),
             Error::Unconfirmed { .. } if is_release => loss() | self.trouble(),
+            // Its lease may be too short by now.
+            Error::InvalidOption { .. }
+                if !is_release && numbers.iter().any(|it| judge.hold(*it).is_changed) =>
+            {
+                return;
+            }
             Error::InvalidOption { .. } if !is_release => {
                 let caps = numbers.iter().map(|number| judge.hold(*number).terms.ends);
                 caps.collect::<Excuses>() & Excuse::Capped.when(true)
@@ -267,7 +278,23 @@ impl Call<'_> {
             }
             Ok(Unlocked::StillHeld { depth }) if *depth == left && left > 0 => {}
             Ok(_) => self.blame(format!("{result:?}, and {left} guards are left")),
-            Err(error) => self.allows(error, &[number], Excuses::NONE, true),
+            Err(error) => {
+                if let Error::Unconfirmed { at_most, .. } = error {
+                    self.stays_at_most(&hold, *at_most);
+                }
+                self.allows(error, &[number], Excuses::NONE, true);
+            }
+        }
+    }
+
+    /// The key of a release without an answer ends by then.
+    fn stays_at_most(&self, hold: &Hold, span: Duration) {
+        let judge = self.judge;
+        let at = now() + u64::try_from((span + span / 50 + LATE * 25).as_nanos()).expect("a lease");
+        let runs_out = judge.ledger.with(|it| it.runs_out(hold.key, &hold.token));
+        let excuses = judge.trouble(hold.began, now()) & Excuse::ClockStep.when(true);
+        if runs_out > at && !judge.forgives(excuses | judge.removal(hold.key, hold.began)) {
+            self.blame(format!("its key stays for longer than {span:?}"));
         }
     }
 
@@ -285,9 +312,21 @@ impl Call<'_> {
     }
 
     /// A guard of several locks was dropped or, with a result, unlocked.
-    pub(crate) fn gave_several_back(&self, numbers: &[usize], result: Option<Result<(), Error>>) {
+    /// `was_lost`: Redis did not have the token of one any more.
+    pub(crate) fn gave_several_back(
+        &self,
+        numbers: &[usize],
+        was_lost: bool,
+        result: Option<Result<(), Error>>,
+    ) {
         trace(|| format!("{}: {result:?}", self.what));
         let judge = self.judge;
+        if was_lost
+            && let Some(result) = &result
+            && !matches!(result, Err(Error::Lost { .. }))
+        {
+            self.blame(format!("one was lost, and all together are {result:?}"));
+        }
         let left: Vec<_> = numbers.iter().map(|number| judge.ends(*number)).collect();
         // What was lost before the judge could be told of it.
         let unknown = Excuse::LostInASet.when(numbers.len() < self.keys.len());

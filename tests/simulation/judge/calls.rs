@@ -31,6 +31,8 @@ pub(crate) struct Record {
     has_to_be_refused: bool,
     /// The process can stop it.
     heeds: bool,
+    /// Why the lease may end by itself of what it takes.
+    pub(super) expiry: Excuses,
     /// The parcel that it adopts.
     pub(super) parcel: Option<Sent>,
 }
@@ -59,6 +61,12 @@ impl Deref for Call<'_> {
 }
 
 impl Record {
+    /// It goes on, and is a call of the process for this lock, or a shutdown.
+    pub(super) fn is_for(&self, who: Who, key: usize) -> bool {
+        let is_it = self.keys.is_empty() || self.keys.contains(&key);
+        self.who.process == who.process && is_it && self.ended.is_none()
+    }
+
     fn lasts(&self, since: u64) -> bool {
         self.ended.is_none_or(|at| at >= since)
     }
@@ -83,7 +91,7 @@ impl Judge {
             .with(|calls| calls.all.iter().filter(waits).cloned().collect())
     }
 
-    fn any_call(&self, is_it: impl Fn(&Record) -> bool) -> bool {
+    pub(super) fn any_call(&self, is_it: impl Fn(&Record) -> bool) -> bool {
         self.calls.with(|calls| calls.all.iter().any(is_it))
     }
 
@@ -121,6 +129,7 @@ impl Judge {
                 ended: None,
                 has_to_be_refused: is_new && calls.stops.iter().any(is_shut),
                 heeds: false,
+                expiry: Excuses::NONE,
                 parcel: None,
             };
             calls.all.push(it.clone());
@@ -131,8 +140,8 @@ impl Judge {
 }
 
 impl Call<'_> {
-    pub(crate) fn heeding(mut self, heeds: bool) -> Self {
-        self.it.heeds = heeds;
+    pub(crate) fn taking(mut self, heeds: bool, expiry: Excuses) -> Self {
+        (self.it.heeds, self.it.expiry) = (heeds, expiry);
         self
     }
 
@@ -168,13 +177,7 @@ impl Call<'_> {
     /// What is between the process and the server, or a pause of the process.
     pub(crate) fn trouble(&self) -> Excuses {
         let limits = self.judge.program(self.who.process).response * 3;
-        self.trouble_before(Duration::from_millis(limits))
-    }
-
-    /// The same, up to `span` before.
-    pub(super) fn trouble_before(&self, span: Duration) -> Excuses {
-        let span = u64::try_from(span.as_nanos()).expect("a short time");
-        let since = self.began.saturating_sub(span);
+        let since = self.began.saturating_sub(limits * 1_000_000);
         self.judge.trouble(since, now()) | self.judge.pause_of(self.who.process, since)
     }
 
@@ -188,30 +191,23 @@ impl Call<'_> {
     /// The lock was busy.
     pub(crate) fn was_busy(&self) {
         let (judge, process) = (self.judge, self.who.process);
-        let is_beside = |other: &Record| {
-            other.number != self.number && other.who.process == process && other.lasts(self.began)
+        // (Also a thread that has not learned of its loss yet.)
+        let is_there = |key: &usize| {
+            let is_beside = |other: &Record| {
+                other.number != self.number
+                    && other.who.process == process
+                    && other.lasts(self.began)
+                    && other.keys.contains(key)
+            };
+            judge.has(process, None, *key, self.began)
+                || judge.any_call(is_beside)
+                || judge.ledger.with(|it| it.was_there(*key, self.began))
         };
-        let is_for_one = |other: &Record| other.keys.iter().any(|key| self.keys.contains(key));
-        // A thread that has not learned of its loss yet counts as a holder.
-        let mut keys = self.keys.iter();
-        let is_held = keys.any(|key| judge.has(process, None, *key, self.began));
-        let was_there = |since: u64| {
-            let mut keys = self.keys.iter();
-            keys.any(|key| judge.ledger.with(|it| it.was_there(*key, since)))
-        };
-        let others = judge.any_call(|other| is_beside(other) && is_for_one(other));
-        if is_held || others || was_there(self.began) {
-            return;
-        }
         // A wait of less than 20 ms may end before the server could be asked.
         let is_short = (900_000..22_000_000).contains(&(now() - self.began));
-        let is_last = judge.program(process).pool < 3 && judge.any_call(is_beside);
-        let excuses = self.trouble()
-            | Excuse::NoConnection.when(is_last)
-            | Excuse::ShortWait.when(is_short)
-            // A process leaves a lock to others for some milliseconds.
-            | Excuse::OtherProcesses.when(was_there(self.began.saturating_sub(10_000_000)));
-        if !judge.forgives(excuses) {
+        if !self.keys.iter().any(is_there)
+            && !judge.forgives(self.trouble() | Excuse::ShortWait.when(is_short))
+        {
             self.blame("the lock was free");
         }
     }

@@ -6,7 +6,7 @@ use crate::LostCause;
 use crate::base::sync::scheduler::{START, fail, now};
 use crate::simulation::judge::excuses::{Excuse, Excuses};
 use crate::simulation::judge::{Judge, Who};
-use crate::simulation::plan::{Decoy, Engine, Failover, Fault, LinkFault, Plan, ServerFault};
+use crate::simulation::plan::{Failover, Fault, LinkFault, Plan, ServerFault};
 
 #[derive(Default)]
 pub(super) struct Events {
@@ -37,6 +37,8 @@ pub(super) fn troubles(plan: &Plan) -> Vec<(Excuse, u64, u64)> {
             | Fault::Pause(..)
             | Fault::Kill { .. }
             | Fault::Delete(_) => return None,
+            // A connection that was opened to a replica takes it for one until the end.
+            Fault::Server(_, ServerFault::ReadOnly, _) => (Excuse::Outage, 1_000_000),
             // Until the connections are used.
             Fault::Link(_, LinkFault::HalfOpen, millis) => (Excuse::Break, millis + 30_000),
             Fault::Link(_, LinkFault::ResetAll, millis)
@@ -53,24 +55,14 @@ pub(super) fn troubles(plan: &Plan) -> Vec<(Excuse, u64, u64)> {
                 ..
             }) => (Excuse::Failover, after + back + learns + 20_000),
             Fault::Lag(_) => (Excuse::Outage, 10_000),
-            Fault::ClockStep(_) => (Excuse::Break, 10_000),
+            Fault::ClockStep(_) => (Excuse::ClockStep, 10_000),
             Fault::MoveSlot(_) => (Excuse::Move, 10_000),
         };
         let from = START + at * 1_000_000;
         Some((excuse, from, from + millis * 1_000_000))
     };
-    // Something may be wrong with the way all the time.
-    let is_dark = matches!(plan.engine, Engine::Server(Decoy::Dead | Decoy::Silent));
-    let always = [
-        is_dark.then_some(Excuse::Outage),
-        (plan.order.stalls > 0).then_some(Excuse::Slow),
-    ];
-    let always = always.into_iter().flatten().map(|it| (it, 0, u64::MAX));
-    plan.faults
-        .iter()
-        .filter_map(trouble)
-        .chain(always)
-        .collect()
+    let slow = (plan.order.stalls > 0).then_some((Excuse::Slow, 0, u64::MAX));
+    plan.faults.iter().filter_map(trouble).chain(slow).collect()
 }
 
 /// The server's clock is set back, and the counter may be lost as well.
@@ -85,9 +77,6 @@ pub(super) fn may_lose_fences(plan: &Plan) -> bool {
     any(is_set_back) && any(loses)
 }
 
-/// What surprises programs no less than an outage.
-pub(super) const OUTAGES: [Excuse; 3] = [Excuse::Slow, Excuse::Break, Excuse::Outage];
-
 impl Judge {
     /// What went wrong between these moments.
     pub(crate) fn trouble(&self, from: u64, until: u64) -> Excuses {
@@ -95,12 +84,6 @@ impl Judge {
         near.filter(|it| it.1 <= until && it.2 >= from)
             .map(|it| it.0.when(true))
             .collect()
-    }
-
-    /// The same, if it is one of these.
-    pub(super) fn trouble_of(&self, which: &[Excuse], from: u64, until: u64) -> Excuses {
-        let which: Excuses = which.iter().map(|it| it.when(true)).collect();
-        self.trouble(from, until) & which
     }
 
     pub(crate) fn slow(&self) -> Excuses {
@@ -119,29 +102,13 @@ impl Judge {
         }
     }
 
-    /// Whether a failover begins in that time: its first step may silence a node.
-    pub(super) fn fails_over(&self, from: u64, until: u64) -> Excuses {
-        let mut all = self.troubles.iter();
-        let begins =
-            |it: &(Excuse, u64, u64)| it.0 == Excuse::Failover && (from..=until).contains(&it.1);
-        Excuse::Failover.when(all.any(begins))
-    }
-
     /// What explains that a hold was lost, of this cause or of any.
     pub(crate) fn loss(&self, number: usize, cause: Option<LostCause>) -> Excuses {
         let hold = self.hold(number);
         let (who, began) = (hold.who, hold.began);
         let deleted = self.removal(hold.key, began);
-        let expired = || {
-            let program = self.program(who.process);
-            // One silence may last longer than a lease that is shorter than the timeout.
-            let is_short =
-                program.lease < program.response && !self.trouble(began, now()).is_empty();
-            hold.terms.ends
-                | self.pause_of(who.process, began)
-                | self.ends_leases(began, now())
-                | Excuse::ShortLease.when(is_short)
-        };
+        let expired =
+            || hold.terms.ends | self.pause_of(who.process, began) | self.ends_leases(began, now());
         match cause {
             Some(LostCause::ShutDown) => self.release_of(who),
             Some(LostCause::Deleted) => deleted,
@@ -265,7 +232,9 @@ impl Judge {
         self.events.with(|events| events.over.push(process));
     }
 
-    pub(super) fn is_over(&self, process: usize) -> bool {
-        self.events.with(|events| events.over.contains(&process))
+    /// The process asks nobody any more.
+    pub(crate) fn is_away(&self, process: usize) -> bool {
+        let is_over = self.events.with(|events| events.over.contains(&process));
+        is_over || self.is_dead(process)
     }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::base::sync::scheduler::{as_process, fail, now, trace};
 use crate::simulation::judge::Judge;
-use crate::simulation::judge::excuses::Excuses;
-use crate::{LockGuard, LockWatch};
+use crate::simulation::judge::excuses::{Excuse, Excuses};
+use crate::{LockGuard, LockWatch, LostCause};
 
 /// A thread of a process, and the manager that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,9 +24,15 @@ pub(crate) struct Terms {
     pub(crate) period: Duration,
     /// The lock stays taken for so long.
     pub(crate) keeps: Duration,
+    /// Its lease ends by itself so long after it was taken.
+    pub(crate) longest: Option<Duration>,
 }
 
 #[derive(Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "they are independent of each other"
+)]
 pub(crate) struct Hold {
     pub(crate) who: Who,
     /// The thread that had it before this one, and until when.
@@ -49,8 +55,10 @@ pub(crate) struct Hold {
     pub(crate) depth: u32,
     /// It is on its way to another thread.
     pub(crate) is_detached: bool,
-    /// Its lease was made shorter.
-    pub(crate) is_shortened: bool,
+    /// It was handed over.
+    pub(crate) is_sent: bool,
+    /// It was given another lease.
+    pub(crate) is_changed: bool,
 }
 
 impl Hold {
@@ -83,6 +91,12 @@ impl Hold {
 }
 
 impl Judge {
+    /// Whether Redis had the token no more when a manager looked.
+    pub(crate) fn is_gone(&self, number: usize) -> bool {
+        let cause = self.hold(number).watch.wait_lost(Duration::ZERO);
+        matches!(cause, Some(LostCause::Deleted | LostCause::Taken))
+    }
+
     /// A thread has a guard more. `extra` guards are there besides those that the judge knows.
     /// Returns the number of the hold.
     pub(crate) fn taken(
@@ -109,7 +123,8 @@ impl Judge {
             ended: None,
             depth: 0,
             is_detached: false,
-            is_shortened: false,
+            is_sent: false,
+            is_changed: false,
         };
         let (new, depth) = as_process(who.process, || (look(), guard.depth()));
         let (token, fence) = (new.token.clone(), new.fence);
@@ -192,6 +207,12 @@ impl Judge {
             hold.who = who;
             hold.is_detached = false;
         });
+    }
+
+    /// The token was handed over.
+    pub(crate) fn parcel_of(&self, token: &str) -> Excuses {
+        let is_it = |hold: &Hold| hold.is_sent && hold.token == token;
+        Excuse::OldParcel.when(self.holds.with(|holds| holds.iter().any(is_it)))
     }
 
     /// The locks that this thread holds.

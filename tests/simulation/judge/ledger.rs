@@ -57,6 +57,12 @@ impl Ledger {
             .any(|it| it.counts() == Some(token.as_bytes()))
     }
 
+    /// When the last master forgets this token. Zero: none has it.
+    pub(super) fn runs_out(&self, key: usize, token: &str) -> u64 {
+        let has = self.newest(key).filter(|it| it.rules && it.is(token));
+        has.filter_map(|it| it.runs_out).max().unwrap_or(0)
+    }
+
     /// Whether a master has the key.
     fn is_there(&self, key: usize) -> bool {
         self.newest(key).any(|it| it.counts().is_some())
@@ -171,6 +177,10 @@ impl Judge {
             .ledger
             .with(|it| it.keys[key][node].last()?.value.clone());
         let token = String::from_utf8_lossy(&token.unwrap_or_default()).into_owned();
+        self.is_extended(key, &token, at);
+        let (left, again) = (at.saturating_sub(now()), token.clone());
+        let soon = Duration::from_nanos(left.saturating_sub(200_000_000));
+        self.later(soon, move |judge| judge.is_left(key, &again, at));
         self.later(
             Duration::from_nanos(at.saturating_sub(now())),
             move |judge| {

@@ -2,7 +2,7 @@
 //! depth that is right, losses that are told in time and once.
 //!
 //! `rules` is what must hold whatever a call has answered, `calls` judges when calls return,
-//! `answers` what they return, `turns` and `routes` who gets a lock next and from which node.
+//! `answers` what they return, and `turns` who gets a lock next.
 //! `ledger` is what the servers had, `holds` and `events` are what the programs have and what has
 //! happened to them. `excuses` is all that is forgiven.
 
@@ -12,7 +12,6 @@ mod events;
 pub(crate) mod excuses;
 mod holds;
 mod ledger;
-mod routes;
 mod rules;
 mod turns;
 
@@ -26,7 +25,6 @@ use crate::simulation::judge::calls::Calls;
 use crate::simulation::judge::events::Events;
 use crate::simulation::judge::excuses::{Excuse, Excuses};
 use crate::simulation::judge::ledger::Ledger;
-use crate::simulation::judge::routes::Routes;
 use crate::simulation::plan::{Plan, Program};
 
 pub(crate) use answers::{Failed, Ran};
@@ -64,7 +62,6 @@ pub(crate) struct Judge {
     events: Shared<Events>,
     calls: Shared<Calls>,
     ledger: Shared<Ledger>,
-    routes: Shared<Routes>,
 }
 
 impl Judge {
@@ -79,7 +76,6 @@ impl Judge {
             events: Shared::default(),
             calls: Shared::default(),
             ledger: Shared::new(Ledger::of(plan)),
-            routes: Shared::default(),
         })
     }
 

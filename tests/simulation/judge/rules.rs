@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{as_process, fail, has_failed, now};
+use crate::simulation::judge::calls::Record;
 use crate::simulation::judge::events::may_lose_fences;
 use crate::simulation::judge::excuses::Excuse;
 use crate::simulation::judge::{Hold, Judge, Who};
@@ -137,6 +138,25 @@ impl Judge {
         }
     }
 
+    /// The key lives until then. No lease is extended after a `max_hold`.
+    pub(super) fn is_extended(&self, key: usize, token: &str, until: u64) {
+        let is_it = |hold: &Hold| hold.key == key && hold.token == token && !hold.is_changed;
+        let Some((number, hold)) = self.holds(is_it).pop() else {
+            return;
+        };
+        let Some(longest) = hold.terms.longest else {
+            return;
+        };
+        let most = longest + longest / 50 + Duration::from_millis(50);
+        let lives = Duration::from_nanos(until.saturating_sub(hold.taken));
+        let since = hold.taken.saturating_sub(5_000_000_000);
+        let excuses = self.trouble(since, now()) | self.pause_of(hold.who.process, hold.taken);
+        if lives > most && !self.forgives(excuses) {
+            let why = format!("hold {number} lives for {lives:?}, and may for {most:?}");
+            self.later(Duration::ZERO, move |_| has_failed(why));
+        }
+    }
+
     /// The key has run out at all servers: no thread trusts the hold any more.
     pub(super) fn has_run_out(&self, key: usize, token: &str) {
         let open = self.open(key).into_iter().map(|it| it.1);
@@ -171,6 +191,53 @@ impl Judge {
                     "{key} has the fence {fence:?} and {answer:?} in its set"
                 ));
             }
+        }
+    }
+
+    /// The manager was shut down, and names no hold any more: each was released, or handed over.
+    pub(crate) fn has_released(&self, who: Who) {
+        let manager = (who.process, who.manager);
+        let is_it = |hold: &Hold| (hold.who.process, hold.who.manager) == manager && !hold.is_sent;
+        for (number, hold) in self.holds(is_it) {
+            let is_there = self.ledger.with(|it| it.has(hold.key, &hold.token));
+            let is_sent = |call: &Record| call.what == "hand over" && call.is_for(who, hold.key);
+            if is_there
+                && !self.any_call(is_sent)
+                && !self.forgives(self.loss(number, None) | self.trouble(hold.began, now()))
+            {
+                fail(format!("hold {number} is there after a shutdown"));
+            }
+        }
+    }
+
+    /// A key ends soon. What nobody holds was deleted before, if the network works.
+    pub(super) fn is_left(&self, key: usize, token: &str, until: u64) {
+        // (What is kept stays for its time.)
+        let token_of = Some(token).filter(|it| !it.starts_with("kept:"));
+        let process = token_of.and_then(|it| it.split('-').nth(1)?.parse::<usize>().ok());
+        let Some(process) = process.map(|pid| pid - 1000) else {
+            return;
+        };
+        let who = Who {
+            process,
+            manager: 0,
+            thread: 0,
+        };
+        let is_it = |hold: &Hold| hold.token == token && hold.ended.is_none();
+        let since = now().saturating_sub(4_000_000_000);
+        let lately = until.saturating_sub(20_000_000_000);
+        let unknown = Excuse::LostInASet.when(true) | Excuse::Repeated.when(true);
+        let excuses = self.trouble(since, now())
+            | self.pause_of(process, since)
+            | self.parcel_of(token)
+            | self.removal(key, lately) & unknown;
+        if self.ledger.with(|it| it.runs_out(key, token)) == until
+            && self.holds(is_it).is_empty()
+            && !self.is_away(process)
+            && !self.any_call(|call| call.is_for(who, key))
+            && !self.forgives(excuses)
+        {
+            has_failed(format!("nobody has {token}, and key {key} is not deleted"));
         }
     }
 

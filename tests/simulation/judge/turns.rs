@@ -14,14 +14,6 @@ use crate::simulation::judge::{Judge, Who};
 const FREE: Duration = Duration::from_millis(700);
 
 impl Judge {
-    /// Whether a thread of the process has waited for the lock since then, and none has it.
-    pub(super) fn waits(&self, process: usize, key: usize, since: u64) -> bool {
-        let mut waiting = self.waiting(key, since).into_iter();
-        !self.has(process, None, key, since)
-            && !self.takes_several(process, None, key, since)
-            && waiting.any(|it| it.who.process == process)
-    }
-
     /// No server has this key any more. A thread that waits for it takes it.
     pub(super) fn is_free(&self, key: usize) {
         let at = now();

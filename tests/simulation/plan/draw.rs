@@ -7,18 +7,18 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use super::{
-    Body, Choice, Copies, Decoy, End, Engine, Failover, Fault, How, LinkFault, Master, OnLost, Op,
-    Plan, Program, ServerFault, SeveralEnd, Take, Under, With,
+    Body, Choice, Copies, End, Engine, Fault, How, OnLost, Op, Plan, Program, SeveralEnd, Take,
+    Under, With,
 };
 use crate::base::sync::scheduler::Order;
 
 /// One of these.
-fn any<T: Copy>(draw: &mut SmallRng, of: &[T]) -> T {
+pub(crate) fn any<T: Copy>(draw: &mut SmallRng, of: &[T]) -> T {
     of[draw.random_range(0..of.len())]
 }
 
 /// The number of one of these weights.
-fn weighed(draw: &mut SmallRng, weights: &[u32]) -> usize {
+pub(crate) fn weighed(draw: &mut SmallRng, weights: &[u32]) -> usize {
     let mut at = draw.random_range(0..weights.iter().sum());
     let is_it = |weight: &u32| at.checked_sub(*weight).map(|rest| at = rest).is_none();
     weights.iter().position(is_it).unwrap_or(0)
@@ -46,7 +46,7 @@ impl Plan {
             let mut program = Program::draw(draw);
             // Two managers in memory know nothing of each other.
             program.managers = if is_in_memory { 1 } else { program.managers };
-            let threads = draw.random_range(1..=3);
+            let threads = any(draw, &[1, 2, 3, 6]);
             let of = |_| weights.thread(draw, &program, count == 1);
             program.threads = (0..threads).map(of).collect();
             program
@@ -93,8 +93,7 @@ impl Engine {
                 count: 1,
                 wanted: wanted.min(1),
             }),
-            11 => Engine::Server(any(draw, &[Decoy::Dead, Decoy::Silent])),
-            _ => Engine::Server(Decoy::None),
+            _ => Engine::Server,
         }
     }
 }
@@ -156,7 +155,7 @@ impl Weights {
         Weights {
             keys,
             ops: some(&[10, 2, 4, 3, 3, 3, 1, 1, 1, 1, 1, 1]),
-            under: some(&[8, 1, 1, 1, 2, 1, 1, 1, 6]),
+            under: some(&[8, 2, 1, 2, 1, 1, 6]),
             ends: some(&[8, 2, 6, 1, 2, 3, 3, 2]),
             choices: some(&[8, 2, 1, 1, 1, 2, 1, 1]),
         }
@@ -279,15 +278,13 @@ impl Weights {
     fn under(&self, draw: &mut SmallRng, place: Place<'_>) -> Under {
         let lease = place.program.lease;
         match weighed(draw, &self.under) {
-            1 => Under::Extend,
-            2 => Under::ExtendTo(any(draw, &[lease / 2, lease * 2])),
-            3 => Under::Ensure(draw.random_range(0..lease * 2 / 5)),
-            4 => Under::Confirm(draw.random_range(0..lease * 2 / 5)),
-            5 => Under::Verify,
-            6 => Under::WatchRisk(draw.random_range(0..lease)),
-            7 => Under::WatchLoss(any(draw, &[1, 100, 5_000])),
-            8 if place.depth < 4 => Under::Inner(self.op(draw, place)),
-            _ if draw.random_ratio(1, 12) => Under::Work(draw.random_range(0..4_000)),
+            1 => Under::SetLease(any(draw, &[lease / 4, lease, lease * 2])),
+            2 => Under::Ensure(draw.random_range(0..lease * 2 / 5)),
+            3 => Under::Confirm(draw.random_range(0..lease * 2 / 5)),
+            4 => Under::Verify,
+            5 => Under::WatchLoss(any(draw, &[1, 100, 5_000])),
+            6 if place.depth < 4 => Under::Inner(self.op(draw, place)),
+            _ if draw.random_ratio(1, 8) => Under::Work(draw.random_range(0..4_000)),
             _ => Under::Work(draw.random_range(0..20)),
         }
     }
@@ -339,118 +336,5 @@ impl How {
                 How::For(limit),
             ],
         )
-    }
-}
-
-impl Fault {
-    /// What goes wrong in a scene, and after how many milliseconds.
-    fn draw_some(
-        draw: &mut SmallRng,
-        engine: Engine,
-        keys: usize,
-        processes: usize,
-    ) -> Vec<(u64, Fault)> {
-        if engine == Engine::Memory || draw.random_ratio(1, 4) {
-            return Vec::new();
-        }
-        let kinds: Vec<u32> = (0..3).map(|_| draw.random_range(0..28)).collect();
-        let one = |_| {
-            let kind = any(draw, &kinds);
-            let latest = any(draw, &[300, 1_500, 6_000]);
-            let at = draw.random_range(0..latest);
-            (at, Fault::draw(draw, kind, engine, keys, processes))
-        };
-        (0..4).map(one).collect()
-    }
-
-    fn draw(
-        draw: &mut SmallRng,
-        kind: u32,
-        engine: Engine,
-        keys: usize,
-        processes: usize,
-    ) -> Fault {
-        let millis = any(draw, &[5, 100, 700, 3_000]);
-        let process = draw.random_range(0..processes);
-        let (server, key) = (draw.random_range(0..60), draw.random_range(0..keys));
-        match (kind, engine) {
-            (0..=4, Engine::Sentinel(_) | Engine::Cluster(_)) => {
-                Fault::Failover(Failover::draw(draw))
-            }
-            (5 | 6, Engine::Cluster(_)) => Fault::MoveSlot(key),
-            (5 | 7, Engine::Sentinel(_) | Engine::Replicas(_) | Engine::Cluster(_)) => {
-                Fault::Lag(millis)
-            }
-            (0..=11, _) => Fault::Link(server, LinkFault::draw(draw), millis),
-            (12, _) => Fault::Pause(process, millis),
-            (13 | 14, _) if draw.random_ratio(1, 3) => {
-                let closes = kind == 13;
-                Fault::Kill { process, closes }
-            }
-            (15, _) => Fault::Delete(key),
-            (16, _) => {
-                let step = draw.random_range(1..5_000);
-                Fault::ClockStep(any(draw, &[step, -step]))
-            }
-            _ => Fault::Server(server, ServerFault::draw(draw), millis),
-        }
-    }
-}
-
-impl LinkFault {
-    pub(crate) fn draw(draw: &mut SmallRng) -> LinkFault {
-        match draw.random_range(0..16) {
-            0 | 1 => LinkFault::Silence([true; 2]),
-            2 => LinkFault::Silence([true, false]),
-            3 => LinkFault::Silence([false, true]),
-            4 => LinkFault::Hangs,
-            5 | 6 => LinkFault::Refusal,
-            7..=9 => {
-                let least = any(draw, &[0, 10, 80]);
-                LinkFault::Slow(least, least + any(draw, &[1, 30, 200]))
-            }
-            10 | 11 => LinkFault::ResetAll,
-            12 | 13 => LinkFault::Resets(any(draw, &[3, 20])),
-            14 => LinkFault::Repeats(any(draw, &[2, 10])),
-            _ => LinkFault::HalfOpen,
-        }
-    }
-}
-
-impl ServerFault {
-    fn draw(draw: &mut SmallRng) -> ServerFault {
-        match draw.random_range(0..17) {
-            0 | 1 => ServerFault::Stops,
-            2..=4 => ServerFault::Restart {
-                keeps: draw.random_bool(0.7),
-            },
-            5 => ServerFault::ScriptFlush,
-            6 => ServerFault::KillClients,
-            7 => ServerFault::Loading,
-            8 => ServerFault::ReadOnly,
-            9 => ServerFault::OutOfMemory,
-            10 => ServerFault::LacksReplicas,
-            11 => ServerFault::Stuck,
-            12 => ServerFault::Pause {
-                only_writes: draw.random_bool(0.5),
-            },
-            13 => ServerFault::Password,
-            14 => ServerFault::Readdressed,
-            _ => ServerFault::ProxyFails,
-        }
-    }
-}
-
-impl Failover {
-    fn draw(draw: &mut SmallRng) -> Failover {
-        let hows = [Master::Dies, Master::Stops, Master::Planned, Master::CutOff];
-        let longest = any(draw, &[50, 500, 3_000]);
-        Failover {
-            shard: draw.random_range(0..60),
-            how: any(draw, &hows),
-            after: draw.random_range(1..longest),
-            back: any(draw, &[20, 1_000, 8_000]),
-            learns: any(draw, &[0, 100, 8_000]),
-        }
     }
 }

@@ -1,7 +1,10 @@
-//! A scene as data: what keeps its locks, what its programs do, and what goes wrong. `draw` makes
-//! one of a seed.
+//! A scene as data: what keeps its locks, what its programs do, and what goes wrong. `draw` and
+//! `faults` make one of a seed.
 
 mod draw;
+mod faults;
+
+pub(crate) use draw::{any, weighed};
 
 use std::sync::LazyLock;
 
@@ -23,20 +26,12 @@ pub(crate) struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
     Memory,
-    Server(Decoy),
+    Server,
     /// A master with replicas whose master never changes.
     Replicas(Copies),
     Sentinel(Copies),
     /// Three masters, each with its replicas.
     Cluster(Copies),
-}
-
-/// What an address of the server's name leads to that comes before the right one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Decoy {
-    None,
-    Dead,
-    Silent,
 }
 
 /// The replicas of a master.
@@ -67,7 +62,7 @@ impl Copies {
 impl Engine {
     pub(crate) fn copies(self) -> Copies {
         match self {
-            Engine::Memory | Engine::Server(_) => Copies::NONE,
+            Engine::Memory | Engine::Server => Copies::NONE,
             Engine::Replicas(copies) | Engine::Sentinel(copies) | Engine::Cluster(copies) => copies,
         }
     }
@@ -75,7 +70,7 @@ impl Engine {
     pub(crate) fn masters(self) -> usize {
         match self {
             Engine::Memory => 0,
-            Engine::Server(_) | Engine::Replicas(_) | Engine::Sentinel(_) => 1,
+            Engine::Server | Engine::Replicas(_) | Engine::Sentinel(_) => 1,
             Engine::Cluster(_) => 3,
         }
     }
@@ -184,7 +179,7 @@ pub(crate) enum Choice {
     Heeds,
     /// Its lease is twice that of the others.
     Doubled,
-    /// It is renewed five times in a lease.
+    /// It says itself when it is renewed.
     Often,
 }
 
@@ -207,14 +202,10 @@ pub(crate) enum Body {
 #[derive(Clone, Debug)]
 pub(crate) enum Under {
     Work(u64),
-    /// Asks for the lease that the lock had first.
-    Extend,
-    ExtendTo(u64),
+    SetLease(u64),
     Ensure(u64),
     Confirm(u64),
     Verify,
-    /// Another thread waits until so much is left.
-    WatchRisk(u64),
     /// Another thread waits for a loss.
     WatchLoss(u64),
     Inner(Op),

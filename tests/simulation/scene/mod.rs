@@ -36,8 +36,6 @@ pub(crate) struct Scene {
     judge: Arc<Judge>,
     /// What was handed over, for which key.
     parcels: Shared<Vec<(usize, LockParcel, Sent)>>,
-    /// The tokens that were handed over.
-    tokens: Shared<Vec<String>>,
     /// What threads have left to others of their process.
     left: Shared<Vec<Left>>,
     /// The processes that have forgotten a guard.
@@ -73,11 +71,10 @@ impl Scene {
         let is_of = |process: &usize| token.contains(&format!("-{}-", 1000 + process));
         let is_of_dead = |it: &usize| is_of(it) && self.judge.is_dead(*it);
         let forgot = self.forgot.with(|all| all.iter().any(is_of));
-        let is_sent = self.tokens.with(|all| all.iter().any(|it| it == token));
         Excuse::Forgotten.when(forgot)
             | Excuse::Killed
                 .when(!forgot && (1..=self.plan.processes.len()).any(|it| is_of_dead(&it)))
-            | Excuse::OldParcel.when(is_sent)
+            | self.judge.parcel_of(token)
     }
 }
 
@@ -92,14 +89,10 @@ pub(crate) struct Played {
 pub(crate) fn play(plan: &Arc<Plan>, off: Option<Excuse>) -> Played {
     let judge = Judge::of(plan, off);
     let servers = Rc::new(Servers::start(plan.engine, &judge));
-    if servers.nodes.len() > 1 {
-        judge.owners_are((0..plan.keys).map(|key| servers.master_of_key(key)));
-    }
     let scene = Arc::new(Scene {
         plan: Arc::clone(plan),
         judge,
         parcels: Shared::default(),
-        tokens: Shared::default(),
         left: Shared::default(),
         forgot: Shared::default(),
         done: Shared::default(),

@@ -4,13 +4,13 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::LockGuard;
-use crate::base::sync::scheduler::{fail, thread, thread_number};
-use crate::simulation::judge::calls::Call;
+use crate::base::sync::scheduler::{fail, now, one_in, thread, thread_number};
+use crate::simulation::judge::calls::{Call, LATE, Sent};
 use crate::simulation::judge::{Judge, Who};
-use crate::simulation::plan::End;
-use crate::simulation::scene::player::Player;
+use crate::simulation::plan::{End, Take};
+use crate::simulation::scene::player::{Player, undoing};
 use crate::simulation::scene::{Left, News, millis};
+use crate::{LockGuard, LockParcel};
 
 impl Player {
     pub(super) fn hand_over(&self, call: &Call<'_>, guard: LockGuard, number: usize, key: usize) {
@@ -28,10 +28,56 @@ impl Player {
                         parcel.fence
                     ));
                 }
+                self.judge().change(number, |hold| hold.is_sent = true);
                 self.judge().ends(number);
                 self.send(key, &parcel, hold.began);
             }
         }
+    }
+
+    pub(super) fn adopt(&self, take: &Take, end: End) {
+        // Now and then somebody else gets the parcel as well.
+        let (key, stays) = (take.keys[0], one_in(4));
+        let received = self.scene.parcels.with(|all| {
+            let at = all.iter().position(|it| it.0 == key)?;
+            all[at].2.is_copied |= stays;
+            Some(if stays {
+                all[at].clone()
+            } else {
+                all.remove(at)
+            })
+        });
+        let Some((_, parcel, sent)) = received else {
+            return;
+        };
+        let lock = self.named(take);
+        let call = self.takes(take, "adopt").adopts(sent);
+        let adopted = lock.adopt(&parcel);
+        call.ends(Some(self.answer() + undoing(&adopted)));
+        let Some(guard) = call.got(adopted.map(Some)) else {
+            return;
+        };
+        if guard.fence() <= parcel.fence && parcel.fence.is_some() {
+            fail(format!(
+                "{:?} was handed over, and {:?} adopted",
+                parcel.fence,
+                guard.fence()
+            ));
+        }
+        self.works(&call, take, guard, end);
+    }
+
+    /// The parcel can be adopted until its lease ends.
+    fn send(&self, key: usize, parcel: &LockParcel, began: u64) {
+        let left = millis(parcel.left);
+        let left = left.saturating_sub(left / 100 + LATE);
+        let sent = Sent {
+            began,
+            until: now() + u64::try_from(left.as_nanos()).expect("a lease"),
+            is_copied: false,
+        };
+        let parcel = parcel.to_string().parse().expect("a parcel");
+        self.scene.parcels.with(|all| all.push((key, parcel, sent)));
     }
 
     /// Another thread of the process goes on with the hold.

@@ -87,6 +87,9 @@ impl Player {
             most
         }));
         trace(|| format!("shutdown: {left:?}"));
+        if left.is_empty() {
+            judge.has_released(who);
+        }
         if left.is_empty() || releases {
             judge.trusts_none(who, |_| true, "its manager was shut down");
         }

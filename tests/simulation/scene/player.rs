@@ -6,13 +6,13 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{fail, inside, mpsc, now, one_in, thread, thread_number, trace};
-use crate::simulation::judge::calls::{Call, LATE, Sent};
+use crate::base::sync::scheduler::{fail, inside, mpsc, now, thread, thread_number, trace};
+use crate::simulation::judge::calls::{Call, LATE};
 use crate::simulation::judge::excuses::Excuse;
 use crate::simulation::judge::{Failed, Judge, Ran, Terms, Who};
 use crate::simulation::plan::{Body, Choice, End, How, Op, Program, Take, Under, With, name};
 use crate::simulation::scene::{Left, News, Scene, millis};
-use crate::{Error, Lock, LockGuard, LockManager, LockParcel, LockWatch, StopHandle};
+use crate::{Error, Lock, LockGuard, LockManager, LockWatch, StopHandle};
 
 pub(crate) struct Player {
     pub(super) process: usize,
@@ -41,7 +41,7 @@ pub(super) fn panics_with<T>(guard: T) {
 }
 
 /// How much longer than its limit a call may take: what it got and must not have is given back.
-fn undoing<T>(taken: &Result<T, Error>) -> Duration {
+pub(super) fn undoing<T>(taken: &Result<T, Error>) -> Duration {
     match taken {
         Err(Error::OuterLost { .. } | Error::Lost { .. } | Error::Stopped { .. }) => millis(100),
         _ => Duration::ZERO,
@@ -99,7 +99,7 @@ impl Player {
         let call = self
             .judge()
             .begins(self.who(take.manager), &take.keys, what);
-        call.heeding(take.choice == Choice::Heeds)
+        call.taking(take.choice == Choice::Heeds, self.terms(take.choice).ends)
     }
 
     /// The lock with the options that were chosen.
@@ -113,11 +113,11 @@ impl Player {
             Choice::Unrenewed => lock.renew(false),
             Choice::Heeds => lock.stopped_by(&self.stop),
             Choice::Doubled => lock.lease(lease),
-            Choice::Often => lock.renew_every(lease / 5),
+            Choice::Often => lock.renew_every(lease * 2 / 5),
         }
     }
 
-    fn named(&self, take: &Take) -> Lock {
+    pub(super) fn named(&self, take: &Take) -> Lock {
         let lock = self.manager(take.manager).named(name(take.keys[0]));
         self.chosen(lock, take.choice)
     }
@@ -137,8 +137,12 @@ impl Player {
         Terms {
             ends: Excuse::Capped.when(matches!(choice, Choice::Capped(_)))
                 | Excuse::Unrenewed.when(is_unrenewed),
-            period: self.lease(choice) / 3,
+            period: self.lease(choice) * if choice == Choice::Often { 6 } else { 5 } / 15,
             keeps: millis(keeps),
+            longest: match choice {
+                Choice::Capped(leases) => Some(millis(self.program.lease * (leases + 1))),
+                _ => None,
+            },
         }
     }
 
@@ -174,7 +178,7 @@ impl Player {
         }
     }
 
-    fn works(&self, call: &Call<'_>, take: &Take, guard: LockGuard, end: End) {
+    pub(super) fn works(&self, call: &Call<'_>, take: &Take, guard: LockGuard, end: End) {
         let (key, terms) = (call.keys[0], self.terms(take.choice));
         let number = self
             .judge()
@@ -196,15 +200,13 @@ impl Player {
         let response = self.response();
         match under {
             Under::Work(time) => thread::sleep(millis(*time)),
-            Under::Extend => ask("extend", response, &|| guard.set_lease(guard.first_lease())),
-            Under::ExtendTo(lease) => {
-                judge.change(number, |hold| hold.is_shortened = true);
+            Under::SetLease(lease) => {
+                judge.change(number, |hold| hold.is_changed = true);
                 ask("set_lease", response, &|| guard.set_lease(millis(*lease)));
             }
             Under::Ensure(span) => ask("ensure", response, &|| guard.ensure(millis(*span))),
             Under::Confirm(span) => ask("confirm", response, &|| guard.confirm(millis(*span))),
             Under::Verify => ask("verify", self.answer(), &|| guard.verify()),
-            Under::WatchRisk(left) => self.watch_risk(number, guard.watch(), millis(*left)),
             Under::WatchLoss(limit) => self.watch_loss(number, guard.watch(), millis(*limit)),
             Under::Inner(op) => self.op(op),
         }
@@ -223,7 +225,9 @@ impl Player {
         end: End,
     ) {
         let judge = self.judge();
-        let call = judge.begins(who, &[key], "give back");
+        let is_sent = end == End::HandOver;
+        let what = if is_sent { "hand over" } else { "give back" };
+        let call = judge.begins(who, &[key], what);
         let response = Some(self.response());
         match end {
             End::Unlock | End::UnlockNow => {
@@ -338,88 +342,6 @@ impl Player {
         let is_mine = |held: &crate::HeldLock| held.owner.thread == who.thread;
         let holds = || self.managers.iter().any(|it| it.held().iter().any(is_mine));
         call.ran(ran, holds);
-    }
-
-    fn adopt(&self, take: &Take, end: End) {
-        // Now and then somebody else gets the parcel as well.
-        let (key, stays) = (take.keys[0], one_in(4));
-        let received = self.scene.parcels.with(|all| {
-            let at = all.iter().position(|it| it.0 == key)?;
-            all[at].2.is_copied |= stays;
-            Some(if stays {
-                all[at].clone()
-            } else {
-                all.remove(at)
-            })
-        });
-        let Some((_, parcel, sent)) = received else {
-            return;
-        };
-        let lock = self.named(take);
-        let call = self.takes(take, "adopt").adopts(sent);
-        let adopted = lock.adopt(&parcel);
-        call.ends(Some(self.answer() + undoing(&adopted)));
-        let Some(guard) = call.got(adopted.map(Some)) else {
-            return;
-        };
-        if guard.fence() <= parcel.fence && parcel.fence.is_some() {
-            fail(format!(
-                "{:?} was handed over, and {:?} adopted",
-                parcel.fence,
-                guard.fence()
-            ));
-        }
-        self.works(&call, take, guard, end);
-    }
-
-    /// The parcel can be adopted until its lease ends.
-    pub(super) fn send(&self, key: usize, parcel: &LockParcel, began: u64) {
-        let left = millis(parcel.left);
-        let left = left.saturating_sub(left / 100 + LATE);
-        let sent = Sent {
-            began,
-            until: now() + u64::try_from(left.as_nanos()).expect("a lease"),
-            is_copied: false,
-        };
-        self.scene.tokens.with(|all| all.push(parcel.token.clone()));
-        let parcel = parcel.to_string().parse().expect("a parcel");
-        self.scene.parcels.with(|all| all.push((key, parcel, sent)));
-    }
-}
-
-/// Other threads watch a hold.
-impl Player {
-    /// A thread waits until little is left of a hold.
-    fn watch_risk(&self, number: usize, watch: LockWatch, left: Duration) {
-        let (judge, process) = (Arc::clone(&self.scene.judge), self.process);
-        let run = move || {
-            let began = now();
-            let was = watch.remaining();
-            let told = watch.wait_at_risk(left);
-            trace(|| format!("wait_at_risk: {told:?}"));
-            let lost = watch.wait_lost(Duration::ZERO).is_some();
-            let hold = judge.hold(number);
-            // The server's clock may have stepped, and `verify` have told of it.
-            let excuses = judge.slow()
-                | judge.pause_of(process, began)
-                | Excuse::Shortened.when(hold.is_shortened)
-                | judge.removal(hold.key, hold.began);
-            match told {
-                None if lost => fail("wait_at_risk says that a lost hold was released"),
-                Some(told) if told > left => fail(format!("{told:?} are left, more than {left:?}")),
-                Some(Duration::ZERO) if !lost => fail("wait_at_risk says that a hold is lost"),
-                // It may have been at risk before.
-                Some(told)
-                    if !told.is_zero()
-                        && told + millis(50) < left.min(was)
-                        && !judge.forgives(excuses) =>
-                {
-                    fail(format!("{told:?} are left, and {left:?} were asked for"));
-                }
-                _ => {}
-            }
-        };
-        let _ = thread::Builder::new().name("at risk".to_owned()).spawn(run);
     }
 
     /// A thread waits for the loss of a hold.

@@ -41,7 +41,7 @@ impl Player {
         let Some(guard) = call.got(taken) else {
             return self.judge().undone(call.who);
         };
-        let numbers = self.have_several(&call, take, &guard);
+        let (numbers, was_lost) = self.have_several(&call, take, &guard);
         let call = self.takes(take, "give back several");
         let unlocked = match end {
             SeveralEnd::Unlock => Some(guard.unlock()),
@@ -55,7 +55,7 @@ impl Player {
             }
         };
         call.ends(Some(self.limit_of_releases(&call, numbers.len())));
-        call.gave_several_back(&numbers, unlocked);
+        call.gave_several_back(&numbers, was_lost, unlocked);
     }
 
     /// Silence takes the response timeout in all. Answers that come use up nothing of it: each may
@@ -80,16 +80,23 @@ impl Player {
             Ok(())
         });
         call.ends(None);
-        if let Some(numbers) = numbers {
-            call.gave_several_back(&numbers, result.err().map(Err));
+        if let Some((numbers, was_lost)) = numbers {
+            let result = result.err().map(Err);
+            call.gave_several_back(&numbers, was_lost, result);
         } else {
             let _ = call.got(result.map(Some));
             self.judge().undone(call.who);
         }
     }
 
-    /// The thread has the locks. Returns those that the judge has learnt of.
-    fn have_several(&self, call: &Call<'_>, take: &Take, guard: &MultiLockGuard) -> Vec<usize> {
+    /// The thread has the locks. Returns those that the judge has learnt of, and whether one is
+    /// gone at the end.
+    fn have_several(
+        &self,
+        call: &Call<'_>,
+        take: &Take,
+        guard: &MultiLockGuard,
+    ) -> (Vec<usize>, bool) {
         let (judge, who) = (self.judge(), call.who);
         let number = |key: &usize| {
             let Some(current) = self.manager(take.manager).named(name(*key)).current() else {
@@ -106,7 +113,8 @@ impl Player {
         for under in &take.under {
             self.under_several(take, guard, under);
         }
-        numbers
+        let was_lost = numbers.iter().any(|number| judge.is_gone(*number));
+        (numbers, was_lost)
     }
 
     fn under_several(&self, take: &Take, guard: &MultiLockGuard, under: &Under) {

@@ -232,7 +232,6 @@ impl Move {
         }
         truth.epoch += 1;
         drop(truth);
-        servers.judge.moved(self.key, target);
         for node in [target, source] {
             let slots = cluster.truth.borrow().slots.clone();
             self.change(node, move |view| {

@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{add_address, change_link, readdress};
+use crate::base::sync::scheduler::readdress;
 use crate::simulation::judge::Judge;
-pub(crate) use crate::simulation::plan::{Copies, Decoy, Engine};
+pub(crate) use crate::simulation::plan::{Copies, Engine};
 use crate::simulation::redis::{Redis, Settings};
 use crate::simulation::world::cluster::Cluster;
 use crate::simulation::world::replication::follow;
@@ -20,7 +20,7 @@ impl Engine {
     pub(crate) fn builder(self) -> Builder {
         let (url, wanted) = match self {
             Engine::Memory => return LockManager::builder_in_memory(),
-            Engine::Server(_) => ("redis://redis:6379/", None),
+            Engine::Server => ("redis://redis:6379/", None),
             Engine::Replicas(copies) => ("redis://redis:6379/", Some(copies)),
             Engine::Sentinel(copies) => (
                 "redis+sentinel://sentinel1:6379,sentinel2:6379,sentinel3:6379/main",
@@ -48,7 +48,7 @@ impl Engine {
     /// Starts one of the nodes.
     fn node(self, number: usize, judge: &Arc<Judge>) -> Node {
         let name = match self {
-            Engine::Server(_) | Engine::Replicas(_) if number == 0 => "redis".to_owned(),
+            Engine::Server | Engine::Replicas(_) if number == 0 => "redis".to_owned(),
             _ => format!("node{}", number + 1),
         };
         let settings = Settings {
@@ -109,9 +109,6 @@ impl Servers {
                 .replicas
                 .iter()
                 .for_each(|replica| follow(&nodes[shard.master], &nodes[*replica]));
-        }
-        if let Engine::Server(decoy) = engine {
-            add_decoy(decoy);
         }
         let sentinels =
             matches!(engine, Engine::Sentinel(_)).then(|| Sentinels::start(copies.count, judge));
@@ -174,16 +171,4 @@ impl Servers {
 /// The address of a node.
 pub(crate) fn address(number: usize) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, u8::try_from(number + 1).expect("a few")], 6379))
-}
-
-fn add_decoy(decoy: Decoy) {
-    let nobody = address(100);
-    match decoy {
-        Decoy::None => {}
-        Decoy::Dead => add_address("redis", nobody),
-        Decoy::Silent => {
-            add_address("redis", nobody);
-            change_link(nobody, |link| link.hangs_until = u64::MAX);
-        }
-    }
 }

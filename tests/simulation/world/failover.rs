@@ -128,9 +128,6 @@ impl Failing {
                     .event(|it| it.redis.view().map_or((), |view| view.is_down = true));
             }
         }
-        for key in self.servers.keys_of(self.it.shard) {
-            self.servers.judge.moved(key, new);
-        }
     }
 
     /// What a failover loses: what the new master lacks, and what the old one grants until it is

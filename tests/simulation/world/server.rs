@@ -7,9 +7,9 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{Answerer, close, later, listen, now, one_in, process_of, send};
+use crate::base::sync::scheduler::{Answerer, close, later, listen, now, one_in, send};
 use crate::simulation::judge::Judge;
-use crate::simulation::redis::{Client, Output, Redis, commands, slot};
+use crate::simulation::redis::{Client, Output, Redis, commands};
 use crate::simulation::world::replication::Stream;
 
 /// A server, and its connections: each has a number on the network, and one at the server.
@@ -87,20 +87,6 @@ impl Server {
     pub(crate) fn act<T>(&mut self, act: impl FnOnce(&mut Redis, u64) -> T) -> T {
         let result = act(&mut self.redis, now());
         self.judge.saw(self.number, &self.redis);
-        for it in self.redis.take_heard() {
-            let process = self
-                .connections
-                .get(&it.client)
-                .and_then(|it| process_of(*it));
-            // What a node of a cluster says of itself is no map.
-            let is_hello = it.command == "hello" && self.redis.view().is_some();
-            if let Some(process) = process.filter(|_| !is_hello) {
-                // Nobody believes a node that says that the cluster is down.
-                let view = self.redis.view().map(|it| &*it).filter(|it| !it.is_down);
-                self.judge
-                    .heard(process, self.number, &it, |key| view?.owner(slot(key)));
-            }
-        }
         for (client, output) in self.redis.take_output() {
             let Some(connection) = self.connections.get(&client).copied() else {
                 continue;
