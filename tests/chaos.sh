@@ -163,6 +163,7 @@ part 'without TLS' cargo test --quiet --locked --lib \
     client::url::parse::tests::a_bad_url_is_refused_with_the_reason_or_what_to_write -- --exact
 part 'peers, also in other languages' \
     cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --include-ignored
+part 'a scene that needs each excuse' $fast --lib -- --ignored --nocapture each_excuse_is_needed
 part 'all orders of the rows' env RELATCH_NIGHT=1 $fast --lib -- rows:: interleavings::
 part 'bytes from outside' env PROPTEST_CASES=20000 $fast --lib -- --skip simulation
 finish

@@ -59,9 +59,9 @@ pub(crate) trait Looks {
     fn look(&mut self, key: &str, counter: Option<&str>, deadline: Moment)
     -> Result<Seen, Failure>;
 
-    /// An error if the server is a replica: of what it has not, it does not know that it is
-    /// nowhere.
-    fn expect_master(&self) -> Result<(), Failure> {
+    /// An error if the server was a replica at the login: of what it has not, it does not know that
+    /// it is nowhere. It may be a master by now, so the next question logs in anew.
+    fn expect_master(&mut self) -> Result<(), Failure> {
         Ok(())
     }
 
@@ -93,9 +93,10 @@ impl Looks for ServerConnection {
         seen
     }
 
-    fn expect_master(&self) -> Result<(), Failure> {
-        match &self.lent.link {
+    fn expect_master(&mut self) -> Result<(), Failure> {
+        match &mut self.lent.link {
             Some(link) if link.role == Role::Replica => {
+                link.broken = true;
                 let message = "the server is a replica, and does not know whether a lock is free: \
                                give the address of the master, or use sentinels";
                 Err(Failure::Refused(Refusal::found("READONLY", message)))

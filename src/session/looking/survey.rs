@@ -131,7 +131,7 @@ impl Survey {
                 self.walk = None;
             }
         } else if let Some(node) = nodes.pop() {
-            let connection = core.store.connect_to(&node, self.deadline)?;
+            let mut connection = core.store.connect_to(&node, self.deadline)?;
             connection.expect_master()?;
             self.walk = Some(Walk {
                 node,

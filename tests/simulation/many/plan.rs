@@ -1,32 +1,34 @@
 //! What happens in a scene of slots: drawn from its seed, before it begins.
 
-use std::rc::Rc;
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::base::sync::scheduler::{Order, change_link, kill, later, pause, trace};
-use crate::simulation::many::judge::JUDGE;
-use crate::simulation::many::of;
-use crate::simulation::world::engine::{Copies, Decoy, Engine, Servers};
-use crate::simulation::world::failover::{Failover, How};
-use crate::simulation::world::troubles::Trouble;
+use crate::base::sync::scheduler::Order;
+use crate::simulation::plan::{Copies, Engine, Failover, Fault, LinkFault, Master, any};
 
+/// One of so many slots, or a part of a lock for so many readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Want {
     Slot(usize),
-    Read,
-    Write,
+    Read(usize),
+    Write(usize),
 }
 
-/// What a thread does: what it takes, how long it waits at most, and how long it works.
-pub(super) type Op = (Want, Option<u64>, u64);
+/// What a thread takes, how long it waits at most, and how long it works. A writer may read as
+/// well.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Op {
+    pub(super) want: Want,
+    pub(super) limit: Option<u64>,
+    pub(super) work: u64,
+    pub(super) reads: bool,
+}
 
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) engine: Engine,
-    pub(super) slots: usize,
     pub(super) lease: u64,
     pub(super) response: u64,
     /// The threads of each process.
@@ -34,60 +36,53 @@ pub(super) struct Plan {
     pub(super) faults: Vec<(u64, Fault)>,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Fault {
-    Kill(usize, bool),
-    Pause(usize, u64),
-    Trouble(usize, Trouble, u64),
-    Failover(usize, How),
-}
-
 impl Plan {
     pub(super) fn of(seed: u64) -> Plan {
-        let mut draw = SmallRng::seed_from_u64(seed ^ 0x5107);
-        let draw = &mut draw;
+        let draw = &mut SmallRng::seed_from_u64(seed ^ 0x5107);
         let engine = match draw.random_range(0..8) {
             0 => Engine::Memory,
             1 => Engine::Sentinel(Copies::ONE_SAFE),
             2 => Engine::Cluster(Copies::ONE_SAFE),
-            _ => Engine::Server(Decoy::None),
+            _ => Engine::Server,
         };
-        let count = if engine == Engine::Memory {
+        let is_in_memory = engine == Engine::Memory;
+        let count = if is_in_memory {
             1
         } else {
             draw.random_range(1..=4)
         };
         let (slots, is_read_write) = (draw.random_range(1..=3), draw.random_bool(0.4));
-        let wants = |draw: &mut SmallRng| match is_read_write {
-            true if draw.random_ratio(1, 3) => Want::Write,
-            true => Want::Read,
-            false => Want::Slot(slots),
+        // Some think that there are more.
+        let differs = draw.random_ratio(1, 3);
+        let op = |draw: &mut SmallRng, slots| Op {
+            want: match is_read_write {
+                true if draw.random_ratio(1, 3) => Want::Write(slots),
+                true => Want::Read(slots),
+                false => Want::Slot(slots),
+            },
+            limit: any(draw, &[None, None, Some(0), Some(20), Some(400)]),
+            work: {
+                let longest = any(draw, &[2, 20, 400]);
+                draw.random_range(0..longest)
+            },
+            reads: draw.random_bool(0.5),
         };
-        let op = |draw: &mut SmallRng| {
-            let limit = [None, None, Some(0), Some(20), Some(400)][draw.random_range(0..5)];
-            let longest = [2, 20, 400][draw.random_range(0..3)];
-            (wants(draw), limit, draw.random_range(0..longest))
+        let thread = |draw: &mut SmallRng| {
+            let more = if differs { draw.random_range(0..=3) } else { 0 };
+            let ops = draw.random_range(1..=8);
+            (0..ops).map(|_| op(draw, slots + more)).collect()
         };
-        let mut processes: Vec<Vec<Vec<Op>>> = Vec::new();
-        for _ in 0..count {
+        let process = |_| {
             let threads = draw.random_range(1..=4);
-            let ops =
-                (0..threads).map(|_| (0..draw.random_range(1..=8)).map(|_| op(draw)).collect());
-            processes.push(ops.collect());
-        }
-        // One process thinks that there are more.
-        if !is_read_write && draw.random_ratio(1, 4) {
-            let more = processes[0].iter_mut().flatten();
-            more.for_each(|op| op.0 = Want::Slot(slots + 1));
-        }
-        let faults = Fault::draw_some(draw, engine, count);
+            (0..threads).map(|_| thread(draw)).collect()
+        };
+        let processes = (0..count).map(process).collect();
         Plan {
             engine,
-            slots,
-            lease: [300, 2_000][draw.random_range(0..2)],
-            response: [100, 500][draw.random_range(0..2)],
+            lease: any(draw, &[300, 2_000]),
+            response: any(draw, &[100, 500]),
             processes,
-            faults,
+            faults: faults(draw, engine, count),
         }
     }
 
@@ -98,68 +93,56 @@ impl Plan {
             longest: Duration::MAX,
         }
     }
+
+    /// Something has gone wrong by then besides the end of a process.
+    pub(super) fn is_troubled(&self, millis: u64) -> bool {
+        let is_it = |it: &(u64, Fault)| it.0 <= millis && !matches!(it.1, Fault::Kill { .. });
+        self.faults.iter().any(is_it)
+    }
+
+    /// The highest number of a slot.
+    pub(super) fn most(&self) -> usize {
+        let ops = self.processes.iter().flatten().flatten();
+        ops.map(|op| op.want.most()).max().unwrap_or(0)
+    }
 }
 
-impl Fault {
-    fn draw_some(draw: &mut SmallRng, engine: Engine, count: usize) -> Vec<(u64, Fault)> {
-        if engine == Engine::Memory || draw.random_ratio(1, 4) {
-            return Vec::new();
-        }
-        let kind = draw.random_range(0..4);
-        let one = |draw: &mut SmallRng| {
-            let (process, millis) = (draw.random_range(0..count), draw.random_range(1..1_500));
-            match (kind, engine) {
-                (0, _) => Fault::Kill(process, draw.random_bool(0.7)),
-                (1, _) => Fault::Pause(process, millis),
-                (2, Engine::Sentinel(_) | Engine::Cluster(_)) => {
-                    let how = [How::Dies, How::Stops, How::Planned][draw.random_range(0..3)];
-                    Fault::Failover(draw.random_range(0..3), how)
-                }
-                _ => loop {
-                    let trouble = Trouble::draw(draw);
-                    // A repeated answer is the documented weakness of a plain `SET`.
-                    if !matches!(trouble, Trouble::Repeats(_)) {
-                        break Fault::Trouble(draw.random_range(0..8), trouble, millis);
-                    }
-                },
-            }
-        };
-        (0..draw.random_range(1..=4))
-            .map(|_| (draw.random_range(0..1_500), one(draw)))
-            .collect()
+impl Want {
+    pub(super) fn most(self) -> usize {
+        let (Want::Slot(most) | Want::Read(most) | Want::Write(most)) = self;
+        most
     }
+}
 
-    pub(super) fn happens(self, servers: &Rc<Servers>, processes: &[usize]) {
-        trace(|| format!("*** {self:?}"));
-        if !matches!(self, Fault::Kill(..)) {
-            JUDGE.with_borrow_mut(|judge| judge.is_troubled = true);
-        }
-        match self {
-            Fault::Kill(process, closes) => {
-                JUDGE.with_borrow_mut(|judge| judge.dead.push(processes[process]));
-                kill(processes[process], closes);
-            }
-            Fault::Pause(process, millis) => pause(processes[process], of(millis)),
-            Fault::Trouble(server, trouble, millis) => {
-                let address = servers.address(server);
-                trouble.happens(address, millis, 0);
-                later(of(millis), move || {
-                    change_link(address, |link| link.refuses_until = 0);
-                });
-            }
-            Fault::Failover(shard, how) => {
-                let shards = servers.shards.borrow().len();
-                let begins = Failover {
-                    servers: Rc::clone(servers),
-                    shard: shard % shards,
-                    how,
-                    after: of(200),
-                    back: of(1_000),
-                    learns: of(100),
-                    keys: 0,
-                };
-                begins.begin();
-            }
-        }
+fn faults(draw: &mut SmallRng, engine: Engine, count: usize) -> Vec<(u64, Fault)> {
+    if engine == Engine::Memory || draw.random_ratio(1, 4) {
+        return Vec::new();
     }
+    let kind = draw.random_range(0..4);
+    let one = |draw: &mut SmallRng| {
+        let (process, millis) = (draw.random_range(0..count), draw.random_range(1..1_500));
+        match (kind, engine) {
+            (0, _) => Fault::Kill {
+                process,
+                closes: draw.random_bool(0.7),
+            },
+            (1, _) => Fault::Pause(process, millis),
+            (2, Engine::Sentinel(_) | Engine::Cluster(_)) => Fault::Failover(Failover {
+                shard: draw.random_range(0..3),
+                how: any(draw, &[Master::Dies, Master::Stops, Master::Planned]),
+                after: 200,
+                back: 1_000,
+                learns: 100,
+            }),
+            // A repeated answer is the documented weakness of a plain `SET`.
+            _ => match LinkFault::draw(draw) {
+                LinkFault::Repeats(_) => Fault::Pause(process, millis),
+                fault => Fault::Link(draw.random_range(0..8), fault, millis),
+            },
+        }
+    };
+    let count = draw.random_range(1..=4);
+    (0..count)
+        .map(|_| (draw.random_range(0..1_500), one(draw)))
+        .collect()
 }

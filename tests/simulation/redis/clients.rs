@@ -1,11 +1,11 @@
 //! Connections: login, names, subscriptions, pauses.
 
-use crate::simulation::redis::keys::{NO_INTEGER, SYNTAX};
+use crate::simulation::redis::keys::SYNTAX;
 use crate::simulation::redis::resp::{OK, Reply, bulk, count, error, integer};
 use crate::simulation::redis::state::{DATABASES, Pause, State};
 use crate::simulation::redis::table::{Answer, is};
 use crate::simulation::redis::tracking::Tracking;
-use crate::simulation::redis::{Client, RUN, User};
+use crate::simulation::redis::{Client, RUN};
 
 const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 
@@ -14,8 +14,6 @@ const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user i
 pub(super) struct Connection {
     /// What has come and was not executed yet.
     pub(super) input: Vec<u8>,
-    /// The user. `None` is the default one, with all rights.
-    pub(super) user: Option<String>,
     pub(super) is_in: bool,
     pub(super) db: usize,
     pub(super) channels: Vec<Vec<u8>>,
@@ -54,26 +52,19 @@ impl State {
         self.clients.contains_key(&client).then_some(client)
     }
 
-    pub(super) fn ping(&mut self, args: &[&[u8]]) -> Answer {
-        if args.len() > 2 {
-            return Err(error("ERR wrong number of arguments for 'ping' command"));
-        }
-        let said = args.get(1);
+    pub(super) fn ping(&mut self, _: &[&[u8]]) -> Answer {
         if self.script.is_none() && !self.connection().channels.is_empty() {
-            return Ok(Reply::Array(vec![
-                bulk("pong"),
-                bulk(said.copied().unwrap_or_default()),
-            ]));
+            return Ok(Reply::Array(vec![bulk("pong"), bulk("")]));
         }
-        Ok(said.map_or(Reply::Status("PONG"), bulk))
+        Ok(Reply::Status("PONG"))
     }
 
     pub(super) fn select(&mut self, args: &[&[u8]]) -> Answer {
-        let db = integer(args[1]).ok_or_else(|| error(NO_INTEGER))?;
-        if self.cluster.is_some() && db != 0 {
+        if self.cluster.is_some() && args[1] != b"0" {
             return Err(error("ERR SELECT is not allowed in cluster mode"));
         }
-        let db = usize::try_from(db).ok().filter(|db| *db < DATABASES);
+        let db = integer(args[1]).and_then(|db| usize::try_from(db).ok());
+        let db = db.filter(|db| *db < DATABASES);
         self.connection().db = db.ok_or_else(|| error("ERR DB index is out of range"))?;
         Ok(OK)
     }
@@ -91,40 +82,18 @@ impl State {
     }
 
     fn log_in(&mut self, user: &[u8], password: &[u8]) -> Answer {
-        let is_right = if user == b"default" {
-            self.settings
-                .password
-                .as_ref()
-                .is_none_or(|right| right.as_bytes() == password)
-        } else {
-            let is_right =
-                |it: &User| it.name.as_bytes() == user && it.password.as_bytes() == password;
-            self.settings.users.iter().any(is_right)
-        };
-        if !is_right {
+        let right = self.settings.password.as_ref();
+        if user != b"default" || right.is_some_and(|right| right.as_bytes() != password) {
             return Err(error(WRONG_PASSWORD));
         }
-        let name = (user != b"default").then(|| String::from_utf8_lossy(user).into_owned());
-        let connection = self.connection();
-        connection.user = name;
-        connection.is_in = true;
+        self.connection().is_in = true;
         Ok(OK)
     }
 
     /// Speaks RESP2 only, and knows no option.
     pub(super) fn hello(&mut self, args: &[&[u8]]) -> Answer {
-        if let Some(version) = args.get(1) {
-            let version = integer(version)
-                .ok_or_else(|| error("ERR Protocol version is not an integer or out of range"))?;
-            if version != 2 {
-                return Err(error("NOPROTO unsupported protocol version"));
-            }
-        }
-        if let Some(option) = args.get(2) {
-            let option = String::from_utf8_lossy(option);
-            return Err(error(&format!(
-                "ERR Syntax error in HELLO option '{option}'"
-            )));
+        if args.get(1).is_some_and(|version| *version != b"2") {
+            return Err(error("NOPROTO unsupported protocol version"));
         }
         if !self.is_in() {
             return Err(error(
@@ -166,41 +135,20 @@ impl State {
         Ok(Reply::Int(self.id()))
     }
 
-    pub(super) fn client_setname(&mut self, args: &[&[u8]]) -> Answer {
-        if args[2].iter().any(|byte| !(b'!'..=b'~').contains(byte)) {
-            return Err(error(
-                "ERR Client names cannot contain spaces, newlines or special characters.",
-            ));
-        }
+    pub(super) fn client_setname(&mut self, _: &[&[u8]]) -> Answer {
         Ok(OK)
     }
 
-    /// `CLIENT TRACKING` without `BCAST`, `PREFIX`, `OPTIN` and `OPTOUT`.
+    /// `CLIENT TRACKING` with `REDIRECT` and `NOLOOP`, or neither.
     pub(super) fn client_tracking(&mut self, args: &[&[u8]]) -> Answer {
-        let (mut redirect, mut noloop, mut options) = (None, false, args[3..].iter());
-        while let Some(option) = options.next() {
-            if is(option, "NOLOOP") {
-                noloop = true;
-            } else if let (true, Some(id)) = (is(option, "REDIRECT"), options.next()) {
-                if redirect.is_some() {
-                    return Err(error(
-                        "ERR A client can only redirect to a single other client",
-                    ));
-                }
-                let id = integer(id).ok_or_else(|| error(NO_INTEGER))?;
-                let client = self.client_of(id);
-                redirect = Some(client.ok_or_else(|| {
-                    error("ERR The client ID you want redirect to does not exist")
-                })?);
-            } else {
-                return Err(error(SYNTAX));
-            }
-        }
-        self.connection().tracking = match args[2] {
-            on if is(on, "ON") => Some(Tracking { redirect, noloop }),
-            off if is(off, "OFF") => None,
-            _ => return Err(error(SYNTAX)),
-        };
+        let redirect = args.get(4).and_then(|id| integer(id));
+        let redirect = redirect.map(|id| {
+            let client = self.client_of(id);
+            client.ok_or_else(|| error("ERR The client ID you want redirect to does not exist"))
+        });
+        let (redirect, noloop) = (redirect.transpose()?, args.len() > 5);
+        let is_on = is(args[2], "ON");
+        self.connection().tracking = is_on.then_some(Tracking { redirect, noloop });
         Ok(OK)
     }
 

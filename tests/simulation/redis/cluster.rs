@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::simulation::redis::Redis;
 use crate::simulation::redis::resp::{OK, Reply, bulk, error};
 use crate::simulation::redis::state::State;
-use crate::simulation::redis::table::{self, Answer};
-use crate::simulation::redis::{Client, Heard, Redis};
+use crate::simulation::redis::table::Answer;
 
 const NO_CLUSTER: &str = "ERR This instance has cluster support disabled";
 
@@ -125,47 +125,6 @@ impl State {
         self.cluster
             .as_ref()?
             .refuses(keys, |key| db.contains_key(key), asking)
-    }
-
-    /// Lists a command that shows which way its client has taken.
-    pub(super) fn note(
-        &mut self,
-        client: Client,
-        args: &[&[u8]],
-        asking: bool,
-        reply: Option<&Reply>,
-    ) {
-        if self.cluster.is_none() && !self.settings.replicates {
-            return;
-        }
-        let Some(command) = table::find(args, false).ok().filter(|_| reply.is_some()) else {
-            return;
-        };
-        let key = command.keys(args).first().map(|key| key.to_vec());
-        if key.is_some() || matches!(command.name, "hello" | "cluster|slots") {
-            let code = match reply {
-                Some(Reply::Error(text)) => String::from_utf8_lossy(text)
-                    .split(' ')
-                    .next()
-                    .map(str::to_owned),
-                _ => None,
-            };
-            let (command, code) = (command.name, code.unwrap_or_default());
-            let migrating = self
-                .cluster
-                .as_ref()
-                .zip(key.as_deref())
-                .filter(|_| code == "ASK");
-            let to = migrating.and_then(|(view, key)| view.migrating.get(&slot(key)).copied());
-            self.heard.push(Heard {
-                client,
-                command,
-                key,
-                asking,
-                code,
-                to,
-            });
-        }
     }
 
     fn view(&self) -> Result<&View, Reply> {

@@ -15,12 +15,6 @@ const STUCK: &str =
 
 const SUBSCRIBED: &str = "(P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET";
 
-/// What a user may not do.
-enum Lack {
-    Command,
-    Key,
-}
-
 impl State {
     /// Executes a command of a client. `None` if the command has to wait for the end of a pause.
     pub(super) fn execute(&mut self, args: &[&[u8]]) -> Option<Reply> {
@@ -57,19 +51,6 @@ impl State {
         if !self.is_in() && !command.is(table::NO_AUTH) {
             return Some(error("NOAUTH Authentication required."));
         }
-        if !command.is(table::NO_AUTH) {
-            match self.lacks_right(command, args) {
-                None => {}
-                Some(Lack::Command) => {
-                    let start = "NOPERM this user has no permissions to run the '";
-                    return Some(error(&format!("{start}{}' command", command.name)));
-                }
-                Some(Lack::Key) => {
-                    let start = "NOPERM this user has no permissions to access one of the keys";
-                    return Some(error(&format!("{start} used as arguments")));
-                }
-            }
-        }
         if let Some(redirection) = self.redirection(command.keys(args)) {
             return Some(redirection);
         }
@@ -97,17 +78,6 @@ impl State {
         }))
     }
 
-    /// Which right the user has not got.
-    fn lacks_right(&mut self, command: &Command, args: &[&[u8]]) -> Option<Lack> {
-        let name = self.connection().user.clone()?;
-        let user = self.settings.users.iter().find(|user| user.name == name)?;
-        if user.forbidden.iter().any(|it| it == command.name) {
-            return Some(Lack::Command);
-        }
-        let lacks = |key: &&[u8]| !key.starts_with(user.prefix.as_bytes());
-        command.keys(args).iter().any(lacks).then_some(Lack::Key)
-    }
-
     fn postpones(&self, command: &Command) -> bool {
         let pauses =
             |only_writes: bool| !only_writes || command.is(table::WRITE | table::MAY_WRITE);
@@ -121,24 +91,12 @@ impl State {
         let Ok(command) = table::find(args, false) else {
             return error("ERR Unknown Redis command called from script");
         };
-        match self.lacks_right(command, args) {
-            _ if !command.takes(args.len()) => {
-                error("ERR Wrong number of args calling Redis command from script")
-            }
-            _ if command.is(table::NO_SCRIPT) => {
-                error("ERR This Redis command is not allowed from script")
-            }
-            Some(Lack::Command) => {
-                error("ERR The user executing the script can't run this command or subcommand")
-            }
-            Some(Lack::Key) => error(
-                "ERR The user executing the script can't access at least one of the keys mentioned in \
-                 the command arguments",
-            ),
-            None => match self.refuses_to_script(command) {
-                Some(reason) => error(reason),
-                None => self.call(command, args),
-            },
+        if command.is(table::NO_SCRIPT) {
+            error("ERR This Redis command is not allowed from script")
+        } else if let Some(reason) = self.refuses_to_script(command) {
+            error(reason)
+        } else {
+            self.call(command, args)
         }
     }
 

@@ -23,26 +23,13 @@ impl State {
 
     /// `SET` with `NX` and `PX`, which is all that the crate uses.
     pub(super) fn set(&mut self, args: &[&[u8]]) -> Answer {
-        let (mut nx, mut lives, mut options) = (false, None, args[3..].iter());
-        while let Some(option) = options.next() {
-            match options.as_slice() {
-                _ if is(option, "NX") => nx = true,
-                [time, ..] if is(option, "PX") && lives.is_none() => {
-                    lives = Some(*time);
-                    options.next();
-                }
-                _ => return Err(error(SYNTAX)),
-            }
-        }
-        let lives = lives
-            .map(|time| integer(time).ok_or_else(|| error(NO_INTEGER)))
-            .transpose()?;
-        let expires = lives.map(|millis| {
-            let millis = Some(millis).filter(|millis| *millis > 0);
-            let expires = millis.and_then(|millis| millis.checked_add(self.unix_millis()));
-            expires.ok_or_else(|| error("ERR invalid expire time in 'set' command"))
-        });
-        let expires = expires.transpose()?;
+        let nx = args.get(3).is_some_and(|option| is(option, "NX"));
+        let lives = args.iter().position(|option| is(option, "PX"));
+        let lives = lives.map(|at| integer(args[at + 1]).ok_or_else(|| error(NO_INTEGER)));
+        let expires = match lives.transpose()? {
+            Some(..=0) => return Err(error("ERR invalid expire time in 'set' command")),
+            lives => lives.map(|millis| self.unix_millis() + millis),
+        };
         if nx && self.live(args[1]).is_some() {
             return Ok(Reply::Nil);
         }
@@ -80,10 +67,7 @@ impl State {
 
     pub(super) fn pexpire(&mut self, args: &[&[u8]]) -> Answer {
         let now = self.unix_millis();
-        let when = integer(args[2])
-            .ok_or_else(|| error(NO_INTEGER))?
-            .checked_add(now);
-        let when = when.ok_or_else(|| error("ERR invalid expire time in 'pexpire' command"))?;
+        let when = integer(args[2]).ok_or_else(|| error(NO_INTEGER))? + now;
         if self.live(args[1]).is_none() {
             return Ok(Reply::Int(0));
         }

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::mem;
 
-use crate::simulation::redis::keys::NO_INTEGER;
 use crate::simulation::redis::resp::{Reply, count, error, integer};
 use crate::simulation::redis::state::{Database, Entry, State};
 use crate::simulation::redis::table::Answer;
@@ -205,10 +204,8 @@ impl State {
         if self.replication.is_replica {
             return Err(error(ON_REPLICA));
         }
-        let wanted = integer(args[1]).ok_or_else(|| error(NO_INTEGER))?;
-        let timeout = integer(args[2])
-            .ok_or_else(|| error("ERR timeout is not an integer or out of range"))?;
-        let timeout = u64::try_from(timeout).map_err(|_| error("ERR timeout is negative"))?;
+        let [wanted, timeout] = [1, 2].map(|at| integer(args[at]).expect("a number"));
+        let timeout = timeout.cast_unsigned();
         let offset = self.connection().written;
         if wanted <= self.count(offset) {
             return Ok(Reply::Int(self.count(offset)));

@@ -10,7 +10,6 @@ use std::mem;
 use mlua::{BString, Function, Lua, LuaOptions, LuaString, StdLib, Table, Value, Variadic};
 
 use crate::simulation::redis::gate::NO_MASTER;
-use crate::simulation::redis::keys::NO_INTEGER;
 use crate::simulation::redis::resp::{OK, Reply, bulk, error, integer};
 use crate::simulation::redis::state::State;
 use crate::simulation::redis::table::Answer;
@@ -78,22 +77,17 @@ impl Engine {
         hash
     }
 
-    /// The script with this hash and this text, or what is wrong with it.
-    fn compile(&self, hash: &[u8], text: &[u8]) -> Result<Function, Reply> {
+    /// The script with this hash and this text.
+    fn compile(&self, hash: &[u8], text: &[u8]) -> Function {
         if let Some(script) = self.compiled.borrow().get(hash) {
-            return Ok(script.clone());
+            return script.clone();
         }
-        let script = self.lua.load(text).set_name("@user_script").into_function();
-        let script = script.map_err(|failure| match failure {
-            mlua::Error::SyntaxError { message, .. } => error(&format!(
-                "ERR Error compiling script (new function): {message}"
-            )),
-            other => panic!("{other}"),
-        })?;
+        let script = self.lua.load(text).set_name("@user_script");
+        let script = script.into_function().expect("a script of the crate");
         self.compiled
             .borrow_mut()
             .insert(hash.to_vec(), script.clone());
-        Ok(script)
+        script
     }
 
     fn run(&self, script: &Function, keys: &[&[u8]], args: &[&[u8]]) -> mlua::Result<Reply> {
@@ -109,14 +103,8 @@ impl Engine {
 /// `redis.call` and, if it does not raise errors, `redis.pcall`. No script of the crate passes a
 /// number, which Redis writes in another way than Lua.
 fn call(lua: &Lua, args: &Variadic<Option<BString>>, raises: bool) -> mlua::Result<Value> {
-    let words: Option<Vec<&[u8]>> = args
-        .iter()
-        .map(|it| it.as_ref().map(AsRef::as_ref))
-        .collect();
-    let reply = match words {
-        Some(words) if words.is_empty() => {
-            error("ERR Please specify at least one argument for this redis lib call")
-        }
+    let words = args.iter().map(|it| it.as_ref().map(AsRef::as_ref));
+    let reply = match words.collect::<Option<Vec<&[u8]>>>() {
         Some(words) => SERVER.with_borrow_mut(|server| server.call_from_script(&words)),
         None => error("ERR Lua redis lib command arguments must be strings or integers"),
     };
@@ -230,9 +218,9 @@ fn failed(failure: &mlua::Error) -> Reply {
 
 impl State {
     pub(super) fn eval(&mut self, args: &[&[u8]]) -> Answer {
-        let (keys, rest) = split(args)?;
+        let (keys, rest) = split(args);
         let hash = ENGINE.with(|engine| engine.hash(args[1]));
-        let script = ENGINE.with(|engine| engine.compile(&hash, args[1]))?;
+        let script = ENGINE.with(|engine| engine.compile(&hash, args[1]));
         if !self.scripts.contains_key(&hash) {
             self.scripts.insert(hash.clone(), args[1].into());
         }
@@ -244,9 +232,9 @@ impl State {
         if hash.len() != 40 {
             return Err(error(UNKNOWN));
         }
-        let (keys, rest) = split(args)?;
+        let (keys, rest) = split(args);
         let text = self.scripts.get(&hash).ok_or_else(|| error(UNKNOWN))?;
-        let script = ENGINE.with(|engine| engine.compile(&hash, text))?;
+        let script = ENGINE.with(|engine| engine.compile(&hash, text));
         self.run_script(&script, hash, keys, rest)
     }
 
@@ -281,14 +269,7 @@ impl State {
 type Words<'a> = &'a [&'a [u8]];
 
 /// The keys and the arguments of a script.
-fn split<'a>(args: &'a [&'a [u8]]) -> Result<(Words<'a>, Words<'a>), Reply> {
-    let count = integer(args[2]).ok_or_else(|| error(NO_INTEGER))?;
-    let count =
-        usize::try_from(count).map_err(|_| error("ERR Number of keys can't be negative"))?;
-    if count > args.len() - 3 {
-        return Err(error(
-            "ERR Number of keys can't be greater than number of args",
-        ));
-    }
-    Ok(args[3..].split_at(count))
+fn split<'a>(args: &'a [&'a [u8]]) -> (Words<'a>, Words<'a>) {
+    let count = integer(args[2]).and_then(|count| usize::try_from(count).ok());
+    args[3..].split_at(count.expect("how many keys"))
 }

@@ -8,7 +8,7 @@ use crate::simulation::redis::replication::{Change, Replication};
 use crate::simulation::redis::resp::{Reply, write_bulk, write_message};
 use crate::simulation::redis::scripts::Running;
 use crate::simulation::redis::sentinel::Watched;
-use crate::simulation::redis::{Client, Heard, Output, Settings};
+use crate::simulation::redis::{Client, Output, Settings};
 
 /// How many databases there are.
 pub(super) const DATABASES: usize = 16;
@@ -62,8 +62,6 @@ pub(super) struct State {
     /// Clients whose command waits for the end of a pause, in the order in which they came.
     pub(super) postponed: Vec<Client>,
     pub(super) output: Vec<(Client, Output)>,
-    /// The commands that show which way a client has taken.
-    pub(super) heard: Vec<Heard>,
 }
 
 /// What keeps a server from doing its work.

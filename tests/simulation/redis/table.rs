@@ -208,27 +208,14 @@ pub(super) fn find(args: &[&[u8]], at_sentinel: bool) -> Result<&'static Command
 }
 
 fn unknown(args: &[&[u8]], at_sentinel: bool) -> Reply {
-    let text = |word: &[u8], room: usize| {
-        String::from_utf8_lossy(&word[..word.len().min(room)]).into_owned()
-    };
-    let name = text(args[0], 128);
+    let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
+    let (name, rest) = (text(args[0]), args[1..].iter());
     let other = if at_sentinel { "sentinel" } else { "cluster" };
-    if is(args[0], "client") || is(args[0], other) {
-        let Some(sub) = args.get(1) else {
-            return error(&format!(
-                "ERR wrong number of arguments for '{}' command",
-                name.to_lowercase()
-            ));
-        };
-        let (sub, name) = (text(sub, 128), name.to_uppercase());
+    if (is(args[0], "client") || is(args[0], other)) && args.len() > 1 {
+        let (sub, name) = (text(args[1]), name.to_uppercase());
         return error(&format!("ERR unknown subcommand '{sub}'. Try {name} HELP."));
     }
-    let mut shown = String::new();
-    for arg in &args[1..] {
-        if shown.len() < 128 {
-            shown = format!("{shown}'{}' ", text(arg, 128 - shown.len()));
-        }
-    }
+    let shown: String = rest.map(|arg| ["'", &text(arg), "' "].concat()).collect();
     error(&format!(
         "ERR unknown command '{name}', with args beginning with: {shown}"
     ))

@@ -319,3 +319,26 @@ fn a_thread_has_locks_of_one_name_by_managers_with_different_prefixes() {
         assert!(!world.exists("a") && manager.named("a").assert_held().is_err());
     });
 }
+
+/// A connection keeps the role that its server had at the login.
+#[test]
+fn a_server_that_is_a_master_again_is_asked_over_another_connection() {
+    in_scenes(20, |world| {
+        let locks = locks(|builder| builder);
+        let role = |is_master: bool| {
+            world.servers.nodes[0].borrow_mut().act(|redis, now| {
+                if is_master {
+                    redis.promote(now);
+                } else {
+                    redis.demote(now);
+                }
+            });
+        };
+        role(false);
+        let asked = locks.named("a").holder();
+        assert!(asked.is_err(), "{asked:?}");
+        role(true);
+        let asked = locks.named("a").holder();
+        assert!(matches!(asked, Ok(None)), "{asked:?}");
+    });
+}

@@ -5,12 +5,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{change_link, later, now, one_in, reset_all, thread};
+use crate::simulation::plan::{Fault, ServerFault, name, path};
 use crate::simulation::redis::{Entry, Redis, Value};
 use crate::simulation::rows::nodes::{CLUSTER, REPLICATED, locks, silence};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
-use crate::simulation::scene::{name, path};
 use crate::simulation::world::cluster::move_slot;
-use crate::simulation::world::troubles::Ailment;
 use crate::{Builder, LockGuard};
 
 /// Nothing has shown that the map is out of date: what is asked is the first thing that this
@@ -29,7 +28,7 @@ fn a_node_at_another_address_is_found_by_a_question_that_is_asked_once() {
                 // Nobody is left there who could refuse.
                 silence(old, 1_000 * SECOND);
             }
-            Ailment::Readdressed.happens(&world.servers, first, 0, 0);
+            Fault::Server(first, ServerFault::Readdressed, 0).happens(&world.servers, &[]);
             // By then, all nodes know of it.
             thread::sleep(4 * SECOND + some(SECOND));
         };
@@ -53,7 +52,7 @@ fn a_question_takes_the_map_that_comes_during_its_attempt() {
         });
         let first = world.reads_the_map(&locks);
         thread::sleep(3 * SECOND);
-        Ailment::Readdressed.happens(&world.servers, first, 0, 0);
+        Fault::Server(first, ServerFault::Readdressed, 0).happens(&world.servers, &[]);
         thread::sleep(4 * SECOND);
         let lock = locks.named(name(0));
         // It fails, unless the map comes while it connects.

@@ -23,9 +23,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{self, Ended, Order, below, change_link, fail, now};
-use crate::simulation::judge::ledger;
+use crate::simulation::judge::Judge;
 use crate::simulation::redis::{Entry, Value};
-use crate::simulation::world::engine::{Decoy, Engine, Servers};
+use crate::simulation::world::engine::{Engine, Servers};
 use crate::{Builder, LockManager};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ pub(crate) struct World {
 
 /// Plays `events` with one server in so many orders.
 pub(crate) fn in_scenes(times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
-    in_scenes_with(Engine::Server(Decoy::None), times, events);
+    in_scenes_with(Engine::Server, times, events);
 }
 
 pub(crate) fn in_scenes_with(
@@ -52,7 +52,7 @@ pub(crate) fn in_scenes_with(
 
 /// Each thread takes many steps before another one goes on.
 pub(crate) fn in_long_strides(times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
-    in_scenes_of(&[32], Engine::Server(Decoy::None), times, events);
+    in_scenes_of(&[32], Engine::Server, times, events);
 }
 
 fn in_scenes_of(
@@ -67,9 +67,8 @@ fn in_scenes_of(
         longest: Duration::MAX,
     };
     let play = move |_| {
-        ledger::rest();
         let world = World {
-            servers: Rc::new(Servers::start(engine)),
+            servers: Rc::new(Servers::start(engine, &Judge::idle())),
         };
         events(&world);
         let left = scheduler::threads_left();
@@ -129,7 +128,7 @@ impl World {
 }
 
 pub(crate) fn locks(change: impl FnOnce(Builder) -> Builder) -> LockManager {
-    change(Engine::Server(Decoy::None).builder())
+    change(Engine::Server.builder())
         .build_lazily()
         .expect("options that can work")
 }

@@ -1,16 +1,14 @@
 //! Clusters.
 
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{below, change_link, now, one_in, thread, threads_left};
+use crate::simulation::plan::{Failover, Fault, Master, name, path};
 use crate::simulation::redis::{View, slot};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
-use crate::simulation::scene::{name, path};
 use crate::simulation::world::cluster::move_slot;
 use crate::simulation::world::engine::{Copies, Engine};
-use crate::simulation::world::failover::{Failover, How};
 use crate::{Builder, Error, LockGuard, LockManager, Unlocked};
 
 pub(super) const CLUSTER: Engine = Engine::Cluster(Copies::NONE);
@@ -75,16 +73,15 @@ impl World {
     }
 
     pub(super) fn loses_master_of(&self, shard: usize) {
-        Failover {
-            servers: Rc::clone(&self.servers),
+        let after = some(SECOND / 2).as_millis();
+        let failover = Failover {
             shard,
-            how: How::Dies,
-            after: some(SECOND / 2),
-            back: 1_000 * SECOND,
-            learns: Duration::ZERO,
-            keys: 0,
-        }
-        .begin();
+            how: Master::Dies,
+            after: u64::try_from(after).expect("a short time"),
+            back: 1_000_000,
+            learns: 0,
+        };
+        Fault::Failover(failover).happens(&self.servers, &[]);
     }
 
     /// Whether any node has it.

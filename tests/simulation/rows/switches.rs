@@ -5,10 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::LockManager;
-use crate::base::sync::scheduler::{
-    below, change_link, later, now, one_in, pause, reset_all, thread,
-};
-use crate::simulation::redis::{Redis, Settings, User};
+use crate::base::sync::scheduler::{below, change_link, later, now, pause, reset_all, thread};
+use crate::simulation::redis::{Redis, Settings};
 use crate::simulation::rows::nodes::{locks, silence};
 use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
 use crate::simulation::world::engine::{Copies, Engine, address};
@@ -112,29 +110,28 @@ fn a_sentinel_that_knows_less_leads_nobody_back() {
 }
 
 /// What a sentinel names is a sentinel, a replica, a server that refuses the login, or none. Others
-/// know better. Without `HELLO`, a replica shows what it is when it refuses to write.
+/// know better.
 #[test]
 fn a_sentinel_that_names_a_wrong_server_is_passed_over() {
     in_scenes_with(SENTINELS, 80, |world| {
-        let user = |password: &str| User {
-            name: "worker".to_owned(),
-            password: password.to_owned(),
-            forbidden: vec![if one_in(2) { "hello" } else { "flushall" }.to_owned()],
-            prefix: String::new(),
-        };
         let other = Settings {
             password: Some("another".to_owned()),
             ..Settings::default()
         };
-        let _other = Server::start(address(100), "other", Redis::new(other));
+        let _other = Server::start(
+            address(100),
+            "other",
+            Redis::new(other),
+            &world.servers.judge,
+        );
         for node in &world.servers.nodes {
-            node.borrow_mut().redis.settings().users = vec![user("right")];
+            node.borrow_mut().redis.settings().password = Some("right".to_owned());
         }
         let itself = sentinels::addresses().next().expect("there are three");
         let wrong = [itself, address(100), address(101), address(1)];
         let wrong = wrong[usize::try_from(below(4)).expect("small")];
         world.sentinel_names(0, wrong, 1);
-        let url = "redis+sentinel://worker:right@sentinel1:6379,sentinel2:6379,sentinel3:6379/main";
+        let url = "redis+sentinel://:right@sentinel1:6379,sentinel2:6379,sentinel3:6379/main";
         let locks = LockManager::builder(url)
             .build_lazily()
             .expect("options that can work");

@@ -6,46 +6,42 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{fail, inside, mpsc, one_in, thread, thread_number, trace};
-use crate::simulation::judge::verdict::{self, Call};
-use crate::simulation::judge::{self, Deal, Who};
-use crate::simulation::scene::plan::{Body, End, How, Op, Plan, Program, Terms, Under, With};
-use crate::simulation::scene::{self, Left, News, millis, name};
-use crate::{Error, Lock, LockGuard, LockManager, StopHandle};
+use crate::base::sync::scheduler::{fail, inside, mpsc, now, thread, thread_number, trace};
+use crate::simulation::judge::calls::{Call, LATE};
+use crate::simulation::judge::excuses::Excuse;
+use crate::simulation::judge::{Failed, Judge, Ran, Terms, Who};
+use crate::simulation::plan::{Body, Choice, End, How, Op, Program, Take, Under, With, name};
+use crate::simulation::scene::{Left, News, Scene, millis};
+use crate::{Error, Lock, LockGuard, LockManager, LockWatch, StopHandle};
 
 pub(crate) struct Player {
-    pub(crate) process: usize,
-    pub(crate) program: Program,
-    pub(crate) managers: Vec<LockManager>,
-    pub(crate) stop: StopHandle,
-    pub(crate) plan: Arc<Plan>,
-    pub(crate) tells: mpsc::Sender<News>,
-}
-
-/// An error of a closure under a lock.
-#[derive(Debug)]
-pub(crate) enum Failed {
-    Lock(Error),
-    Own,
-}
-
-impl From<Error> for Failed {
-    fn from(error: Error) -> Failed {
-        Failed::Lock(error)
-    }
+    pub(super) process: usize,
+    pub(super) program: Program,
+    pub(super) managers: Vec<LockManager>,
+    pub(super) stop: StopHandle,
+    pub(super) scene: Arc<Scene>,
+    pub(super) tells: mpsc::Sender<News>,
 }
 
 /// Catches a panic of the program. (The stack of a thread that is left at the end of a run unwinds,
 /// too. It must not go on.)
-pub(crate) fn catch_panic<T>(body: impl FnOnce() -> T) -> std::thread::Result<T> {
+pub(super) fn catch_panic<T>(body: impl FnOnce() -> T) -> std::thread::Result<T> {
     match panic::catch_unwind(AssertUnwindSafe(body)) {
         Err(payload) if !inside() => panic::resume_unwind(payload),
         result => result,
     }
 }
 
+/// The guard is dropped by a panic.
+pub(super) fn panics_with<T>(guard: T) {
+    let _ = catch_panic(|| {
+        let _guard = guard;
+        panic::resume_unwind(Box::new("a panic of the program"));
+    });
+}
+
 /// How much longer than its limit a call may take: what it got and must not have is given back.
-fn undoing<T>(taken: &Result<T, Error>) -> Duration {
+pub(super) fn undoing<T>(taken: &Result<T, Error>) -> Duration {
     match taken {
         Err(Error::OuterLost { .. } | Error::Lost { .. } | Error::Stopped { .. }) => millis(100),
         _ => Duration::ZERO,
@@ -53,39 +49,16 @@ fn undoing<T>(taken: &Result<T, Error>) -> Duration {
 }
 
 impl Player {
-    pub(crate) fn op(&self, op: &Op) {
+    pub(super) fn op(&self, op: &Op) {
         trace(|| format!("{op:?}"));
         match op {
             Op::Sleep(time) => thread::sleep(millis(*time)),
-            Op::Lock {
-                key,
-                how,
-                terms,
-                under,
-                end,
-            } => self.lock(*key, *how, *terms, under, *end),
-            Op::With {
-                key,
-                with,
-                terms,
-                under,
-                body,
-            } => self.with(*key, *with, *terms, under, *body),
-            Op::Several {
-                keys,
-                how,
-                manager,
-                under,
-                end,
-            } => self.several(keys, *how, *manager, under, *end),
-            Op::Adopt {
-                key,
-                terms,
-                under,
-                end,
-            } => self.adopt(*key, *terms, under, *end),
+            Op::Lock(take, how, end) => self.lock(take, *how, *end),
+            Op::With(take, with, body) => self.with(take, *with, *body),
+            Op::Several(take, how, end) => self.several(take, *how, *end),
+            Op::Adopt(take, end) => self.adopt(take, *end),
             Op::Attach => {
-                if let Some(left) = scene::take_left(self.process) {
+                if let Some(left) = self.scene.take_left(self.process) {
                     self.attach(left);
                 }
             }
@@ -94,7 +67,7 @@ impl Player {
             Op::Holder(key) => drop(self.holder(*key)),
             Op::Look => self.look(),
             Op::Stop => {
-                verdict::stops(self.process, None);
+                self.judge().stops(self.process, None);
                 self.stop.stop();
             }
             Op::Shutdown {
@@ -105,73 +78,85 @@ impl Player {
         }
     }
 
-    pub(crate) fn who(&self, manager: usize) -> Who {
-        let thread = thread_number().expect("inside");
+    pub(super) fn judge(&self) -> &Judge {
+        &self.scene.judge
+    }
+
+    pub(super) fn who(&self, manager: usize) -> Who {
         Who {
             process: self.process,
             manager: manager % self.managers.len(),
-            thread,
+            thread: thread_number().expect("inside"),
         }
     }
 
-    pub(crate) fn manager(&self, manager: usize) -> &LockManager {
+    pub(super) fn manager(&self, manager: usize) -> &LockManager {
         &self.managers[manager % self.managers.len()]
     }
 
-    fn named(&self, key: usize, terms: Terms) -> Lock {
-        let mut lock = self
-            .manager(terms.manager)
-            .named(name(key))
-            .reentrant(!terms.once);
-        if terms.keeps > 0 {
-            lock = lock.keep_at_least(millis(terms.keeps)).reclaim_dead(false);
+    /// A call that takes something.
+    pub(super) fn takes(&self, take: &Take, what: &'static str) -> Call<'_> {
+        let call = self
+            .judge()
+            .begins(self.who(take.manager), &take.keys, what);
+        call.taking(take.choice == Choice::Heeds, self.terms(take.choice).ends)
+    }
+
+    /// The lock with the options that were chosen.
+    pub(super) fn chosen(&self, lock: Lock, choice: Choice) -> Lock {
+        let lease = self.lease(choice);
+        match choice {
+            Choice::None => lock,
+            Choice::Keeps(span) => lock.keep_at_least(millis(span)).reclaim_dead(false),
+            Choice::Once => lock.reentrant(false),
+            Choice::Capped(leases) => lock.max_hold(millis(self.program.lease * leases)),
+            Choice::Unrenewed => lock.renew(false),
+            Choice::Heeds => lock.stopped_by(&self.stop),
+            Choice::Doubled => lock.lease(lease),
+            Choice::Often => lock.renew_every(lease * 2 / 5),
         }
-        if terms.most_leases > 0 {
-            lock = lock.max_hold(millis(self.program.lease * terms.most_leases));
-        }
-        if terms.unrenewed {
-            lock = lock.renew(false);
-        }
-        let lease = self.lease(terms);
-        if terms.doubled {
-            lock = lock.lease(lease);
-        }
-        if terms.often {
-            lock = lock.renew_every(lease / 5);
-        }
-        if terms.heeds {
-            lock.stopped_by(&self.stop)
+    }
+
+    pub(super) fn named(&self, take: &Take) -> Lock {
+        let lock = self.manager(take.manager).named(name(take.keys[0]));
+        self.chosen(lock, take.choice)
+    }
+
+    fn lease(&self, choice: Choice) -> Duration {
+        let times = if choice == Choice::Doubled { 2 } else { 1 };
+        millis(self.program.lease) * times
+    }
+
+    pub(super) fn terms(&self, choice: Choice) -> Terms {
+        let is_unrenewed = choice == Choice::Unrenewed || !self.program.renews;
+        let keeps = if let Choice::Keeps(span) = choice {
+            span
         } else {
-            lock
-        }
-    }
-
-    fn lease(&self, terms: Terms) -> Duration {
-        millis(self.program.lease) * if terms.doubled { 2 } else { 1 }
-    }
-
-    pub(crate) fn deal(&self, terms: Terms) -> Deal {
-        let capped = terms.most_leases > 0;
-        Deal {
-            may_expire: capped || terms.unrenewed || !self.program.renews,
-            capped,
-            shortened: false,
-            period: self.lease(terms) / 3,
-            keeps: millis(terms.keeps),
+            0
+        };
+        Terms {
+            ends: Excuse::Capped.when(matches!(choice, Choice::Capped(_)))
+                | Excuse::Unrenewed.when(is_unrenewed),
+            period: self.lease(choice) * if choice == Choice::Often { 6 } else { 5 } / 15,
+            keeps: millis(keeps),
+            longest: match choice {
+                Choice::Capped(leases) => Some(millis(self.program.lease * (leases + 1))),
+                _ => None,
+            },
         }
     }
 
     /// The time of a release, and of a renewal.
-    pub(crate) fn response(&self) -> Duration {
+    pub(super) fn response(&self) -> Duration {
         millis(self.program.response)
     }
 
     /// The time of connecting and of an answer.
-    pub(crate) fn answer(&self) -> Duration {
+    pub(super) fn answer(&self) -> Duration {
         self.response() * 3
     }
 
-    pub(crate) fn limit(&self, how: How) -> Option<Duration> {
+    pub(super) fn limit(&self, how: How) -> Option<Duration> {
         match how {
             How::Lock => self.program.waits.map(millis),
             How::Try | How::For(0) => Some(self.answer()),
@@ -179,9 +164,9 @@ impl Player {
         }
     }
 
-    fn lock(&self, key: usize, how: How, terms: Terms, under: &[Under], end: End) {
-        let lock = self.named(key, terms);
-        let call = Call::begins(self.who(terms.manager), &[key], how.name()).heeding(terms.heeds);
+    fn lock(&self, take: &Take, how: How, end: End) {
+        let lock = self.named(take);
+        let call = self.takes(take, how.name());
         let taken = match how {
             How::Lock => lock.lock().map(Some),
             How::Try => lock.try_lock(),
@@ -189,52 +174,44 @@ impl Player {
         };
         call.ends(self.limit(how).map(|limit| limit + undoing(&taken)));
         if let Some(guard) = call.got(taken) {
-            self.works(&call, terms, guard, under, end);
+            self.works(&call, take, guard, end);
         }
     }
 
-    fn works(&self, call: &Call, terms: Terms, guard: LockGuard, under: &[Under], end: End) {
-        let key = call.keys[0];
-        let number = judge::taken(call.who, key, call.began, self.deal(terms), &guard, 0);
-        for under in under {
+    pub(super) fn works(&self, call: &Call<'_>, take: &Take, guard: LockGuard, end: End) {
+        let (key, terms) = (call.keys[0], self.terms(take.choice));
+        let number = self
+            .judge()
+            .taken(call.who, key, call.began, terms, &guard, 0);
+        for under in &take.under {
             self.under(number, key, call.who, &guard, under);
         }
         self.give_back(guard, number, key, call.who, end);
     }
 
     fn under(&self, number: usize, key: usize, who: Who, guard: &LockGuard, under: &Under) {
+        let judge = self.judge();
         let ask = |what, limit, ask: &dyn Fn() -> Result<(), Error>| {
-            let call = Call::begins(who, &[key], what);
+            let call = judge.begins(who, &[key], what);
             let answer = ask();
             call.ends(Some(limit));
             call.answers(Some(number), &answer);
         };
+        let response = self.response();
         match under {
             Under::Work(time) => thread::sleep(millis(*time)),
-            Under::Extend => ask("extend", self.response(), &|| {
-                guard.set_lease(guard.first_lease())
-            }),
-            Under::ExtendTo(lease) => {
-                judge::change(number, |hold| hold.deal.shortened = true);
-                ask("set_lease", self.response(), &|| {
-                    guard.set_lease(millis(*lease))
-                });
+            Under::SetLease(lease) => {
+                judge.change(number, |hold| hold.is_changed = true);
+                ask("set_lease", response, &|| guard.set_lease(millis(*lease)));
             }
-            Under::Ensure(span) => ask("ensure", self.response(), &|| guard.ensure(millis(*span))),
-            Under::Confirm(span) => {
-                ask("confirm", self.response(), &|| guard.confirm(millis(*span)));
-            }
+            Under::Ensure(span) => ask("ensure", response, &|| guard.ensure(millis(*span))),
+            Under::Confirm(span) => ask("confirm", response, &|| guard.confirm(millis(*span))),
             Under::Verify => ask("verify", self.answer(), &|| guard.verify()),
-            Under::WatchRisk(left) => {
-                scene::watch_risk(self.process, number, guard.watch(), millis(*left));
-            }
-            Under::WatchLoss(limit) => {
-                scene::watch_loss(self.process, number, guard.watch(), millis(*limit));
-            }
+            Under::WatchLoss(limit) => self.watch_loss(number, guard.watch(), millis(*limit)),
             Under::Inner(op) => self.op(op),
         }
         if guard.is_valid() {
-            judge::nobody_else(key);
+            judge.nobody_else(key);
         }
     }
 
@@ -247,29 +224,28 @@ impl Player {
         who: Who,
         end: End,
     ) {
-        let call = Call::begins(who, &[key], "give back");
+        let judge = self.judge();
+        let is_sent = end == End::HandOver;
+        let what = if is_sent { "hand over" } else { "give back" };
+        let call = judge.begins(who, &[key], what);
         let response = Some(self.response());
         match end {
             End::Unlock | End::UnlockNow => {
                 let unlocked = if end == End::Unlock {
                     guard.unlock()
                 } else {
-                    judge::change(number, |hold| hold.kept = [0; 2]);
+                    judge.change(number, |hold| hold.kept = [0; 2]);
                     guard.unlock_now()
                 };
                 call.ends(response);
                 call.gave_back(number, &unlocked);
             }
-            End::Drop => {
-                drop(guard);
-                call.ends(response);
-                call.dropped(number);
-            }
-            End::Panic => {
-                let _ = catch_panic(|| {
-                    let _guard = guard;
-                    panic::resume_unwind(Box::new("a panic of the program"));
-                });
+            End::Drop | End::Panic => {
+                if end == End::Drop {
+                    drop(guard);
+                } else {
+                    panics_with(guard);
+                }
                 call.ends(response);
                 call.dropped(number);
             }
@@ -280,9 +256,8 @@ impl Player {
                 }
                 Ok(hold) => {
                     call.ends(Some(Duration::ZERO));
-                    let hold = ManuallyDrop::new(hold);
                     let left = Left {
-                        hold,
+                        hold: ManuallyDrop::new(hold),
                         number,
                         key,
                         who,
@@ -293,25 +268,24 @@ impl Player {
             End::HandOver => self.hand_over(&call, guard, number, key),
             End::Forget => {
                 std::mem::forget(guard);
-                scene::forgets(self.process);
+                self.scene.forgot.with(|all| all.push(self.process));
                 call.ends(None);
-                judge::change(number, |hold| hold.deal.may_expire = true);
+                let forgotten = Excuse::Forgotten.when(true);
+                judge.change(number, |hold| hold.terms.ends |= forgotten);
             }
         }
     }
 
-    fn with(&self, key: usize, with: With, terms: Terms, under: &[Under], body: Body) {
-        let (lock, who) = (self.named(key, terms), self.who(terms.manager));
+    fn with(&self, take: &Take, with: With, body: Body) {
+        let (lock, judge) = (self.named(take), self.judge());
         let (ran, hold) = (Cell::new(false), Cell::new(None));
-        let name = if matches!(with, With::Try) {
-            "try_with_lock"
-        } else {
-            "with_lock"
-        };
-        let call = Call::begins(who, &[key], name).heeding(terms.heeds);
+        let is_try = matches!(with, With::Try);
+        let call = self.takes(take, if is_try { "try_with_lock" } else { "with_lock" });
+        let (who, key) = (call.who, call.keys[0]);
         let runs = |guard: Option<&LockGuard>| {
             call.ends(None);
             call.has_got();
+            ran.set(true);
             let current = if guard.is_none() {
                 lock.current()
             } else {
@@ -319,22 +293,28 @@ impl Player {
             };
             let extra = u32::from(current.is_some());
             let Some(guard) = guard.or(current.as_ref()) else {
-                ran.set(true);
-                return judge::undone(who); // It is lost already, and the judge does not know it.
+                return judge.undone(who); // It is lost already, and the judge does not know it.
             };
-            let number = judge::taken(who, key, call.began, self.deal(terms), guard, extra);
-            ran.set(true);
+            let terms = self.terms(take.choice);
+            let number = judge.taken(who, key, call.began, terms, guard, extra);
             hold.set(Some(number));
-            judge::change(number, |hold| hold.depth += extra);
-            for under in under {
+            judge.change(number, |hold| hold.depth += extra);
+            for under in &take.under {
                 self.under(number, key, who, guard, under);
             }
             if let Some(current) = current {
                 drop(current);
-                judge::ends(number);
+                judge.ends(number);
             }
             if body == Body::Panics {
                 panic::resume_unwind(Box::new("a panic of the program"));
+            }
+        };
+        let own = || {
+            if body == Body::Fails {
+                Err(Failed::Own)
+            } else {
+                Ok(())
             }
         };
         let result = catch_panic(|| match with {
@@ -343,44 +323,55 @@ impl Player {
                 .map(Some)
                 .map_err(Failed::Lock),
             With::Try => lock.try_with_lock(|| runs(None)).map_err(Failed::Lock),
-            With::Result => lock
-                .with_lock_result(|guard| {
+            With::Result => {
+                let runs = |guard: &LockGuard| {
                     runs(Some(guard));
-                    if body == Body::Fails {
-                        Err(Failed::Own)
-                    } else {
-                        Ok(())
-                    }
-                })
-                .map(Some),
+                    own()
+                };
+                lock.with_lock_result(runs).map(Some)
+            }
         });
         trace(|| format!("with_lock: {:?}", result.as_ref().ok()));
         call.ends(None);
-        call.ran(ran.get(), hold.get(), body, result.ok());
+        let ran = Ran {
+            has_begun: ran.get(),
+            number: hold.get(),
+            body,
+            result: result.ok(),
+        };
+        let is_mine = |held: &crate::HeldLock| held.owner.thread == who.thread;
+        let holds = || self.managers.iter().any(|it| it.held().iter().any(is_mine));
+        call.ran(ran, holds);
     }
 
-    fn adopt(&self, key: usize, terms: Terms, under: &[Under], end: End) {
-        // Now and then somebody else has the parcel as well.
-        let Some(sent) = scene::received(key, one_in(4)) else {
-            return;
+    /// A thread waits for the loss of a hold.
+    fn watch_loss(&self, number: usize, watch: LockWatch, limit: Duration) {
+        let (judge, process) = (Arc::clone(&self.scene.judge), self.process);
+        let run = move || {
+            let began = now();
+            let cause = watch.wait_lost(limit);
+            trace(|| format!("wait_lost: {cause:?}"));
+            let took = Duration::from_nanos(now() - began);
+            let late = judge.slow() | judge.pause_of(process, began);
+            if took > limit + limit / 100 + LATE && !judge.forgives(late) {
+                fail(format!(
+                    "wait_lost took {took:?}, with a limit of {limit:?}"
+                ));
+            }
+            if let Some(cause) = cause {
+                judge.explains(number, cause);
+            }
         };
-        let parcel = &sent.parcel;
-        let lock = self.named(key, terms);
-        let call = Call::begins(self.who(terms.manager), &[key], "adopt")
-            .heeding(terms.heeds)
-            .adopts(&sent);
-        let adopted = lock.adopt(parcel);
-        call.ends(Some(self.answer() + undoing(&adopted)));
-        let Some(guard) = call.got(adopted.map(Some)) else {
-            return;
-        };
-        if guard.fence() <= parcel.fence && parcel.fence.is_some() {
-            fail(format!(
-                "{:?} was handed over, and {:?} adopted",
-                parcel.fence,
-                guard.fence()
-            ));
+        let _ = thread::Builder::new().name("loss".to_owned()).spawn(run);
+    }
+}
+
+impl How {
+    fn name(self) -> &'static str {
+        if matches!(self, How::Try | How::For(0)) {
+            "try_lock"
+        } else {
+            "lock"
         }
-        self.works(&call, terms, guard, under, end);
     }
 }

@@ -1,78 +1,68 @@
 //! What a thread does with several locks at a time.
 
-use std::panic;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::thread;
-use crate::simulation::judge;
-use crate::simulation::judge::verdict::Call;
-use crate::simulation::scene::plan::{How, SeveralEnd, Terms, Under};
-use crate::simulation::scene::player::{Player, catch_panic};
-use crate::simulation::scene::{millis, name};
-use crate::{LockManager, MultiLockGuard};
+use crate::simulation::judge::calls::Call;
+use crate::simulation::judge::excuses::Excuse;
+use crate::simulation::plan::{How, SeveralEnd, Take, Under, name};
+use crate::simulation::scene::millis;
+use crate::simulation::scene::player::{Player, panics_with};
+use crate::{MultiLock, MultiLockGuard};
 
 impl Player {
-    pub(crate) fn several(
-        &self,
-        keys: &[usize],
-        how: How,
-        manager: usize,
-        under: &[Under],
-        end: SeveralEnd,
-    ) {
-        let names: Vec<_> = keys.iter().map(|key| name(*key)).collect();
-        let (manager, who) = (self.manager(manager), self.who(manager));
+    pub(super) fn several(&self, take: &Take, how: How, end: SeveralEnd) {
+        let names: Vec<_> = take.keys.iter().map(|key| name(*key)).collect();
+        let locks = self.manager(take.manager).several(&names);
+        let locks = locks.options(|lock| self.chosen(lock, take.choice));
         if end == SeveralEnd::With {
-            return self.with_several(
-                &Call::begins(who, keys, "with_lock of several"),
-                manager,
-                &names,
-                under,
-            );
+            return self.with_several(take, &locks);
         }
-        let call = Call::begins(who, keys, how.name_of_several());
+        let is_try = matches!(how, How::Try | How::For(0));
+        let what = if is_try {
+            "try_lock of several"
+        } else {
+            "lock of several"
+        };
+        let call = self.takes(take, what);
         let taken = match how {
-            How::Lock => manager.several(&names).lock().map(Some),
-            How::Try => manager.several(&names).try_lock(),
-            How::For(limit) => manager.several(&names).try_lock_for(millis(limit)),
+            How::Lock => locks.lock().map(Some),
+            How::Try => locks.try_lock(),
+            How::For(limit) => locks.try_lock_for(millis(limit)),
         };
         // Each single try may take an answer. What was taken in vain is given back in 100 ms: the
         // lock that finds the outer one lost, and then the others.
-        let limit = match how {
-            How::Try | How::For(0) => {
-                Some(self.answer() * u32::try_from(keys.len()).expect("a few"))
-            }
-            how => self.limit(how),
+        let limit = if is_try {
+            Some(self.answer() * u32::try_from(names.len()).expect("a few"))
+        } else {
+            self.limit(how)
         };
         call.ends(limit.map(|limit| limit + millis(200)));
         let Some(guard) = call.got(taken) else {
-            return judge::undone(who);
+            return self.judge().undone(call.who);
         };
-        let numbers = self.have_several(&call, manager, &guard, under);
-        let call = Call::begins(who, keys, "give back several");
+        let (numbers, was_lost) = self.have_several(&call, take, &guard);
+        let call = self.takes(take, "give back several");
         let unlocked = match end {
             SeveralEnd::Unlock => Some(guard.unlock()),
             SeveralEnd::Drop => {
                 drop(guard);
                 None
             }
-            SeveralEnd::With => unreachable!("it has been dealt with"),
-            SeveralEnd::Panic => {
-                let _ = catch_panic(|| {
-                    let _guard = guard;
-                    panic::resume_unwind(Box::new("a panic of the program"));
-                });
+            SeveralEnd::Panic | SeveralEnd::With => {
+                panics_with(guard);
                 None
             }
         };
         call.ends(Some(self.limit_of_releases(&call, numbers.len())));
-        call.gave_several_back(&numbers, unlocked);
+        call.gave_several_back(&numbers, was_lost, unlocked);
     }
 
     /// Silence takes the response timeout in all. Answers that come use up nothing of it: each may
-    /// take half of it over a slow link (seed 3037519 of b5be2d8).
-    fn limit_of_releases(&self, call: &Call, count: usize) -> Duration {
-        let slow = if call.has_trouble() {
+    /// take half of it over a slow link.
+    fn limit_of_releases(&self, call: &Call<'_>, count: usize) -> Duration {
+        let is_slow = !call.trouble().is_empty();
+        let slow = if is_slow {
             self.response() / 2
         } else {
             Duration::ZERO
@@ -80,82 +70,71 @@ impl Player {
         self.response() + slow.max(millis(100)) * u32::try_from(count).expect("a few")
     }
 
-    fn with_several(&self, call: &Call, manager: &LockManager, names: &[&str], under: &[Under]) {
+    fn with_several(&self, take: &Take, locks: &MultiLock) {
+        let call = self.takes(take, "with_lock of several");
         let mut numbers = None;
-        let result = manager.several(names).with_lock_result(|guard| {
+        let result = locks.with_lock_result(|guard| {
             call.ends(self.limit(How::Lock).map(|limit| limit + millis(200)));
             call.has_got();
-            numbers = Some(self.have_several(call, manager, guard, under));
+            numbers = Some(self.have_several(&call, take, guard));
             Ok(())
         });
         call.ends(None);
-        if let Some(numbers) = numbers {
-            call.gave_several_back(&numbers, result.err().map(Err));
+        if let Some((numbers, was_lost)) = numbers {
+            let result = result.err().map(Err);
+            call.gave_several_back(&numbers, was_lost, result);
         } else {
             let _ = call.got(result.map(Some));
-            judge::undone(call.who);
+            self.judge().undone(call.who);
         }
     }
 
-    /// The thread has the locks. Returns those that the judge has learnt of.
+    /// The thread has the locks. Returns those that the judge has learnt of, and whether one is
+    /// gone at the end.
     fn have_several(
         &self,
-        call: &Call,
-        manager: &LockManager,
+        call: &Call<'_>,
+        take: &Take,
         guard: &MultiLockGuard,
-        under: &[Under],
-    ) -> Vec<usize> {
+    ) -> (Vec<usize>, bool) {
+        let (judge, who) = (self.judge(), call.who);
         let number = |key: &usize| {
-            let number = self.one_of(call, manager, *key);
-            if number.is_none() {
+            let Some(current) = self.manager(take.manager).named(name(*key)).current() else {
                 // It is lost already. Any call may say so while the thread has the others.
-                judge::undone(call.who);
-                judge::removed(*key, u64::MAX);
-            }
-            number
+                judge.undone(who);
+                judge.removed(Excuse::LostInASet, *key, u64::MAX);
+                return None;
+            };
+            let terms = self.terms(take.choice);
+            Some(judge.taken(who, *key, call.began, terms, &current, 1))
         };
         let numbers: Vec<_> = call.keys.iter().filter_map(number).collect();
-        judge::is_as_good(call.who, guard, &numbers);
-        for under in under {
-            self.under_several(call, guard, under);
+        judge.is_as_good(who, guard, &numbers);
+        for under in &take.under {
+            self.under_several(take, guard, under);
         }
-        numbers
+        let was_lost = numbers.iter().any(|number| judge.is_gone(*number));
+        (numbers, was_lost)
     }
 
-    /// Tells the judge of one of several locks.
-    fn one_of(&self, call: &Call, manager: &LockManager, key: usize) -> Option<usize> {
-        let guard = manager.named(name(key)).current()?;
-        Some(judge::taken(
-            call.who,
-            key,
-            call.began,
-            self.deal(Terms::default()),
-            &guard,
-            1,
-        ))
-    }
-
-    fn under_several(&self, taken: &Call, guard: &MultiLockGuard, under: &Under) {
-        let what = if matches!(under, Under::Confirm(_)) {
+    fn under_several(&self, take: &Take, guard: &MultiLockGuard, under: &Under) {
+        let span = match under {
+            Under::Inner(op) => return self.op(op),
+            Under::Work(time) => return thread::sleep(millis(*time)),
+            Under::Confirm(span) => Some(millis(*span)),
+            _ => None,
+        };
+        let what = if span.is_some() {
             "confirm several"
         } else {
             "ensure several"
         };
-        let call = Call::begins(taken.who, &taken.keys, what);
-        match under {
-            Under::Inner(op) => self.op(op),
-            Under::Work(time) => thread::sleep(millis(*time)),
-            Under::Confirm(span) => {
-                let answer = guard.confirm(millis(*span));
-                call.ends(Some(self.response()));
-                call.answers(None, &answer);
-            }
-            _ => {
-                let answer = guard.ensure(millis(self.program.lease / 3));
-                call.ends(Some(self.response()));
-                call.answers(None, &answer);
-            }
-        }
-        call.ends(None);
+        let call = self.takes(take, what);
+        let answer = match span {
+            Some(span) => guard.confirm(span),
+            None => guard.ensure(millis(self.program.lease / 3)),
+        };
+        call.ends(Some(self.response()));
+        call.answers(None, &answer);
     }
 }

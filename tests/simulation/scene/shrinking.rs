@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::sync::scheduler::{self, Ended};
+use crate::simulation::plan::Plan;
 use crate::simulation::scene;
-use crate::simulation::scene::plan::{Op, Plan, Under};
 
 /// In how many orders a smaller scene is tried. (What fails in one order need not fail in another.)
 const ORDERS: u64 = 30;
@@ -14,24 +14,24 @@ const ORDERS: u64 = 30;
 /// How many steps all tries together take.
 const MOST_STEPS: u64 = 20_000_000;
 
-/// Prints the scene of a plan, and what happened in it. If it fails, so does a smaller one that is
+/// Prints the scene of a seed, and what happened in it. If it fails, so does a smaller one that is
 /// printed, too.
-pub(crate) fn show(plan: Plan, seed: u64) {
+pub(crate) fn show(seed: u64) {
+    let plan = Plan::of(seed);
     let ended = play(&plan, seed, true);
     print(&plan, &ended);
     if ended.failure.is_none() {
         return;
     }
     let (mut smallest, mut order, mut steps) = (plan, seed, ended.steps);
-    while let Some((plan, seed)) = smaller(&smallest).find_map(|plan| {
+    while let Some((plan, seed)) = smaller(&smallest).into_iter().find_map(|plan| {
         let mut fails = |seed: &u64| {
             let ended = (steps < MOST_STEPS).then(|| play(&plan, *seed, false));
             steps += ended.as_ref().map_or(0, |ended| ended.steps);
             ended.is_some_and(|ended| ended.failure.is_some())
         };
-        (order..order + ORDERS)
-            .find(&mut fails)
-            .map(|seed| (plan, seed))
+        let found = (order..order + ORDERS).find(&mut fails);
+        found.map(|seed| (plan, seed))
     }) {
         (smallest, order) = (plan, seed);
     }
@@ -55,67 +55,35 @@ fn play(plan: &Plan, seed: u64, keeps_text: bool) -> Ended {
     scheduler::run(
         seed..seed + 1,
         move |_| order,
-        move |_| scene::play(&plan),
+        move |_| _ = scene::play(&plan, None),
         move |it| keeps.set(Some(it)),
     );
     scheduler::keep_text(false);
     last.take().expect("a run ends")
 }
 
-/// The plans with one thing less.
-fn smaller(plan: &Plan) -> impl Iterator<Item = Plan> + use<> {
-    let plan = plan.clone();
-    let without = |plan: &Plan, change: &dyn Fn(&mut Plan)| {
+/// The plans with one fault, one operation, or one thing less that is done under a lock.
+fn smaller(plan: &Plan) -> Vec<Plan> {
+    let mut found = Vec::new();
+    let mut without = |change: &dyn Fn(&mut Plan)| {
         let mut plan = plan.clone();
         change(&mut plan);
-        plan
+        found.push(plan);
     };
-    let mut found = Vec::new();
-    for process in 0..plan.processes.len() {
-        for thread in 0..plan.processes[process].threads.len() {
-            found.push(without(&plan, &|plan| {
-                plan.processes[process].threads[thread].clear();
-            }));
+    (0..plan.faults.len()).for_each(|at| without(&|plan| _ = plan.faults.remove(at)));
+    for (process, program) in plan.processes.iter().enumerate() {
+        for (thread, ops) in program.threads.iter().enumerate() {
+            for (at, op) in ops.iter().enumerate() {
+                without(&|plan| _ = plan.processes[process].threads[thread].remove(at));
+                let under = op.clone().under().map_or(0, |it| it.len());
+                for inner in 0..under {
+                    without(&|plan| {
+                        let op = &mut plan.processes[process].threads[thread][at];
+                        _ = op.under().map(|it| it.remove(inner));
+                    });
+                }
+            }
         }
     }
-    (0..plan.faults.len())
-        .for_each(|at| found.push(without(&plan, &|plan| _ = plan.faults.remove(at))));
-    for process in 0..plan.processes.len() {
-        for thread in 0..plan.processes[process].threads.len() {
-            let ops = &plan.processes[process].threads[thread];
-            found.extend(fewer_ops(ops).map(|ops| {
-                without(&plan, &|plan| {
-                    plan.processes[process].threads[thread].clone_from(&ops);
-                })
-            }));
-        }
-    }
-    found.retain(|it| format!("{it:?}") != format!("{plan:?}"));
-    found.into_iter()
-}
-
-/// The same with one operation less, or one thing less that is done under the lock of one.
-fn fewer_ops(ops: &[Op]) -> impl Iterator<Item = Vec<Op>> {
-    (0..ops.len()).flat_map(|at| {
-        let mut less = ops.to_vec();
-        let mut op = less.remove(at);
-        let mut found = vec![less];
-        for under in 0..under_of(&mut op).map_or(0, |it| it.len()) {
-            let mut less = ops.to_vec();
-            under_of(&mut less[at]).map(|it| it.remove(under));
-            found.push(less);
-        }
-        found
-    })
-}
-
-/// What a thread does under the lock that the operation takes.
-fn under_of(op: &mut Op) -> Option<&mut Vec<Under>> {
-    match op {
-        Op::Lock { under, .. }
-        | Op::With { under, .. }
-        | Op::Several { under, .. }
-        | Op::Adopt { under, .. } => Some(under),
-        _ => None,
-    }
+    found
 }

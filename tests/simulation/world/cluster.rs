@@ -6,9 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{below, later, trace};
-use crate::simulation::judge::routes;
+use crate::simulation::plan::path;
 use crate::simulation::redis::{Member, View, slot};
-use crate::simulation::scene::path;
 use crate::simulation::world::engine::{Node, Servers, Shard, address};
 use crate::simulation::world::server::Server;
 
@@ -233,7 +232,6 @@ impl Move {
         }
         truth.epoch += 1;
         drop(truth);
-        routes::moved(self.key, target);
         for node in [target, source] {
             let slots = cluster.truth.borrow().slots.clone();
             self.change(node, move |view| {

@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rand::RngExt;
-use rand::rngs::SmallRng;
-
-use crate::base::sync::scheduler::{add_address, change_link, readdress};
+use crate::base::sync::scheduler::readdress;
+use crate::simulation::judge::Judge;
+pub(crate) use crate::simulation::plan::{Copies, Engine};
 use crate::simulation::redis::{Redis, Settings};
 use crate::simulation::world::cluster::Cluster;
 use crate::simulation::world::replication::follow;
@@ -16,80 +16,11 @@ use crate::simulation::world::sentinels::{self, Sentinels};
 use crate::simulation::world::server::Server;
 use crate::{Builder, LockManager, Replicas};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Engine {
-    Memory,
-    Server(Decoy),
-    /// A master with replicas whose master never changes.
-    Replicas(Copies),
-    Sentinel(Copies),
-    /// Three masters, each with its replicas.
-    Cluster(Copies),
-}
-
-/// What an address of the server's name leads to that comes before the right one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Decoy {
-    None,
-    Dead,
-    Silent,
-}
-
-/// The replicas of a master.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Copies {
-    count: usize,
-    /// How many of them have to acknowledge a lock. Zero: the program does not ask for any.
-    pub(crate) wanted: usize,
-}
-
-impl Copies {
-    pub(crate) const NONE: Copies = Copies {
-        count: 0,
-        wanted: 0,
-    };
-    /// All that there are have to acknowledge a lock.
-    pub(crate) const ONE_SAFE: Copies = Copies {
-        count: 1,
-        wanted: 1,
-    };
-    pub(crate) const ONE: Copies = Copies {
-        count: 1,
-        wanted: 0,
-    };
-    pub(crate) const TWO: Copies = Copies {
-        count: 2,
-        wanted: 0,
-    };
-
-    /// All replicas have what was acknowledged, so no failover loses it.
-    pub(crate) fn are_safe(self) -> bool {
-        self.wanted == self.count && self.count > 0
-    }
-}
-
 impl Engine {
-    pub(crate) fn draw(draw: &mut SmallRng) -> Engine {
-        let count = draw.random_range(1..=2);
-        let wanted = draw.random_range(0..=count);
-        match draw.random_range(0..16) {
-            0 => Engine::Memory,
-            1 | 2 => Engine::Replicas(Copies { count, wanted }),
-            3..=6 => Engine::Sentinel(Copies { count, wanted }),
-            7 => Engine::Cluster(Copies::NONE),
-            8..=10 => Engine::Cluster(Copies {
-                count: 1,
-                wanted: wanted.min(1),
-            }),
-            11 => Engine::Server([Decoy::Dead, Decoy::Silent][draw.random_range(0..2)]),
-            _ => Engine::Server(Decoy::None),
-        }
-    }
-
     pub(crate) fn builder(self) -> Builder {
         let (url, wanted) = match self {
             Engine::Memory => return LockManager::builder_in_memory(),
-            Engine::Server(_) => ("redis://redis:6379/", None),
+            Engine::Server => ("redis://redis:6379/", None),
             Engine::Replicas(copies) => ("redis://redis:6379/", Some(copies)),
             Engine::Sentinel(copies) => (
                 "redis+sentinel://sentinel1:6379,sentinel2:6379,sentinel3:6379/main",
@@ -115,23 +46,16 @@ impl Engine {
     }
 
     /// Starts one of the nodes.
-    fn node(self, number: usize) -> Node {
+    fn node(self, number: usize, judge: &Arc<Judge>) -> Node {
         let name = match self {
-            Engine::Server(_) | Engine::Replicas(_) if number == 0 => "redis".to_owned(),
+            Engine::Server | Engine::Replicas(_) if number == 0 => "redis".to_owned(),
             _ => format!("node{}", number + 1),
         };
         let settings = Settings {
             replicates: self.copies().count > 0,
             ..Settings::default()
         };
-        Server::start(address(number), &name, Redis::new(settings))
-    }
-
-    pub(crate) fn copies(self) -> Copies {
-        match self {
-            Engine::Memory | Engine::Server(_) => Copies::NONE,
-            Engine::Replicas(copies) | Engine::Sentinel(copies) | Engine::Cluster(copies) => copies,
-        }
+        Server::start(address(number), &name, Redis::new(settings), judge)
     }
 }
 
@@ -139,6 +63,7 @@ pub(crate) type Node = Rc<RefCell<Server>>;
 
 /// The servers of a scene.
 pub(crate) struct Servers {
+    pub(crate) judge: Arc<Judge>,
     /// Where something listens. The nodes come first.
     pub(crate) addresses: RefCell<Vec<SocketAddr>>,
     pub(crate) nodes: Vec<Node>,
@@ -161,16 +86,12 @@ pub(crate) struct Shard {
 }
 
 impl Servers {
-    pub(crate) fn start(engine: Engine) -> Servers {
-        let copies = engine.copies();
-        let masters = match engine {
-            Engine::Memory => 0,
-            Engine::Server(_) | Engine::Replicas(_) | Engine::Sentinel(_) => 1,
-            Engine::Cluster(_) => 3,
-        };
-        let count = masters * (1 + copies.count);
-        let mut addresses: Vec<_> = (0..count).map(address).collect();
-        let nodes: Vec<_> = (0..count).map(|number| engine.node(number)).collect();
+    pub(crate) fn start(engine: Engine, judge: &Arc<Judge>) -> Servers {
+        let (copies, masters) = (engine.copies(), engine.masters());
+        let mut addresses: Vec<_> = (0..engine.nodes()).map(address).collect();
+        let nodes: Vec<_> = (0..engine.nodes())
+            .map(|number| engine.node(number, judge))
+            .collect();
         let shard = |master: usize| {
             let replicas = (0..copies.count)
                 .map(|it| masters + master * copies.count + it)
@@ -189,17 +110,15 @@ impl Servers {
                 .iter()
                 .for_each(|replica| follow(&nodes[shard.master], &nodes[*replica]));
         }
-        if let Engine::Server(decoy) = engine {
-            add_decoy(decoy);
-        }
         let sentinels =
-            matches!(engine, Engine::Sentinel(_)).then(|| Sentinels::start(copies.count));
+            matches!(engine, Engine::Sentinel(_)).then(|| Sentinels::start(copies.count, judge));
         if sentinels.is_some() {
             addresses.extend(sentinels::addresses());
         }
         let cluster = matches!(engine, Engine::Cluster(_)).then(|| Cluster::start(&nodes, &shards));
         let (addresses, shards) = (RefCell::new(addresses), RefCell::new(shards));
         Servers {
+            judge: Arc::clone(judge),
             addresses,
             nodes,
             shards,
@@ -252,16 +171,4 @@ impl Servers {
 /// The address of a node.
 pub(crate) fn address(number: usize) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, u8::try_from(number + 1).expect("a few")], 6379))
-}
-
-fn add_decoy(decoy: Decoy) {
-    let nobody = address(100);
-    match decoy {
-        Decoy::None => {}
-        Decoy::Dead => add_address("redis", nobody),
-        Decoy::Silent => {
-            add_address("redis", nobody);
-            change_link(nobody, |link| link.hangs_until = u64::MAX);
-        }
-    }
 }

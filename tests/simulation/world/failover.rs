@@ -4,220 +4,215 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{below, change_link, later, now, trace};
-use crate::simulation::judge;
-use crate::simulation::judge::routes;
+use crate::simulation::judge::excuses::Excuse;
+use crate::simulation::plan::{Failover, Master, path};
 use crate::simulation::redis::{Redis, slot};
-use crate::simulation::scene::path;
 use crate::simulation::world::engine::{Node, Servers};
 use crate::simulation::world::replication::{follow, leave};
 
-/// What happens to the old master.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
-    /// It dies, and begins again later.
-    Dies,
-    /// It is silent, and goes on later.
-    Stops,
-    /// Nothing, until it is told.
-    Planned,
-    /// It hears nothing of the other servers for a time, while programs reach it.
-    CutOff,
+/// A failover that is under way.
+pub(crate) struct Failing {
+    servers: Rc<Servers>,
+    /// The shard, and what happens to its master.
+    it: Failover,
+    old: usize,
 }
 
-pub(crate) struct Failover {
-    pub(crate) servers: Rc<Servers>,
-    pub(crate) shard: usize,
-    pub(crate) how: How,
-    /// When the replica becomes the master, and when the old master is back.
-    pub(crate) after: Duration,
-    pub(crate) back: Duration,
-    /// How long the old master, when it is back, does not know that it was replaced.
-    pub(crate) learns: Duration,
-    /// How many keys there are.
-    pub(crate) keys: usize,
-}
-
-impl Failover {
-    pub(crate) fn begin(self) {
-        let mut shards = self.servers.shards.borrow_mut();
-        if std::mem::replace(&mut shards[self.shard].is_busy, true) {
+impl Failing {
+    pub(crate) fn begin(servers: &Rc<Servers>, it: Failover) {
+        let mut shards = servers.shards.borrow_mut();
+        let shard = it.shard % shards.len();
+        if std::mem::replace(&mut shards[shard].is_busy, true) {
             return;
         }
-        let old = shards[self.shard].master;
+        let failing = Failing {
+            servers: Rc::clone(servers),
+            it: Failover { shard, ..it },
+            old: shards[shard].master,
+        };
         drop(shards);
-        let mut master = self.node(old).borrow_mut();
-        match self.how {
-            How::Dies => {
-                change_link(self.servers.address(old), |link| {
+        failing.strike();
+    }
+
+    fn strike(self) {
+        let mut master = self.old().borrow_mut();
+        match self.it.how {
+            Master::Dies => {
+                change_link(self.servers.address(self.old), |link| {
                     link.refuses_until = u64::MAX;
                 });
                 master.die();
             }
-            How::Stops => master.stop(),
-            How::CutOff => master
+            Master::Stops => master.stop(),
+            Master::CutOff => master
                 .streams
                 .iter_mut()
                 .for_each(|stream| stream.is_cut = true),
-            How::Planned if self.servers.cluster.is_some() => {
+            Master::Planned if self.servers.cluster.is_some() => {
                 master.event(|server| {
                     server.act(|redis, now| redis.pause_until(now + 200_000_000, true));
                 });
             }
-            How::Planned => {}
+            Master::Planned => {}
         }
         drop(master);
-        let after = if self.how == How::Planned {
-            Duration::from_millis(50)
-        } else {
-            self.after
-        };
-        later(after, move || self.promote(old));
+        let is_planned = self.it.how == Master::Planned;
+        let after = if is_planned { 50 } else { self.it.after };
+        later(Duration::from_millis(after), move || self.promote());
     }
 
     fn node(&self, number: usize) -> &Node {
         &self.servers.nodes[number]
     }
 
-    /// A planned failover of a cluster waits until the replica has everything.
-    fn loses_nothing(&self) -> bool {
-        self.how == How::Planned && self.servers.cluster.is_some()
+    fn old(&self) -> &Node {
+        self.node(self.old)
     }
 
-    fn promote(self, old: usize) {
-        let shards = self.servers.shards.borrow();
-        let replicas = shards[self.shard].replicas.clone();
-        drop(shards);
-        let offset = self.node(old).borrow().redis.offset();
+    /// A planned failover of a cluster waits until the replica has everything.
+    fn loses_nothing(&self) -> bool {
+        self.it.how == Master::Planned && self.servers.cluster.is_some()
+    }
+
+    fn come_back_later(self) {
+        later(Duration::from_millis(self.it.back), move || {
+            self.come_back();
+        });
+    }
+
+    fn promote(self) {
+        let replicas = self.servers.shards.borrow()[self.it.shard].replicas.clone();
+        let offset = self.old().borrow().redis.offset();
         let can = |it: &usize| {
             let replica = self.node(*it).borrow();
             replica.runs() && (!self.loses_nothing() || replica.redis.offset() == offset)
         };
         let able: Vec<_> = replicas.iter().copied().filter(can).collect();
-        if able.is_empty() || (self.how == How::Planned && !self.node(old).borrow().runs()) {
-            return later(self.back, move || self.come_back(old));
+        if able.is_empty() || (self.it.how == Master::Planned && !self.old().borrow().runs()) {
+            return self.come_back_later();
         }
         let new = able[usize::try_from(below(able.len() as u64)).expect("small")];
-        trace(|| format!("*** {new} becomes the master in the place of {old}"));
-        self.excuse(old, new);
+        trace(|| format!("*** {new} becomes the master in the place of {}", self.old));
+        self.tell_judge(new);
         for replica in &replicas {
-            leave(self.node(old), self.node(*replica));
+            leave(self.old(), self.node(*replica));
         }
         self.node(new).borrow_mut().act(Redis::promote);
         let mut others: Vec<_> = replicas.into_iter().filter(|it| *it != new).collect();
         for other in &others {
             follow(self.node(new), self.node(*other));
         }
-        others.push(old);
+        others.push(self.old);
         let mut shards = self.servers.shards.borrow_mut();
-        (shards[self.shard].master, shards[self.shard].replicas) = (new, others);
+        let shard = &mut shards[self.it.shard];
+        (shard.master, shard.replicas) = (new, others);
         drop(shards);
+        self.tell_programs(new);
+        if self.loses_nothing() {
+            self.demote();
+        } else {
+            self.come_back_later();
+        }
+    }
+
+    /// What programs ask says that there is another master.
+    fn tell_programs(&self, new: usize) {
         if let Some(sentinels) = &self.servers.sentinels {
             sentinels.switch(new);
         }
         if let Some(cluster) = &self.servers.cluster {
-            cluster.promoted(&self.servers.nodes, old, new);
-            if self.how == How::CutOff {
-                self.node(old)
+            cluster.promoted(&self.servers.nodes, self.old, new);
+            if self.it.how == Master::CutOff {
+                self.old()
                     .borrow_mut()
                     .event(|it| it.redis.view().map_or((), |view| view.is_down = true));
             }
         }
-        for key in self.servers.keys_of(self.shard, self.keys) {
-            routes::moved(key, new);
-        }
-        if self.loses_nothing() {
-            return self.demote(old);
-        }
-        later(self.back, move || self.come_back(old));
     }
 
-    /// What a failover loses is excused: what the new master lacks, and what the old one grants
-    /// until it is told, unless replicas have to acknowledge it.
-    fn excuse(&self, old: usize, new: usize) {
+    /// What a failover loses: what the new master lacks, and what the old one grants until it is
+    /// told, unless replicas have to acknowledge it.
+    fn tell_judge(&self, new: usize) {
         let (is_cluster, is_safe) = (self.servers.cluster.is_some(), self.servers.are_safe);
-        let grants = match self.how {
-            How::Dies => false,
+        let grants = match self.it.how {
+            Master::Dies => false,
             // (A process that goes on after a stop executes what has come before it notices
             // anything.)
-            How::Planned | How::CutOff => !is_cluster || !self.node(old).borrow().runs(),
-            How::Stops => true,
+            Master::Planned | Master::CutOff => !is_cluster || !self.old().borrow().runs(),
+            Master::Stops => true,
         };
-        let [old, new] = [old, new].map(|it| self.node(it).borrow());
-        for key in self.servers.keys_of(self.shard, self.keys) {
-            let is_moved = self.servers.shards.borrow()[self.shard]
+        let [old, new] = [self.old, new].map(|it| self.node(it).borrow());
+        let judge = &self.servers.judge;
+        for key in self.servers.keys_of(self.it.shard) {
+            let is_moved = self.servers.shards.borrow()[self.it.shard]
                 .moved
                 .contains(&key);
             let had = old.redis.get(path(key));
             if had.is_some() && had != new.redis.get(path(key)) && (!is_safe || is_moved) {
                 trace(|| format!("*** {key} is lost"));
-                judge::removed(key, now());
+                judge.removed(Excuse::NotReplicated, key, now());
             }
             if grants && !is_safe {
-                let back =
-                    u64::try_from((self.back + self.learns).as_nanos()).expect("a short time");
-                judge::removed(key, now() + back);
+                let until = now() + (self.it.back + self.it.learns) * 1_000_000;
+                judge.removed(Excuse::OldMaster, key, until);
             }
         }
     }
 
     /// The old master is back, and takes itself for a master.
-    fn come_back(self, old: usize) {
-        trace(|| format!("*** {old} is back"));
-        change_link(self.servers.address(old), |link| link.refuses_until = 0);
-        let is_master = self.servers.shards.borrow()[self.shard].master == old;
-        let mut server = self.node(old).borrow_mut();
+    fn come_back(self) {
+        trace(|| format!("*** {} is back", self.old));
+        change_link(self.servers.address(self.old), |link| {
+            link.refuses_until = 0;
+        });
+        let is_master = self.servers.shards.borrow()[self.it.shard].master == self.old;
+        let mut server = self.old().borrow_mut();
         server.go_on();
         server.revive();
         drop(server);
-        let knows_at_once = self.how == How::Dies && self.servers.cluster.is_some();
-        if is_master || knows_at_once {
-            return self.demote(old);
+        let has_died = self.it.how == Master::Dies;
+        if is_master || has_died && self.servers.cluster.is_some() {
+            return self.demote();
         }
-        if self.how == How::Dies && !self.servers.are_safe {
-            let until = now() + u64::try_from(self.learns.as_nanos()).expect("a short time");
-            (0..self.keys).for_each(|key| judge::removed(key, until));
+        if has_died && !self.servers.are_safe {
+            let until = now() + self.it.learns * 1_000_000;
+            self.servers.judge.all_removed(Excuse::OldMaster, until);
         }
-        later(self.learns, move || self.demote(old));
+        later(Duration::from_millis(self.it.learns), move || self.demote());
     }
 
     /// The old master becomes a replica. If nobody has taken its place, it goes on.
-    fn demote(self, old: usize) {
-        let shards = self.servers.shards.borrow();
-        let (master, replicas) = (
-            shards[self.shard].master,
-            shards[self.shard].replicas.clone(),
-        );
-        drop(shards);
-        if master == old {
-            if self.how == How::Dies {
+    fn demote(self) {
+        let shard = self.servers.shards.borrow()[self.it.shard].clone();
+        if shard.master == self.old {
+            if self.it.how == Master::Dies {
                 // Also if it was told to be a replica before: that is in no file.
-                self.node(old).borrow_mut().act(Redis::promote);
+                self.old().borrow_mut().act(Redis::promote);
             }
-            for replica in &replicas {
-                follow(self.node(old), self.node(*replica));
+            for replica in &shard.replicas {
+                follow(self.old(), self.node(*replica));
             }
         } else {
             if self.servers.sentinels.is_some() {
-                self.node(old).borrow_mut().act(Redis::kill_clients);
+                self.old().borrow_mut().act(Redis::kill_clients);
             }
-            follow(self.node(master), self.node(old));
+            follow(self.node(shard.master), self.old());
             if let Some(cluster) = &self.servers.cluster {
-                if let Some(view) = self.node(old).borrow_mut().redis.view() {
+                if let Some(view) = self.old().borrow_mut().redis.view() {
                     view.is_down = false;
                 }
-                cluster.returned(&self.servers.nodes, old, master);
+                cluster.returned(&self.servers.nodes, self.old, shard.master);
             }
         }
-        self.servers.shards.borrow_mut()[self.shard].is_busy = false;
+        self.servers.shards.borrow_mut()[self.it.shard].is_busy = false;
     }
 }
 
 impl Servers {
     /// The keys that a shard has.
-    pub(crate) fn keys_of(&self, shard: usize, keys: usize) -> Vec<usize> {
-        (0..keys)
-            .filter(|key| self.shard_of_key(*key) == shard)
-            .collect()
+    pub(crate) fn keys_of(&self, shard: usize) -> Vec<usize> {
+        let is_there = |key: &usize| self.shard_of_key(*key) == shard;
+        (0..self.judge.keys()).filter(is_there).collect()
     }
 
     /// The node that has a key.

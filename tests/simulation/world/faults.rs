@@ -1,222 +1,206 @@
-//! What goes wrong in a scene.
+//! What goes wrong in a scene happens.
 
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rand::RngExt;
-use rand::rngs::SmallRng;
-
-use crate::base::sync::scheduler::{kill, later, now, pause, trace};
-use crate::simulation::judge;
-use crate::simulation::scene::path;
+use crate::base::sync::scheduler::{
+    change_link, kill, later, lose_all, now, pause, reset_all, trace,
+};
+use crate::simulation::judge::excuses::Excuse;
+use crate::simulation::plan::{Fault, LinkFault, ServerFault, path};
+use crate::simulation::redis::Redis;
 use crate::simulation::world::cluster::move_slot;
-use crate::simulation::world::engine::{Engine, Servers};
-use crate::simulation::world::failover::{Failover, How};
-use crate::simulation::world::troubles::{Ailment, Trouble};
+use crate::simulation::world::engine::Servers;
+use crate::simulation::world::failover::Failing;
+use crate::simulation::world::replication::follow;
 
-/// Times are milliseconds.
-#[derive(Clone, Debug)]
-pub(crate) enum Fault {
-    /// Something is wrong between the processes and a server.
-    Trouble {
-        server: usize,
-        trouble: Trouble,
-        millis: u64,
-    },
-    /// Something is wrong with a server.
-    Ailment {
-        server: usize,
-        ailment: Ailment,
-        millis: u64,
-    },
-    Pause {
-        process: usize,
-        millis: u64,
-    },
-    Kill {
-        process: usize,
-        /// The system closes its connections. A machine without power does not.
-        closes: bool,
-    },
-    /// Somebody deletes the key, or it is evicted.
-    Delete {
-        key: usize,
-    },
-    /// The clocks of all servers are set forward or back.
-    ClockStep {
-        millis: i64,
-    },
-    /// Replicas are slow, for five seconds.
-    Lag {
-        millis: u64,
-    },
-    Failover {
-        shard: usize,
-        how: How,
-        after: u64,
-        back: u64,
-        learns: u64,
-    },
-    MoveSlot {
-        key: usize,
-    },
+fn span(millis: u64) -> (Duration, u64) {
+    (Duration::from_millis(millis), now() + millis * 1_000_000)
 }
 
 impl Fault {
-    /// What goes wrong in a scene, and after how many milliseconds. A scene has few kinds of
-    /// faults, so that rare combinations happen often enough.
-    pub(crate) fn draw_some(
-        draw: &mut SmallRng,
-        engine: Engine,
-        keys: usize,
-        processes: usize,
-    ) -> Vec<(u64, Fault)> {
-        if engine == Engine::Memory || draw.random_ratio(1, 4) {
-            return Vec::new();
-        }
-        let kinds: Vec<u32> = (0..3).map(|_| draw.random_range(0..28)).collect();
-        let mut one = |_| {
-            let kind = kinds[draw.random_range(0..kinds.len())];
-            let latest = [300, 1_500, 6_000][draw.random_range(0..3)];
-            (
-                draw.random_range(0..latest),
-                Fault::draw(draw, kind, engine, keys, processes),
-            )
-        };
-        (0..4).map(&mut one).collect()
-    }
-
-    fn draw(
-        draw: &mut SmallRng,
-        kind: u32,
-        engine: Engine,
-        keys: usize,
-        processes: usize,
-    ) -> Fault {
-        let millis = [5, 100, 700, 3_000][draw.random_range(0..4)];
-        let process = draw.random_range(0..processes);
-        let (server, key) = (draw.random_range(0..60), draw.random_range(0..keys));
-        match (kind, engine) {
-            (0..=4, Engine::Sentinel(_) | Engine::Cluster(_)) => Fault::failover(draw),
-            (5 | 6, Engine::Cluster(_)) => Fault::MoveSlot { key },
-            (5 | 7, Engine::Sentinel(_) | Engine::Replicas(_) | Engine::Cluster(_)) => {
-                Fault::Lag { millis }
-            }
-            (0..=11, _) => Fault::Trouble {
-                server,
-                trouble: Trouble::draw(draw),
-                millis,
-            },
-            (12, _) => Fault::Pause { process, millis },
-            (13 | 14, _) if draw.random_ratio(1, 3) => {
-                let closes = kind == 13;
-                Fault::Kill { process, closes }
-            }
-            (15, _) => Fault::Delete { key },
-            (16, _) => {
-                let step = draw.random_range(1..5_000);
-                Fault::ClockStep {
-                    millis: if draw.random_bool(0.5) { step } else { -step },
+    /// It happens now, in a scene with these processes.
+    pub(crate) fn happens(self, servers: &Rc<Servers>, processes: &[usize]) {
+        trace(|| format!("*** {self:?}"));
+        let judge = &servers.judge;
+        match self {
+            Fault::Link(server, fault, millis) => {
+                let address = servers.address(server);
+                fault.happens(address, millis);
+                if let LinkFault::Repeats(_) = fault {
+                    // A second `OK` is taken for an answer to another `SET`.
+                    let until = now() + millis * 1_000_000 + 1_000_000_000;
+                    judge.all_removed(Excuse::Repeated, until);
                 }
             }
-            _ => Fault::Ailment {
-                server,
-                ailment: Ailment::draw(draw),
-                millis,
-            },
-        }
-    }
-
-    fn failover(draw: &mut SmallRng) -> Fault {
-        let hows = [How::Dies, How::Stops, How::Planned, How::CutOff];
-        let longest = [50, 500, 3_000][draw.random_range(0..3)];
-        Fault::Failover {
-            shard: draw.random_range(0..60),
-            how: hows[draw.random_range(0..hows.len())],
-            after: draw.random_range(1..longest),
-            back: [20, 1_000, 8_000][draw.random_range(0..3)],
-            learns: [0, 100, 8_000][draw.random_range(0..3)],
-        }
-    }
-
-    /// It happens now.
-    pub(crate) fn happens(&self, servers: &Rc<Servers>, processes: &[usize], keys: usize) {
-        trace(|| format!("*** {self:?}"));
-        match *self {
-            Fault::Trouble {
-                server,
-                trouble,
-                millis,
-            } => {
-                let address = servers.address(server);
-                trouble.happens(address, millis, keys);
+            Fault::Server(server, fault, millis) => fault.happens(servers, server, millis),
+            Fault::Pause(process, millis) => {
+                let (span, until) = span(millis);
+                judge.paused(processes[process], until);
+                pause(processes[process], span);
             }
-            Fault::Ailment {
-                server,
-                ailment,
-                millis,
-            } => ailment.happens(servers, server, millis, keys),
-            Fault::Pause { process, millis } => {
-                judge::paused(processes[process], now() + millis * 1_000_000);
-                pause(processes[process], Duration::from_millis(millis));
-            }
-            Fault::Kill { process, closes } => strike(processes[process], closes),
-            Fault::Delete { key } => {
-                let master = servers.master_of_key(key);
+            Fault::Kill { process, closes } => strike(servers, processes[process], closes),
+            Fault::Delete(key) => {
+                let (master, judge) = (servers.master_of_key(key), judge.clone());
                 servers.nodes[master].borrow_mut().event(move |server| {
-                    judge::removed(key, now());
+                    judge.removed(Excuse::Deleted, key, now());
                     server.act(|redis, now| redis.delete(path(key), now));
                 });
             }
-            Fault::ClockStep { millis } => step_clocks(servers, millis, keys),
-            Fault::Lag { millis } => {
+            Fault::ClockStep(millis) => {
+                if millis > 0 {
+                    judge.all_removed(Excuse::ClockStep, now());
+                }
+                for node in &servers.nodes {
+                    let step = |redis: &mut Redis, _| redis.step_clock(millis * 1_000_000);
+                    node.borrow_mut().act(step);
+                }
+            }
+            Fault::Lag(millis) => {
                 servers.lag(millis);
                 let servers = Rc::clone(servers);
                 later(Duration::from_secs(5), move || servers.lag(0));
             }
-            Fault::Failover {
-                shard,
-                how,
-                after,
-                back,
-                learns,
-            } => {
-                let shard = shard % servers.shards.borrow().len();
-                let [after, back, learns] = [after, back, learns].map(Duration::from_millis);
-                let servers = Rc::clone(servers);
-                Failover {
-                    servers,
-                    shard,
-                    how,
-                    after,
-                    back,
-                    learns,
-                    keys,
-                }
-                .begin();
-            }
-            Fault::MoveSlot { key } => move_slot(servers, key),
+            Fault::Failover(failover) => Failing::begin(servers, failover),
+            Fault::MoveSlot(key) => move_slot(servers, key),
         }
     }
 }
 
-/// The clocks of all servers are set forward or back.
-fn step_clocks(servers: &Servers, millis: i64, keys: usize) {
-    if millis > 0 {
-        (0..keys).for_each(|key| judge::removed(key, now()));
+impl LinkFault {
+    pub(crate) fn happens(self, address: SocketAddr, millis: u64) {
+        let (span, until) = span(millis);
+        change_link(address, |link| match self {
+            LinkFault::Silence([there, here]) => {
+                // What was held back already is due at the old end, and must not be overtaken.
+                let [old_there, old_here] = link.silent_until;
+                link.silent_until = [
+                    old_there.max(u64::from(there) * until),
+                    old_here.max(u64::from(here) * until),
+                ];
+            }
+            LinkFault::Hangs => link.hangs_until = until,
+            LinkFault::Refusal => link.refuses_until = link.refuses_until.max(until),
+            LinkFault::Slow(least, most) => link.latency = (least * 1_000_000, most * 1_000_000),
+            LinkFault::Resets(one_in) => link.resets = one_in,
+            LinkFault::Repeats(one_in) => link.repeats = one_in,
+            LinkFault::ResetAll | LinkFault::HalfOpen => {}
+        });
+        match self {
+            LinkFault::Refusal | LinkFault::ResetAll => reset_all(address),
+            LinkFault::HalfOpen => lose_all(address),
+            LinkFault::Silence(_) | LinkFault::Hangs => {}
+            LinkFault::Slow(..) | LinkFault::Resets(_) | LinkFault::Repeats(_) => {
+                let ends = move || {
+                    change_link(address, |link| match self {
+                        LinkFault::Slow(..) => link.latency = (20_000, 60_000),
+                        LinkFault::Resets(_) => link.resets = 0,
+                        _ => link.repeats = 0,
+                    });
+                };
+                later(span, ends);
+            }
+        }
     }
-    for node in &servers.nodes {
-        node.borrow_mut()
-            .act(|redis, _| redis.step_clock(millis * 1_000_000));
+}
+
+impl ServerFault {
+    fn happens(self, servers: &Rc<Servers>, number: usize, millis: u64) {
+        let (span, until) = span(millis);
+        let number = number % servers.addresses.borrow().len();
+        let server = servers.server(number);
+        let has_replicas = servers.nodes.len() > servers.shards.borrow().len();
+        match self {
+            ServerFault::Restart { keeps } => restart(servers, number, keeps),
+            ServerFault::Readdressed if servers.sentinels.is_some() => {}
+            ServerFault::Readdressed => {
+                if server.borrow().runs() {
+                    restart(servers, number, true);
+                    servers.move_to_another_address(number);
+                }
+            }
+            ServerFault::Stops => {
+                server.borrow_mut().stop();
+                later(span, move || server.borrow_mut().go_on());
+            }
+            ServerFault::ProxyFails => server.borrow_mut().proxy_fails_until = until,
+            ServerFault::ReadOnly if has_replicas => {}
+            _ => {
+                let begins = move |redis: &mut Redis, now| self.begins(redis, now, until);
+                server.borrow_mut().event(move |server| server.act(begins));
+                let ends = move |redis: &mut Redis, now| match self {
+                    ServerFault::Password => redis.settings().password = None,
+                    ServerFault::OutOfMemory => redis.faults().out_of_memory = false,
+                    ServerFault::LacksReplicas => redis.faults().lacks_replicas = false,
+                    ServerFault::ReadOnly => redis.promote(now),
+                    _ => {}
+                };
+                later(span, move || {
+                    server.borrow_mut().event(move |server| server.act(ends));
+                });
+            }
+        }
+    }
+
+    fn begins(self, redis: &mut Redis, now: u64, until: u64) {
+        match self {
+            ServerFault::ScriptFlush => redis.script_flush(),
+            ServerFault::KillClients => redis.kill_clients(now),
+            ServerFault::Loading => redis.faults().loading_until = until,
+            ServerFault::ReadOnly => redis.demote(now),
+            ServerFault::OutOfMemory => redis.faults().out_of_memory = true,
+            ServerFault::LacksReplicas => redis.faults().lacks_replicas = true,
+            ServerFault::Stuck => redis.faults().stuck_until = until,
+            ServerFault::Pause { only_writes } => redis.pause_until(until, only_writes),
+            ServerFault::Password => redis.settings().password = Some("another".to_owned()),
+            ServerFault::Stops
+            | ServerFault::Restart { .. }
+            | ServerFault::Readdressed
+            | ServerFault::ProxyFails => {}
+        }
+    }
+}
+
+/// A server begins anew. Its replicas, or it itself, load all data of their master.
+fn restart(servers: &Rc<Servers>, number: usize, keeps: bool) {
+    let Some(at) = servers.shard_of(number) else {
+        return servers
+            .server(number)
+            .borrow_mut()
+            .event(|it| it.act(|redis, now| redis.restart(true, now)));
+    };
+    let shard = servers.shards.borrow()[at].clone();
+    let server = &servers.nodes[number];
+    if !server.borrow().runs() {
+        return;
+    }
+    let keeps = keeps || shard.is_busy || number != shard.master;
+    if !keeps {
+        for key in servers.keys_of(at) {
+            servers.judge.removed(Excuse::Restarted, key, now());
+        }
+    }
+    server
+        .borrow_mut()
+        .act(|redis, now| redis.restart(keeps, now));
+    if !shard.is_busy {
+        for replica in &shard.replicas {
+            if number == shard.master || number == *replica {
+                follow(&servers.nodes[shard.master], &servers.nodes[*replica]);
+            }
+        }
     }
 }
 
 /// Ends the process, but not in the middle of a panic: shuttle would end that panic after the
 /// scene.
-fn strike(process: usize, closes: bool) {
+fn strike(servers: &Rc<Servers>, process: usize, closes: bool) {
     if std::thread::panicking() {
-        return later(Duration::from_millis(1), move || strike(process, closes));
+        let servers = Rc::clone(servers);
+        let again = move || strike(&servers, process, closes);
+        return later(Duration::from_millis(1), again);
     }
-    judge::killed(process);
+    servers.judge.killed(process);
     kill(process, closes);
 }

@@ -1,8 +1,7 @@
 //! The servers of a scene, and what goes wrong with them.
 //!
 //! `engine` starts `server`s, alone or with `replication`, `sentinels` or as a `cluster`. `faults`
-//! are drawn for a scene: `troubles` of one server or the way to it, and the `failover` of a
-//! master.
+//! makes happen what a plan says, and `failover` replaces a master.
 
 pub(crate) mod cluster;
 pub(crate) mod engine;
@@ -11,4 +10,3 @@ pub(crate) mod faults;
 pub(crate) mod replication;
 pub(crate) mod sentinels;
 pub(crate) mod server;
-pub(crate) mod troubles;

@@ -3,9 +3,11 @@
 use std::cell::Cell;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{below, later};
+use crate::simulation::judge::Judge;
 use crate::simulation::redis::{Redis, Settings, Watched};
 use crate::simulation::world::engine::{Node, address};
 use crate::simulation::world::server::Server;
@@ -30,7 +32,7 @@ fn place(address: SocketAddr) -> (String, u16) {
 }
 
 impl Sentinels {
-    pub(crate) fn start(replicas: usize) -> Sentinels {
+    pub(crate) fn start(replicas: usize, judge: &Arc<Judge>) -> Sentinels {
         let start = |(number, address)| {
             let mut redis = Redis::new(Settings::default());
             redis.watch(Watched {
@@ -43,7 +45,7 @@ impl Sentinels {
                     .map(place)
                     .collect(),
             });
-            Server::start(address, &format!("sentinel{}", number + 1), redis)
+            Server::start(address, &format!("sentinel{}", number + 1), redis, judge)
         };
         let servers = addresses().enumerate().map(start).collect();
         Sentinels {

@@ -4,16 +4,18 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::sync::scheduler::{Answerer, close, later, listen, now, one_in, process_of, send};
-use crate::simulation::judge::{ledger, routes};
-use crate::simulation::redis::{Client, Output, Redis, commands, slot};
+use crate::base::sync::scheduler::{Answerer, close, later, listen, now, one_in, send};
+use crate::simulation::judge::Judge;
+use crate::simulation::redis::{Client, Output, Redis, commands};
 use crate::simulation::world::replication::Stream;
 
 /// A server, and its connections: each has a number on the network, and one at the server.
 pub(crate) struct Server {
     pub(crate) redis: Redis,
+    judge: Arc<Judge>,
     /// The number of the node. (Sentinels have others.)
     number: usize,
     clients: BTreeMap<u64, Client>,
@@ -37,7 +39,12 @@ type Event = Box<dyn FnOnce(&mut Server)>;
 
 impl Server {
     /// Starts a server at this address.
-    pub(crate) fn start(address: SocketAddr, name: &str, redis: Redis) -> Rc<RefCell<Server>> {
+    pub(crate) fn start(
+        address: SocketAddr,
+        name: &str,
+        redis: Redis,
+        judge: &Arc<Judge>,
+    ) -> Rc<RefCell<Server>> {
         let IpAddr::V4(ip) = address.ip() else {
             unreachable!("all have such addresses")
         };
@@ -45,6 +52,7 @@ impl Server {
         let server = Rc::new_cyclic(|me| {
             RefCell::new(Server {
                 redis,
+                judge: Arc::clone(judge),
                 number,
                 clients: BTreeMap::new(),
                 connections: BTreeMap::new(),
@@ -78,20 +86,7 @@ impl Server {
     /// Does something with the server, and sends what comes of it.
     pub(crate) fn act<T>(&mut self, act: impl FnOnce(&mut Redis, u64) -> T) -> T {
         let result = act(&mut self.redis, now());
-        ledger::saw(self.number, &self.redis);
-        for it in self.redis.take_heard() {
-            let process = self
-                .connections
-                .get(&it.client)
-                .and_then(|it| process_of(*it));
-            // What a node of a cluster says of itself is no map.
-            let is_hello = it.command == "hello" && self.redis.view().is_some();
-            if let Some(process) = process.filter(|_| !is_hello) {
-                // Nobody believes a node that says that the cluster is down.
-                let view = self.redis.view().map(|it| &*it).filter(|it| !it.is_down);
-                routes::heard(process, self.number, &it, |key| view?.owner(slot(key)));
-            }
-        }
+        self.judge.saw(self.number, &self.redis);
         for (client, output) in self.redis.take_output() {
             let Some(connection) = self.connections.get(&client).copied() else {
                 continue;

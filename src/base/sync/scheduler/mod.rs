@@ -46,7 +46,7 @@ use rand::rngs::SmallRng;
 pub(crate) use link::{add_address, change_link, lose_all, readdress, reset_all};
 use network::Network;
 pub(crate) use network::{
-    Answerer, Socket, close, connect, listen, open_connections, process_of, resolve, send,
+    Answerer, Socket, close, connect, listen, open_connections, resolve, send,
 };
 use order::Due;
 use process::Process;

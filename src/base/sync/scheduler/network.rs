@@ -241,11 +241,6 @@ pub(crate) fn close(connection: u64) {
     });
 }
 
-/// The process at the other end of a connection, unless it has closed that.
-pub(crate) fn process_of(connection: u64) -> Option<usize> {
-    world(|world| world.connection(connection).map(|it| it.process)).flatten()
-}
-
 /// The connections that a server believes open. (Without those of processes that cannot close any.)
 pub(crate) fn open_connections() -> Vec<u64> {
     world(|world| {

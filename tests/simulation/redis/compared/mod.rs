@@ -4,21 +4,21 @@
 //! agree, byte for byte, except for times, which may differ by as much as a step took.
 
 mod node;
+mod random;
 mod replies;
-mod sequences;
-mod times;
+mod steps;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rand::rngs::StdRng;
+use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use relatch_rig::{Server, eventually, server_version};
 use tempfile::TempDir;
 
 use self::replies::{agree, command, frame_length, is_known, show};
-use super::{Client, Entry, Member, Output, Redis, Settings, User, Value, View, slot};
+use super::{Client, Entry, Member, Output, RUN, Redis, Settings, Value, View, slot};
 
 /// How many sequences are compared.
 const SEQUENCES: u64 = 250;
@@ -26,34 +26,13 @@ const SEQUENCES: u64 = 250;
 /// A step that took longer says nothing, and ends its sequence: keys may have expired meanwhile.
 const LONGEST_STEP: Duration = Duration::from_millis(400);
 
-const SCRIPTS: [&str; 11] = [
-    include_str!("../../../../src/client/commands/lua/adopt.lua"),
-    include_str!("../../../../src/client/commands/lua/claim.lua"),
-    include_str!("../../../../src/client/commands/lua/claim_fenced.lua"),
-    include_str!("../../../../src/client/commands/lua/claim_slot.lua"),
-    include_str!("../../../../src/client/commands/lua/force.lua"),
-    include_str!("../../../../src/client/commands/lua/keep.lua"),
-    include_str!("../../../../src/client/commands/lua/look.lua"),
-    include_str!("../../../../src/client/commands/lua/no_reader.lua"),
-    include_str!("../../../../src/client/commands/lua/release.lua"),
-    include_str!("../../../../src/client/commands/lua/renew.lua"),
-    "return {redis.call('PTTL', KEYS[1]), 1.9, true, false, 'x', redis.pcall('GET', KEYS[1]), nil, 1}",
-];
+/// Otherwise, a comparison says nothing.
+const WORKS: &str = "the real server and this test work";
 
-const ODD_WORDS: [&str; 12] = [
-    "",
-    "x",
-    "-1",
-    "0",
-    "01",
-    "+1",
-    "9223372036854775807",
-    "99999999999999999999",
-    "1.5",
-    "NX",
-    "px",
-    "ON",
-];
+/// The words of a command.
+fn words(text: &str) -> Vec<&str> {
+    text.split('|').collect()
+}
 
 /// A connection to the real server, and the one to the simulated server that does the same.
 struct Both {
@@ -74,7 +53,7 @@ struct Comparison {
     has_replica: bool,
     keys: &'static [&'static str],
     connections: Vec<Both>,
-    random: StdRng,
+    random: SmallRng,
     /// When the step began.
     began: Instant,
     /// How much a time of an earlier step may differ, in microseconds.
@@ -85,18 +64,16 @@ struct Comparison {
 }
 
 fn micros(span: Duration) -> i64 {
-    span.as_micros()
-        .try_into()
-        .expect("the real server and this test work")
+    span.as_micros().try_into().expect(WORKS)
 }
 
 fn now() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
-        .expect("the real server and this test work")
+        .expect(WORKS)
         .as_nanos()
         .try_into()
-        .expect("the real server and this test work")
+        .expect(WORKS)
 }
 
 impl Comparison {
@@ -107,24 +84,15 @@ impl Comparison {
              RELATCH_TEST_SERVER=/path/to/redis-server names a newer one",
             server_version()
         );
-        let (name, password) = ("worker".to_owned(), "secret".to_owned());
-        let user = User {
-            name,
-            password,
-            forbidden: vec!["pttl".to_owned()],
-            prefix: "a".to_owned(),
-        };
-        let (users, timeout_delay) = (vec![user], 0);
         let settings = Settings {
-            users,
             epoch: 0,
             replicates: true,
-            timeout_delay,
+            timeout_delay: 0,
             ..Settings::default()
         };
         let (redis, mut replica) = (Redis::new(settings.clone()), Redis::new(settings));
         replica.demote(now());
-        let random = StdRng::seed_from_u64(0);
+        let random = SmallRng::seed_from_u64(0);
         let (connections, told) = Default::default();
         let began = Instant::now();
         Comparison {
@@ -144,12 +112,10 @@ impl Comparison {
 
     /// One connection more to each server, with the same number.
     fn connect(&mut self) -> Both {
-        let real =
-            TcpStream::connect(self.server.address()).expect("the real server and this test work");
-        real.set_nodelay(true)
-            .expect("the real server and this test work");
+        let real = TcpStream::connect(self.server.address()).expect(WORKS);
+        real.set_nodelay(true).expect(WORKS);
         real.set_read_timeout(Some(Duration::from_secs(5)))
-            .expect("the real server and this test work");
+            .expect(WORKS);
         let mut both = Both {
             real,
             received: Vec::new(),
@@ -159,12 +125,11 @@ impl Comparison {
         };
         if self.redis.state.settings.password.is_none() {
             both.real
-                .write_all(&command(&[b"CLIENT", b"ID"]))
-                .expect("the real server and this test work");
-            let id = both.frame().expect("the real server and this test work");
-            let id = std::str::from_utf8(&id[1..id.len() - 2])
-                .expect("the real server and this test work");
-            self.redis.state.next_client = id.parse().expect("the real server and this test work");
+                .write_all(&command(&["CLIENT", "ID"]))
+                .expect(WORKS);
+            let id = both.frame().expect(WORKS);
+            let id = std::str::from_utf8(&id[1..id.len() - 2]).expect(WORKS);
+            self.redis.state.next_client = id.parse().expect(WORKS);
         }
         both.simulated = self.redis.connect(now());
         both
@@ -190,10 +155,7 @@ impl Comparison {
             rest = left;
         }
         self.replicate();
-        self.connections[at]
-            .real
-            .write_all(bytes)
-            .expect("the real server and this test work");
+        self.connections[at].real.write_all(bytes).expect(WORKS);
         self.compare();
         self.tolerance = self.tolerance.max(micros(self.began.elapsed()) + 2000);
     }
@@ -215,7 +177,7 @@ impl Comparison {
                 .connections
                 .iter_mut()
                 .find(|it| it.simulated == client)
-                .expect("the real server and this test work");
+                .expect(WORKS);
             match output {
                 Output::Bytes(bytes) => both.expected.extend(bytes),
                 Output::Close => both.is_closed = true,
@@ -247,10 +209,94 @@ impl Comparison {
         }
     }
 
+    fn send(&mut self, at: usize, text: &str) {
+        self.told.push(format!("{at}: {text}"));
+        self.step(at, &command(&words(text)));
+    }
+
+    /// A command to the real server alone.
+    fn direct(&self, text: &str) {
+        self.server.command(&words(text)).expect(WORKS);
+    }
+
+    /// What `CLIENT ID` tells the connection.
+    fn id(&self, at: usize) -> String {
+        (self.connections[at].simulated % RUN).to_string()
+    }
+
+    /// A connection ends at both servers, and another one takes its place.
+    fn kill(&mut self, at: usize) {
+        self.told.push(format!("{at}: ends"));
+        self.direct(&format!("CLIENT|KILL|ID|{}", self.id(at)));
+        self.redis.close(self.connections[at].simulated, now());
+        self.connections[at] = self.connect();
+    }
+
+    /// Both have one key, and the first connection hears what the second and the third have read.
+    fn begins(&mut self, what: &str) {
+        self.connect_anew();
+        self.told = vec![what.to_owned()];
+        self.direct("FLUSHALL");
+        self.direct("RPUSH|list|x");
+        self.redis.flush(now());
+        let list = Entry {
+            value: Value::List(1),
+            expires: None,
+        };
+        self.redis.set(b"list", list, now());
+        if self.random.random_ratio(1, 3) {
+            self.direct("SCRIPT|FLUSH");
+            self.redis.script_flush();
+        }
+        self.replicate();
+        self.compare();
+        self.send(0, "SUBSCRIBE|__redis__:invalidate");
+        let tracks = format!("CLIENT|TRACKING|ON|REDIRECT|{}", self.id(0));
+        self.send(1, &tracks);
+        self.send(2, &format!("{tracks}|NOLOOP"));
+    }
+
+    /// Brings both servers into a state in which they refuse something, or back.
+    fn disturb(&mut self, how: u64, begins: bool) {
+        let yes = u8::from(begins);
+        match how {
+            1 => {
+                self.direct(&format!("CONFIG|SET|maxmemory|{yes}"));
+                self.redis.faults().out_of_memory = begins;
+            }
+            2 => {
+                self.direct(&format!("CONFIG|SET|min-replicas-to-write|{yes}"));
+                self.redis.faults().lacks_replicas = begins;
+            }
+            3 | 4 => {
+                let is_down = begins && how == 4;
+                let serves = if is_down { "no" } else { "yes" };
+                self.direct(&format!("CONFIG|SET|replica-serve-stale-data|{serves}"));
+                self.redis.faults().master_is_down = is_down;
+                if begins {
+                    self.direct("REPLICAOF|127.0.0.1|1");
+                    self.redis.demote(now());
+                } else {
+                    self.direct("REPLICAOF|NO|ONE");
+                    self.redis.promote(now());
+                }
+            }
+            5 => {
+                // Nobody can ask for a number before the login, so the last ones have to be known.
+                self.connect_anew();
+                let password = if begins { "open" } else { "" };
+                self.direct(&format!("CONFIG|SET|requirepass|{password}"));
+                self.redis.settings().password = begins.then(|| "open".to_owned());
+                self.connect_anew();
+            }
+            _ => {}
+        }
+    }
+
     /// Whatever the real server has sent besides comes before the reply to this.
     fn settle(&mut self) {
         for at in 0..self.connections.len() {
-            self.step(at, &command(&[b"PING"]));
+            self.step(at, &command(&["PING"]));
         }
         self.replicate();
         assert_eq!(
@@ -282,20 +328,13 @@ fn a_real_server_answers_the_same() {
     let server = Server::with(&["--cluster-enabled", "no"]);
     let mut comparison =
         Comparison::new(server, &["a", "a", "b", "a", "fence", "list", "{a}:fence"]);
-    comparison.direct(&[
-        "ACL", "SETUSER", "worker", "on", ">secret", "~a*", "&*", "+@all", "-pttl",
-    ]);
     for seed in 0..SEQUENCES {
         if seed % 8 == 0 {
             comparison.connect_anew();
         }
         comparison.sequence(seed);
     }
-    comparison.expiry();
-    comparison.pauses();
-    comparison.a_long_script();
-    comparison.loading();
-    comparison.waits();
+    comparison.all_steps();
 }
 
 #[test]
@@ -304,9 +343,6 @@ fn a_real_node_of_a_cluster_answers_the_same() {
     let keys = &["b", "c", "{b}:2", "a", "{b}:fence", "{a}:fence", "b"];
     let mut comparison = Comparison::new(server, keys);
     comparison.redis.set_view(view);
-    comparison.direct(&[
-        "ACL", "SETUSER", "worker", "on", ">secret", "~a*", "&*", "+@all", "-pttl",
-    ]);
     for seed in 0..SEQUENCES / 4 {
         if seed % 8 == 0 {
             comparison.connect_anew();
@@ -314,12 +350,8 @@ fn a_real_node_of_a_cluster_answers_the_same() {
         comparison.cluster(seed);
         // A slot of nobody.
         if seed == SEQUENCES / 8 {
-            comparison.direct(&["CLUSTER", "DELSLOTS", &slot(b"c").to_string()]);
-            let slots = &mut comparison
-                .redis
-                .view()
-                .expect("the real server and this test work")
-                .slots;
+            comparison.direct(&format!("CLUSTER|DELSLOTS|{}", slot(b"c")));
+            let slots = &mut comparison.redis.view().expect(WORKS).slots;
             *slots = vec![
                 (0, slot(b"c") - 1, 0),
                 (slot(b"c") + 1, 8191, 0),

@@ -1,4 +1,4 @@
-//! A node of a cluster, whose slots stay, go and come.
+//! A real node of a cluster.
 
 use super::*;
 
@@ -13,20 +13,20 @@ pub(super) fn start() -> (Server, View, TempDir) {
          vars currentEpoch 2 lastVoteEpoch 0\n",
         ids[0], ids[1], ids[1], ids[2]
     );
-    let dir = tempfile::tempdir().expect("the real server and this test work");
+    let dir = tempfile::tempdir().expect(WORKS);
     let path = dir.path().join("nodes.conf");
-    std::fs::write(&path, state).expect("the real server and this test work");
+    std::fs::write(&path, state).expect(WORKS);
     let bus = std::net::TcpListener::bind("127.0.0.1:0")
-        .expect("the real server and this test work")
+        .expect(WORKS)
         .local_addr()
-        .expect("the real server and this test work")
+        .expect(WORKS)
         .port()
         .to_string();
     let server = Server::with(&[
         "--cluster-enabled",
         "yes",
         "--cluster-config-file",
-        path.to_str().expect("the real server and this test work"),
+        path.to_str().expect(WORKS),
         "--cluster-port",
         &bus,
         "--cluster-announce-ip",
@@ -59,49 +59,4 @@ pub(super) fn start() -> (Server, View, TempDir) {
         },
         dir,
     )
-}
-
-impl Comparison {
-    /// Slots stay, go, come, or are nobody's.
-    pub(super) fn cluster(&mut self, seed: u64) {
-        self.random = StdRng::seed_from_u64(seed);
-        self.told = vec![format!("cluster, seed {seed}")];
-        let neighbour = self
-            .redis
-            .view()
-            .expect("the real server and this test work")
-            .nodes[1]
-            .id
-            .clone();
-        let [here, there] = ["b", "a"].map(|key| slot(key.as_bytes()));
-        let [here_text, there_text] = [here, there].map(|slot| slot.to_string());
-        for moving in [&here_text, &there_text] {
-            self.direct(&["CLUSTER", "SETSLOT", moving, "STABLE"]);
-        }
-        let view = self
-            .redis
-            .view()
-            .expect("the real server and this test work");
-        (view.migrating, view.importing) = Default::default();
-        if seed % 2 == 1 {
-            view.migrating.insert(here, 1);
-            view.importing.insert(there, 1);
-            self.direct(&["CLUSTER", "SETSLOT", &here_text, "MIGRATING", &neighbour]);
-            self.direct(&["CLUSTER", "SETSLOT", &there_text, "IMPORTING", &neighbour]);
-        }
-        for _ in 0..self.random.random_range(4..16) {
-            let at = self.random.random_range(0..self.connections.len());
-            let words = self.words();
-            if self.random.random_range(0..3) == 0 {
-                self.send(at, &["ASKING"]);
-            }
-            self.told.push(format!(
-                "{at}: {:?}",
-                words.iter().map(|it| show(it)).collect::<Vec<_>>()
-            ));
-            let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-            self.step(at, &command(&words));
-        }
-        self.settle();
-    }
 }

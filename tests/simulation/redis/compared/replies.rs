@@ -2,12 +2,11 @@
 
 use relatch_rig::server_version;
 
-pub(super) fn command(words: &[&[u8]]) -> Vec<u8> {
+pub(super) fn command(words: &[impl AsRef<str>]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
-        bytes.extend(format!("${}\r\n", word.len()).into_bytes());
-        bytes.extend_from_slice(word);
-        bytes.extend_from_slice(b"\r\n");
+        let word = word.as_ref();
+        bytes.extend(format!("${}\r\n{word}\r\n", word.len()).into_bytes());
     }
     bytes
 }

@@ -14,7 +14,12 @@ use crate::simulation::world::server::Server;
 #[test]
 fn the_next_address_is_tried_if_the_first_one_accepts_and_does_not_answer() {
     in_scenes(40, |world| {
-        let decoy = Server::start(address(100), "decoy", Redis::new(Settings::default()));
+        let decoy = Server::start(
+            address(100),
+            "decoy",
+            Redis::new(Settings::default()),
+            &world.servers.judge,
+        );
         add_address("redis", address(100));
         let is_silent = one_in(2);
         if is_silent {
