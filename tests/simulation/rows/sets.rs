@@ -378,6 +378,22 @@ fn a_wait_for_a_slot_is_no_deadlock() {
     });
 }
 
+/// One of them is lost, and the release of another one has no answer.
+#[test]
+fn the_error_of_a_set_is_the_gravest_of_its_locks() {
+    in_scenes(12, |world| {
+        let locks = locks(|builder| builder.response_timeout(SECOND / 2));
+        let (lost, kept) = if one_in(2) { ("a", "b") } else { ("b", "a") };
+        let guard = locks.several([lost, kept]).lock().expect("locks");
+        thread::sleep(15 * SECOND);
+        world.delete(lost);
+        thread::sleep(SECOND);
+        world.silence(5 * SECOND);
+        let unlocked = guard.unlock();
+        assert!(unlocked.as_ref().is_err_and(Error::is_lost), "{unlocked:?}");
+    });
+}
+
 /// The thread reads what its own manager renews: a writer its gate, and who waits for another slot
 /// the one that it holds. (The keeper renews each of the two holds every ten seconds.)
 #[test]
