@@ -426,7 +426,8 @@ mod tests {
             let orphan = Orphan::sample(may_reappear, Moment::now().after(LONG));
             work.tokens.give_up(&(*token).into(), orphan, Moment::PAST);
         }
-        let due = work.tokens.take_all_orphans(Moment::now());
+        let mut due = work.tokens.take_all_orphans(Moment::now());
+        due.retain(|it| tokens.contains(&&*it.token)); // Earlier ones may be due again.
         assert_eq!(due.len(), tokens.len());
         due
     }
