@@ -105,17 +105,23 @@ impl Proxy {
 
     /// Applies `fault` to the next `command`.
     pub fn on(&self, command: &str, fault: Fault) {
-        self.arm(command, Some(1), fault);
+        self.arm(command, 0, Some(1), fault);
+    }
+
+    /// Applies `fault` to the `nth` `command` from now, the next being the first. (For
+    /// `benches/peers`.)
+    pub fn on_nth(&self, command: &str, nth: u64, fault: Fault) {
+        self.arm(command, nth - 1, Some(1), fault);
     }
 
     /// Applies `fault` to each of the next `times` `command`s.
     pub fn on_times(&self, command: &str, times: u64, fault: Fault) {
-        self.arm(command, Some(times), fault);
+        self.arm(command, 0, Some(times), fault);
     }
 
     /// Applies `fault` to every `command` that no other rule fires for.
     pub fn always(&self, command: &str, fault: Fault) {
-        self.arm(command, None, fault);
+        self.arm(command, 0, None, fault);
     }
 
     /// Forgets all rules. A fault whose command has arrived already still happens.
@@ -225,8 +231,8 @@ impl Proxy {
         }
     }
 
-    fn arm(&self, command: &str, left: Option<u64>, fault: Fault) {
-        self.shared.rules.lock().arm(command, left, fault);
+    fn arm(&self, command: &str, skip: u64, left: Option<u64>, fault: Fault) {
+        self.shared.rules.lock().arm(command, skip, left, fault);
     }
 }
 

@@ -20,17 +20,20 @@ pub(crate) struct Rules(Vec<Rule>);
 #[derive(Debug)]
 struct Rule {
     pattern: Vec<String>,
-    /// At how many matching commands the rule fires; `None` for all.
+    /// How many matching commands pass before the rule fires.
+    skip: u64,
+    /// At how many matching commands the rule fires after that; `None` for all.
     left: Option<u64>,
     fault: Fault,
 }
 
 impl Rules {
     /// Adds a rule. Rules without a limit come after all others.
-    pub(crate) fn arm(&mut self, command: &str, left: Option<u64>, fault: Fault) {
+    pub(crate) fn arm(&mut self, command: &str, skip: u64, left: Option<u64>, fault: Fault) {
         let pattern = split(command);
         self.0.push(Rule {
             pattern,
+            skip,
             left,
             fault,
         });
@@ -42,18 +45,19 @@ impl Rules {
         self.0.clear();
     }
 
-    /// The first rule for a command decides.
+    /// Shows a command to each rule; the first that fires decides.
     pub(crate) fn decide(&mut self, args: &[String]) -> Decision {
-        let Some(at) = self.0.iter().position(|it| matches(&it.pattern, args)) else {
-            return Decision::Forward;
-        };
-        let rule = &mut self.0[at];
-        rule.left = rule.left.map(|left| left - 1);
-        let fault = rule.fault.clone();
-        if rule.left == Some(0) {
-            self.0.remove(at);
+        let mut decision = Decision::Forward;
+        for rule in self.0.iter_mut().filter(|it| matches(&it.pattern, args)) {
+            if rule.skip > 0 {
+                rule.skip -= 1;
+            } else if matches!(decision, Decision::Forward) {
+                decision = Decision::Spoil(rule.fault.clone());
+                rule.left = rule.left.map(|left| left - 1);
+            }
         }
-        Decision::Spoil(fault)
+        self.0.retain(|rule| rule.left != Some(0));
+        decision
     }
 }
 
