@@ -185,7 +185,7 @@ fn a_machine_that_cannot_start_the_job_keeps_nothing() {
         place.forget(&["ran"]);
         place.server.query::<()>(&["FLUSHALL"]);
     }
-    let no_guard = "the guard process cannot be started";
+    let no_guard = "cannot start the guard process";
     assert!(reasons.contains(no_guard), "{reasons}");
 }
 
@@ -255,7 +255,7 @@ fn a_busy_lock_is_told_with_a_way_out() {
     let by = format!("-{}-", holder.id());
     for (options, way) in [
         (&["-n"][..], "in place of -n"),
-        (&["-w", "50ms"], "longer --wait"),
+        (&["-w", "50ms"], "raise --wait"),
     ] {
         let output = place.output(&[&["run"], options, &["k", "true"]].concat());
         let said = stderr(&output);

@@ -42,7 +42,7 @@ fn a_job_that_was_not_started_with_a_lock_cannot_confirm_it() {
     let output = under(&place, "k", line);
     assert_eq!(stdout(&output), "76\n76\n");
     let said = stderr(&output);
-    let reason = "no run around this process has taken lock \"other\"";
+    let reason = "no outer run of this process holds lock \"other\"";
     assert!(said.contains(reason), "{said}");
     assert_eq!(place.code(&["confirm", "other"]), 64, "there is no job");
 }
@@ -115,7 +115,7 @@ fn a_lock_that_ends_too_soon_is_not_confirmed() {
     let said = stderr(&output);
     assert_eq!(stdout(&output), "76\n76\n0\n", "{said}");
     assert!(said.contains("not for 1h00m: ask again"), "{said}");
-    assert!(said.contains("nobody has it: do not go on"), "{said}");
+    assert!(said.contains("nobody holds it: do not continue"), "{said}");
 }
 
 /// A job whose output nobody reads any more must not take a lost lock for its own.
