@@ -438,7 +438,7 @@ mod tests {
         Plan { max_hold, ..plan() }
     }
 
-    /// What happens, why it ends, and whether the lock is lost.
+    /// The events of the run, the reason of its end, and whether the lock is lost.
     #[test]
     fn a_job_is_asked_to_end_and_killed_before_its_lock_is_somebody_elses() {
         let half = At {

@@ -15,7 +15,7 @@ ulimit -n; cd /proc/$$/fd; echo *";
 const AROUND: &str = "trap '' HUP; ulimit -n 321; exec 7</dev/null
 exec env --ignore-signal=PIPE --block-signal=USR2 \"$@\"";
 
-/// What a job below a wrapper gets.
+/// The things that a job inherits below a wrapper.
 struct Way<'a> {
     place: &'a Place,
     wrapper: &'a [&'a str],

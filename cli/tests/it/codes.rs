@@ -207,7 +207,7 @@ pub(crate) fn full_pipe() -> (impl Sized, PipeWriter) {
     (reader, writer)
 }
 
-/// What cannot be said to anybody changes neither the exit code nor the report, and nobody waits
+/// Words that nobody reads change neither the exit code nor the report, and nobody waits
 /// for a reader: as below a supervisor whose log stands still, and with a disk that is full.
 #[test]
 fn nobody_has_to_hear_what_is_said() {

@@ -32,8 +32,8 @@ pub(crate) struct Ended {
     pub(crate) took: Duration,
 }
 
-/// How many orders a test plays that can play so many: a sixth, and at least three. With the variable
-/// `RELATCH_NIGHT`, all of them.
+/// How many orders a test plays that can play so many: a sixth, and at least three. With the
+/// variable `RELATCH_NIGHT`, all of them.
 pub(crate) fn orders(times: u64) -> u64 {
     if env::var_os("RELATCH_NIGHT").is_some() {
         times
