@@ -678,6 +678,29 @@ mod tests {
         }
     }
 
+    /// The claim that the thread in front was to send.
+    fn handed() -> Claim {
+        Claim {
+            token: "handed".into(),
+            lease: Lease::new(LEASE),
+            counter: None,
+        }
+    }
+
+    /// Redis may store it at any later moment, and the keeper deletes it.
+    #[test]
+    fn a_token_that_was_sent_for_a_waiter_without_an_answer_is_given_up() {
+        let (rig, patience) = (Rig::new(), once());
+        let wait = rig.wait.wait(&patience);
+        let unanswered = HandoffOutcome::Unanswered {
+            sent: Moment::now(),
+        };
+        for (outcome, is_given_up) in [(HandoffOutcome::NotTaken, false), (unanswered, true)] {
+            let pending = PendingClaim::new(rig.context(&wait), handed(), outcome);
+            assert_eq!(pending.has_given_up(), is_given_up, "{outcome:?}");
+        }
+    }
+
     #[test]
     fn a_lock_that_was_handed_off_is_taken_without_a_command_unless_its_lease_is_over() {
         let patience = Patience {
@@ -693,12 +716,7 @@ mod tests {
                 answered: sent,
                 fence: None,
             };
-            let claim = Claim {
-                token: "handed".into(),
-                lease: Lease::new(LEASE),
-                counter: None,
-            };
-            let taken = run(Acquisition::begin(rig.context(&wait), &joined, claim));
+            let taken = run(Acquisition::begin(rig.context(&wait), &joined, handed()));
             assert_eq!(taken.is_ok(), is_taken, "{taken:?}");
             // The keeper deletes a token whose lease is over.
             let orphan = rig.keeper.work.lock().tokens.first_orphan() < Moment::NEVER;

@@ -155,12 +155,14 @@ impl Keeper {
         }
     }
 
-    /// Reports a loss, once per hold: to `on_lost`, to the first waiter for the key, to a thread
-    /// that has the hold and waits for another lock, and to the log, which may hold up the thread.
+    /// Reports a loss, once per hold: to the statistics, before anybody reads them; to `on_lost`,
+    /// to the first waiter for the key, to a thread that has the hold and waits for another lock,
+    /// and to the log, which may hold up the thread.
     pub(crate) fn report_loss(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;
         };
+        self.core.counters.of(hold.key.name()).lost.add(1);
         if let Some(notifier) = &self.notifier {
             notifier.notify(hold, cause, Moment::now());
         }
@@ -172,7 +174,6 @@ impl Keeper {
             .wakeups
             .wake(hold.key.in_redis().as_bytes());
         wake_holders(hold);
-        self.core.counters.of(hold.key.name()).lost.add(1);
         warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key.name());
     }
 
