@@ -154,10 +154,11 @@ fn an_error_that_comes_past_a_guard_says_that_work_may_be_done() {
     // Calls that take no lock, or that fail before they ask.
     let parcel = locks.lock("b").expect("locks").hand_over();
     let parcel = parcel.expect("hands over");
-    let _guard = locks.lock("a").expect("locks");
+    let guard = locks.lock("a").expect("locks");
     let memory = locks.memory().expect("in memory");
     memory.go_away(Duration::from_secs(60));
     let failed = [
+        guard.confirm(Duration::from_secs(1)),
         locks.named("c").holder().map(drop),
         locks.adopt(&parcel).map(drop),
     ];
