@@ -131,9 +131,9 @@ impl Background {
             return Ok(());
         };
         if done.recv_timeout(limit.saturating_add(GRACE)) != Err(RecvTimeoutError::Disconnected) {
-            return Err("does not end in time: it is left behind, and ends by itself");
+            return Err("did not end in time; it was left behind, and ends by itself");
         }
-        thread.join().map_err(|_| "had panicked")
+        thread.join().map_err(|_| "panicked")
     }
 }
 

@@ -87,7 +87,7 @@ impl Keeper {
         let scheduled = self.schedule(|work| Ok(work.tokens.give_up(token, orphan, from)));
         self.changed.notify_all();
         if let Err(error) = scheduled {
-            warn!(target: "relatch::release", "an orphan is not deleted, it expires with its lease: {error}");
+            warn!(target: "relatch::release", "a key that no thread holds was not deleted and expires with its lease: {error}");
         }
     }
 
@@ -101,7 +101,7 @@ impl Keeper {
         });
         self.changed.notify_all();
         if let Err(error) = scheduled {
-            warn!(target: "relatch::release", "the locks are not given back, they expire with their leases: {error}");
+            warn!(target: "relatch::release", "cannot give the locks back; they expire with their leases: {error}");
         }
         holds
     }
@@ -204,7 +204,7 @@ impl Keeper {
         drop(work);
         self.due_sooner.notify_all();
         if thread.is_some_and(|thread| thread.join().is_err()) {
-            warn!(target: "relatch::keeper", "the keeper had panicked");
+            warn!(target: "relatch::keeper", "the keeper panicked");
         }
         if let Some(notifier) = &self.notifier {
             notifier.stop(self.core.settings.response_timeout);

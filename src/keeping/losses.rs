@@ -78,7 +78,7 @@ impl LossNotifier {
             }
         };
         if let Err(error) = self.calls.run(call) {
-            error!(target: "relatch::lost", "on_lost is not called yet: cannot start a thread: {error}");
+            error!(target: "relatch::lost", "cannot start a thread that calls on_lost yet: {error}");
         }
     }
 
@@ -88,7 +88,7 @@ impl LossNotifier {
     pub(crate) fn stop(&self, limit: Duration) {
         self.calls.close();
         if !self.calls.settle(limit) {
-            error!(target: "relatch::lost", "the callback on_lost does not return in time: it is left behind");
+            error!(target: "relatch::lost", "the on_lost callback did not return in time; its thread was left behind");
         }
     }
 }

@@ -50,7 +50,7 @@ impl Keeper {
             join(thread);
         }
         if let Some((node, error)) = failed {
-            warn!(target: "relatch::keeper", "no thread to renew the leases of {node:?}: {error}");
+            warn!(target: "relatch::keeper", "cannot start a thread that renews leases at {node:?}: {error}");
             thread::sleep(LAST_RETRY);
         }
     }
@@ -66,7 +66,7 @@ impl Keeper {
 
 fn join(thread: JoinHandle<()>) {
     if thread.join().is_err() {
-        warn!(target: "relatch::keeper", "a thread that renews leases had panicked");
+        warn!(target: "relatch::keeper", "a thread that renews leases panicked");
     }
 }
 

@@ -57,10 +57,10 @@ impl Slow {
         waits.retain(|(it, listed)| *listed <= now && self.reaches(it.waited, wait, *listed, now));
         self.looked = now;
         for hold in holds {
-            warn!(target: "relatch::slow", "a lock is held for long: {hold}");
+            warn!(target: "relatch::slow", "a lock has been held for long: {hold}");
         }
         for (wait, _) in waits {
-            warn!(target: "relatch::slow", "a thread waits for long: {wait}");
+            warn!(target: "relatch::slow", "a thread has waited for long: {wait}");
         }
     }
 

@@ -44,7 +44,7 @@ impl Source for Cluster {
         let view = asked.and_then(|replies| read(replies, candidate.place()));
         view.inspect_err(|failure| {
             let name = candidate.name();
-            debug!(target: "relatch::cluster", "{name} has sent no map: {failure:?}");
+            debug!(target: "relatch::cluster", "{name} sent no map: {failure:?}");
         })
     }
 
@@ -61,13 +61,13 @@ impl Source for Cluster {
     fn tell(&self, news: News<'_>) {
         match news {
             News::Moved(count, _) => {
-                debug!(target: "relatch::cluster", "{count} slots have another node");
+                debug!(target: "relatch::cluster", "{count} slots moved to another node");
             }
             News::Failing(failure) => {
                 let why = failure.text();
-                warn!(target: "relatch::cluster", "no node has sent a map: {why}");
+                warn!(target: "relatch::cluster", "no node sent a map of the cluster: {why}");
             }
-            News::Back => info!(target: "relatch::cluster", "a node has sent a map again"),
+            News::Back => info!(target: "relatch::cluster", "a node sent a map of the cluster again"),
             News::Stuck(what) => {
                 warn!(target: "relatch::cluster", "the thread that reads the map {what}");
             }
