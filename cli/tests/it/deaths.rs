@@ -69,6 +69,7 @@ impl Death {
     fn lease(self) -> Duration {
         Duration::from_millis(match self {
             Death::Deleted | Death::Taken | Death::Guard => 30_000,
+            Death::Silence => 6000,
             _ => 3000,
         })
     }
@@ -235,11 +236,13 @@ fn no_process_of_the_job_lives_beside_the_next_holder_whichever_process_dies() {
             scope.spawn(move || {
                 let place = Place::new();
                 let mut longest = 0.0_f64;
-                for round in 0..times {
+                // Each silence takes most of a lease.
+                let step = if death == Death::Silence { 3 } else { 1 };
+                for round in (0..times).step_by(step) {
                     longest = longest.max(dies(&place, death, round));
                     assert!(longest <= limit(death), "{death:?}: {longest} s");
                 }
-                println!("{death:?}: {times} times; the job lived {longest:.3} s at most");
+                println!("{death:?}: the job lived {longest:.3} s at most");
             });
         }
     });

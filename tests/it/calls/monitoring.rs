@@ -109,7 +109,10 @@ fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
         let all = lines_of("relatch::slow").into_iter();
         all.filter(|line| line.contains(what)).collect()
     };
-    let (waits, holds) = ("a thread has waited for long: ", "a lock has been held for long: ");
+    let (waits, holds) = (
+        "a thread has waited for long: ",
+        "a lock has been held for long: ",
+    );
     drop(locks.lock("short").expect("locks"));
     let began = Instant::now();
     let guard = locks.lock("a").expect("locks");

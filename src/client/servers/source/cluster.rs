@@ -67,7 +67,9 @@ impl Source for Cluster {
                 let why = failure.text();
                 warn!(target: "relatch::cluster", "no node sent a map of the cluster: {why}");
             }
-            News::Back => info!(target: "relatch::cluster", "a node sent a map of the cluster again"),
+            News::Back => {
+                info!(target: "relatch::cluster", "a node sent a map of the cluster again")
+            }
             News::Stuck(what) => {
                 warn!(target: "relatch::cluster", "the thread that reads the map {what}");
             }
