@@ -68,7 +68,7 @@ impl Source for Cluster {
                 warn!(target: "relatch::cluster", "no node sent a map of the cluster: {why}");
             }
             News::Back => {
-                info!(target: "relatch::cluster", "a node sent a map of the cluster again")
+                info!(target: "relatch::cluster", "a node sent a map of the cluster again");
             }
             News::Stuck(what) => {
                 warn!(target: "relatch::cluster", "the thread that reads the map {what}");
