@@ -16,7 +16,7 @@ fn a_lock_is_deleted_if_its_token_is_meant() {
     assert_eq!(shown["holder"]["pid"], run.id());
     let unlock = |options: &[&str]| place.code(&[&["force-unlock", "k"], options].concat());
     assert_eq!(unlock(&[]), 64, "nobody can be asked");
-    assert_eq!(unlock(&["--if-token", "other"]), 1);
+    assert_eq!(unlock(&["--if-token", "other", "--yes"]), 1);
     assert_eq!(unlock(&["--if-token", token]), 0);
     assert_eq!(run.code(), 76);
     assert_eq!(unlock(&["--yes"]), 1, "it is free");
