@@ -57,10 +57,10 @@ fn was_left_alone(place: &Place, file: &str) {
 }
 
 /// A daemon, which says that it is one.
-const DAEMON: &str = "setsid bash -c 'echo $$ > daemon; exec sleep 60'";
+pub(crate) const DAEMON: &str = "setsid bash -c 'echo $$ > daemon; exec sleep 60'";
 
 /// Waits for it.
-const UNTIL: &str = "until test -s daemon; do sleep 0.01; done";
+pub(crate) const UNTIL: &str = "until test -s daemon; do sleep 0.01; done";
 
 #[test]
 fn a_daemon_does_not_keep_the_lock_and_outlives_the_job() {

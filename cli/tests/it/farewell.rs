@@ -2,6 +2,7 @@
 
 use relatch_rig::{LONG, eventually};
 
+use crate::belonging::{DAEMON, UNTIL};
 use crate::deaths::guard_of;
 use crate::support::{Place, is_there, stdout};
 
@@ -24,14 +25,17 @@ fn a_job_that_is_only_warned_ends_by_itself() {
     assert_eq!(seen, (Some(76), "done\n"));
 }
 
+/// So does its daemon.
 #[test]
 fn a_job_without_a_wrapper_gets_its_signal_and_its_time() {
     let place = Place::new();
     let script = "trap 'sleep 0.3; echo got >> got; exit' USR1
         echo > $1; until test -e end; do sleep 0.01; done";
-    let mut run = place.start(&["--signal", "USR1", "k"], "ready", script);
+    let script = format!("({DAEMON} &); {UNTIL}; {script}");
+    let mut run = place.start(&["--signal", "USR1", "k"], "ready", &script);
     let guard = guard_of(run.id());
     run.end("KILL");
     eventually(LONG, "the job is over", || !is_there(guard));
     assert_eq!(place.text("got"), "got\n");
+    assert!(!is_there(place.text("daemon")));
 }
