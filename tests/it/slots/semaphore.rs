@@ -8,7 +8,7 @@ use redis::Connection;
 use relatch::{DetachedHold, Error, LockGuard, LockManager, LostCause};
 use relatch_rig::{Fault, LONG, Server, Worker, eventually, role};
 
-use crate::support::{ANSWER, LEASE, Rig, SOON, connect, redis_connection};
+use crate::support::{LEASE, Rig, SOON, connect, redis_connection};
 
 /// The key of a slot in Redis.
 fn slot(number: u32) -> String {
@@ -26,7 +26,7 @@ fn take(locks: &LockManager, count: usize, slots: usize) -> Vec<DetachedHold> {
 /// Waits until no slot is taken.
 #[track_caller]
 fn until_free(server: &Server, slots: u32) {
-    eventually(SOON, "all slots are free", || {
+    eventually(LONG / 2, "all slots are free", || {
         (1..=slots).all(|it| !server.exists(&slot(it)))
     });
 }
@@ -78,7 +78,7 @@ fn each_holder_has_a_slot_of_its_own_and_the_lowest_that_is_free() {
 
 #[test]
 fn what_is_no_lock_takes_a_slot_and_fails_no_caller() {
-    let rig = Rig::with(|builder| builder.wait(ANSWER));
+    let rig = Rig::with(|builder| builder.wait(SOON));
     rig.server.query::<()>(&["RPUSH", &slot(1), "x"]);
     rig.server.query::<()>(&["SET", &slot(2), "theirs"]);
     let guard = rig.locks.slots("a", 3).lock().expect("locks");
@@ -163,7 +163,7 @@ const USES: Duration = Duration::from_millis(100);
 fn killed_processes_leave_no_slot_to_two_and_none_to_nobody() {
     let server = Server::start();
     under_kills(&server, "slots", 4, 20);
-    eventually(LEASE + SOON, "all slots are free a lease later", || {
+    eventually(LONG, "all slots are free a lease later", || {
         (1..=3).all(|it| !server.exists(&slot(it)))
     });
     assert!(!server.exists(&slot(4)));
@@ -179,7 +179,7 @@ fn many_killed_processes_leave_no_slot_to_two_and_none_to_nobody() {
         taken += under_kills(&server, "slots", 32, 300);
     }
     println!("{taken} acquisitions of slots");
-    eventually(LEASE + SOON, "all slots are free a lease later", || {
+    eventually(LONG, "all slots are free a lease later", || {
         (1..=3).all(|it| !server.exists(&slot(it)))
     });
 }
