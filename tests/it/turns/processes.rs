@@ -109,15 +109,19 @@ fn row_02_a_machine_suspended_past_the_lease_sees_an_invalid_lock_first() {
     });
 }
 
-/// The second renewal is due then. By a clock that stops during suspend, it would be due in 20 s.
+/// The next renewal is due then. By a clock that stops during suspend, it would be due in 18 s.
 #[test]
 fn row_02_a_machine_suspended_for_part_of_the_lease_renews_on_resume() {
     let server = Server::start();
     suspended(&server, |child, suspend_for| {
-        let is_renewed = |times| server.calls("pexpire") >= times;
-        eventually(LONG, "the hold is renewed", || is_renewed(1));
+        let renewals = || server.calls("pexpire");
+        eventually(LONG, "the hold is renewed", || renewals() > 0);
+        // When its listener listens, it is renewed once more. Too short a time can only make this
+        // green.
+        thread::sleep(2 * SOON);
+        let before = renewals();
         suspend_for("30");
-        eventually(LONG / 2, "it is renewed again", || is_renewed(2));
+        eventually(LONG / 2, "it is renewed again", || renewals() > before);
         assert_eq!(child.ask("valid"), "true");
     });
 }
