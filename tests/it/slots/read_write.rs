@@ -8,7 +8,7 @@ use redis::Connection;
 use relatch::{DetachedHold, Error, LockManager, LostCause, ReadWriteLock};
 use relatch_rig::{LONG, Server, Worker, eventually, role};
 
-use crate::slots::semaphore::under_kills;
+use crate::slots::semaphore::{says, under_kills};
 use crate::support::{ANSWER, LEASE, MINUTE, PERIOD, Rig, SOON, connect, redis_connection};
 
 /// Reads, and leaves it to nobody.
@@ -442,13 +442,7 @@ pub(crate) fn read_and_write_as_told() {
 
 /// Says in Redis who is inside for a moment. Returns who must not be, but is.
 fn meet(who: u32, token: &str, redis: &mut Connection) -> Vec<String> {
-    let mut inside = redis::cmd("SET");
-    inside
-        .arg(format!("inside:{who}"))
-        .arg(token)
-        .arg("PX")
-        .arg(100);
-    inside.query::<()>(redis).expect("answers");
+    says(who, token, &format!("inside:{who}"), redis);
     thread::sleep(Duration::from_millis(1));
     let forbidden = if who == 0 { 1..=3 } else { 0..=0 };
     let mut met = redis::cmd("MGET");

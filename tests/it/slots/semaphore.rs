@@ -154,9 +154,20 @@ fn no_caller_waits_for_its_own_lost_attempt() {
     until_free(&rig.server, 2);
 }
 
-/// For how long a process says in Redis that it uses a slot. It is done by then, or dead: shorter
-/// than the lease, so that what a dead one has said is gone before its slot is.
-const USES: Duration = Duration::from_millis(100);
+/// Says in Redis that the holder of a slot uses it, until its key ends: a process may be delayed
+/// past its lease before that. Nil if somebody else has said so.
+const SAY: &str = "local left = redis.call('PTTL', KEYS[1])
+    if left < 1 or redis.call('GET', KEYS[1]) ~= ARGV[1] then return 'late' end
+    return redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', left)";
+
+/// False if somebody else uses the slot.
+pub(crate) fn says(number: u32, token: &str, key: &str, redis: &mut Connection) -> bool {
+    let mut say = redis::cmd("EVAL");
+    say.arg(SAY).arg(2).arg(slot(number)).arg(key).arg(token);
+    say.query::<Option<String>>(redis)
+        .expect("answers")
+        .is_some()
+}
 
 /// Processes take slots, and one of them is killed every 100 ms.
 #[test]
@@ -237,13 +248,11 @@ pub(crate) fn use_slots_as_told() {
 }
 
 fn use_slot(guard: &LockGuard, redis: &mut Connection) {
-    let key = format!("used:{}", guard.slot().expect("a slot"));
-    let mut set = redis::cmd("SET");
-    set.arg(&key).arg(guard.token()).arg("NX").arg("PX");
-    let millis = u64::try_from(USES.as_millis()).expect("a short time");
-    let is_free: Option<String> = set.arg(millis).query(redis).expect("answers");
+    let number = guard.slot().expect("a slot");
+    let key = format!("used:{number}");
+    let is_free = says(number, guard.token(), &key, redis);
     thread::sleep(Duration::from_millis(1));
-    if is_free.is_none() && guard.is_valid() {
+    if !is_free && guard.is_valid() {
         role::report(format!("another is beside me in {}", guard.key()));
     }
     redis::cmd("DEL")
