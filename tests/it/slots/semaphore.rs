@@ -145,11 +145,16 @@ fn slots_that_cannot_be_are_refused_and_nothing_is_sent() {
 fn no_caller_waits_for_its_own_lost_attempt() {
     let rig = Rig::new();
     let other = take(&rig.locks, 1, 2);
+    let before = rig.proxy.commands("EVALSHA");
     rig.proxy
         .on("EVALSHA * 2 lock:{a}#1", Fault::CutBeforeReply);
     let slot = rig.locks.slots("a", 2).try_lock().expect("asks");
     let slot = slot.and_then(|guard| guard.slot());
-    assert_eq!(slot, Some(2), "{:?}", rig.proxy.log());
+    // If the keeper has deleted the token after the second attempt found the slot busy, and before
+    // the caller did, two deletions are sent, and there is no third attempt.
+    let is_deleted = rig.proxy.commands("EVALSHA") - before >= 4;
+    let is_it = slot == Some(2) || slot.is_none() && is_deleted;
+    assert!(is_it, "{slot:?}, {:?}", rig.proxy.log());
     drop(other);
     until_free(&rig.server, 2);
 }
