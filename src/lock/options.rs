@@ -55,8 +55,8 @@ impl Lock {
     /// ```
     /// # use std::time::Duration;
     /// # let locks = relatch::LockManager::in_memory();
-    /// let short = locks.named("orders:42").lease(Duration::from_secs(2)).renew(false);
-    /// short.with_lock(|| println!("done within two seconds"))?;
+    /// let short = locks.named("orders:42").lease(Duration::from_secs(10)).renew(false);
+    /// short.with_lock(|| println!("done within ten seconds"))?;
     /// # Ok::<(), relatch::Error>(())
     /// ```
     pub fn renew(self, on: bool) -> Lock {

@@ -50,7 +50,7 @@ impl Weather {
     /// loss comes well before the end of the lease. And a hold should outlive a failover.
     pub(crate) fn lease(self) -> Duration {
         Duration::from_millis(match self {
-            Weather::Losses => 3000,
+            Weather::Losses => 6000,
             Weather::MastersFailOver => 5000,
             _ => 300,
         })

@@ -109,7 +109,7 @@ fn where_it_was_looked_is_told() {
 #[test]
 fn a_wait_goes_on_while_redis_is_away() {
     // Nobody knows whether it is held at the limit; a restart forgets it.
-    for (limit, code) in [(&["-w", "6s"][..], 69), (&[], 0)] {
+    for (limit, code) in [(&["-w", "9s"][..], 69), (&[], 0)] {
         let place = Place::new();
         place.set("lock:k", "x");
         place.server.reset_stats();

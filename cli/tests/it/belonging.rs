@@ -69,7 +69,7 @@ fn a_daemon_does_not_keep_the_lock_and_outlives_the_job() {
         (0, &["k"][..], "true"),
         (0, &["--foreground", "k"], "true"),
         // It is not out of time with the job. (Its parent ends by itself.)
-        (124, &["--max-hold", "2s", "k"], "exec sleep 60"),
+        (124, &["--max-hold", "5s", "k"], "exec sleep 60"),
     ] {
         place.forget(&["daemon"]);
         let line = format!("({DAEMON} &); {UNTIL}; {then}");
@@ -114,7 +114,7 @@ fn what_the_job_waits_for_in_another_session_is_of_the_job() {
     place.wait_for("ready");
     send("TERM", run.id());
     eventually(LONG, "it comes", || place.text("got") == "asked\n");
-    let wait = ["run", "-w", "500ms", "k", "true"];
+    let wait = ["run", "-w", "1s", "k", "true"];
     assert_eq!(place.code(&wait), 75, "it goes on");
     place.write("end", "");
     assert_eq!(run.wait().unwrap().signal(), Some(15));

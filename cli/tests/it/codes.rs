@@ -102,7 +102,7 @@ fn the_table_of_exit_codes_is_kept() {
     code(75, "run -n k true");
     code(75, "run -w 1 k true");
     code(9, "run -n -E 9 k true");
-    code(75, "wait -w 50ms k");
+    code(75, "wait -w 1s k");
     code(0, "holder k");
     code(1, "holder other");
     code(0, "wait other");
@@ -143,7 +143,7 @@ fn a_run_inside_keeps_to_its_options() {
     assert_eq!(report["exit"], 3);
     // The signal, and then the kill.
     let stubborn = "sh -c \"trap 'echo got' USR1; while :; do sleep 0.05; done\"";
-    let options = "--max-hold 1s --signal USR1 --kill-after 200ms k";
+    let options = "--max-hold 2s --signal USR1 --kill-after 2s k";
     let output = inside(&format!("{options} {stubborn}"));
     let seen = (output.status.code(), &*stdout(&output));
     assert_eq!(seen, (Some(124), "got\n"));
@@ -255,7 +255,7 @@ fn a_busy_lock_is_told_with_a_way_out() {
     let by = format!("-{}-", holder.id());
     for (options, way) in [
         (&["-n"][..], "in place of -n"),
-        (&["-w", "50ms"], "raise --wait"),
+        (&["-w", "1s"], "raise --wait"),
     ] {
         let output = place.output(&[&["run"], options, &["k", "true"]].concat());
         let said = stderr(&output);

@@ -30,7 +30,7 @@ fn revoke(place: &Place) {
 #[test]
 fn a_password_that_changes_ends_no_run() {
     let place = with_password();
-    let options = ["--redis-file", "url", "--lease", "3s", "k"];
+    let options = ["--redis-file", "url", "--lease", "9s", "k"];
     let script = "echo > $1; until test -e end; do sleep 0.01; done; exit 3";
     let mut run = place.start(&options, "ready", script);
     write_url(&place, "two");

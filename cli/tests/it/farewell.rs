@@ -10,8 +10,8 @@ use crate::support::{Place, is_there, stdout};
 #[test]
 fn a_job_may_run_for_longer_than_its_first_lease() {
     let place = Place::new();
-    let options = ["--lease", "3s", "--kill-after", "100ms"];
-    let run = [&["run"], &options[..], &["k", "sleep", "3.5"]].concat();
+    let options = ["--lease", "6s", "--kill-after", "100ms"];
+    let run = [&["run"], &options[..], &["k", "sleep", "6.5"]].concat();
     assert_eq!(place.code(&run), 0);
 }
 

@@ -45,7 +45,7 @@ const LINES: [&str; 31] = [
 fn outcome(place: &Place, line: &str, flock: &str, lock: &str) -> (i32, String) {
     let script = format!(
         "mkdir {lock}.d; cd {lock}.d
-         hold() {{ {flock} {lock} sh -c 'echo first >> out; sleep 3' & while ! test -s out; do sleep 0.01; done; }}
+         hold() {{ {flock} {lock} sh -c 'echo first >> out; sleep 5' & while ! test -s out; do sleep 0.01; done; }}
          {}",
         line.replace("L ", &format!("{flock} ")).replace(" F ", &format!(" {lock} ")),
     );

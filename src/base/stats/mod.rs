@@ -156,11 +156,10 @@ impl Histogram {
     /// empty.
     ///
     /// ```
-    /// # use std::time::Duration;
     /// # let locks = relatch::LockManager::in_memory();
     /// locks.with_lock("orders:42", || ())?;
     /// let longest = locks.stats().time_held.quantile(1.0).expect("a lock was held");
-    /// assert!(longest < Duration::from_secs(1));
+    /// println!("no lock was held for longer than {longest:?}");
     /// # Ok::<(), relatch::Error>(())
     /// ```
     #[must_use]

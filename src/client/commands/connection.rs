@@ -177,7 +177,12 @@ mod tests {
             })
         });
         let address = Address::parse(&format!("redis://{}", server.address())).unwrap();
-        let router = Topology::new(address.with_tls(None).unwrap(), &Settings::default()).unwrap();
+        let settings = Settings {
+            connect_timeout: Duration::from_secs(10),
+            response_timeout: Duration::from_secs(10),
+            ..Settings::default()
+        };
+        let router = Topology::new(address.with_tls(None).unwrap(), &settings).unwrap();
         let router = Arc::new(router);
         let reached = router.reach("key", deadline, Node::lend).unwrap();
         let mut connection = ServerConnection::new(&router, reached);
@@ -200,7 +205,7 @@ mod tests {
     /// Threads whose keys go to each other's nodes would otherwise wait for each other.
     #[test]
     fn a_redirect_gives_the_old_link_back_before_it_waits_for_another_node() {
-        let within = |millis| Moment::now().after(Duration::from_millis(millis));
+        let within = |seconds| Moment::now().after(Duration::from_secs(seconds));
         let here = FakeServer::start(|command| {
             Say::Bytes(match command.first().map(String::as_str) {
                 None => Vec::new(),
@@ -212,18 +217,19 @@ mod tests {
         let address = Address::parse(&format!("redis://{}", here.address())).unwrap();
         let settings = Settings {
             pool_size: 1,
-            connect_timeout: Duration::from_millis(200),
+            connect_timeout: Duration::from_secs(60),
             ..Settings::default()
         };
         let router = Topology::new(address.with_tls(None).unwrap(), &settings).unwrap();
         let router = Arc::new(router);
-        let reached = router.reach("key", within(10_000), Node::lend).unwrap();
+        let reached = router.reach("key", within(60), Node::lend).unwrap();
         let mut connection = ServerConnection::new(&router, reached);
         let node = Arc::clone(&connection.lent.node);
         let moved = said(&format!("MOVED 0 {}", silent.local_addr().unwrap()));
         thread::scope(|scope| {
-            let follows = scope.spawn(|| connection.follow(&moved, within(2000)));
-            let lent = node.lend(within(1000));
+            let follows = scope.spawn(|| connection.follow(&moved, within(60)));
+            let lent = node.lend(within(10));
+            drop(silent); // Ends the attempt, in any case.
             assert!(lent.is_ok(), "another thread still has the only link");
             assert!(follows.join().unwrap().is_err(), "the other node is silent");
         });

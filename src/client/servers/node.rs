@@ -346,12 +346,12 @@ mod tests {
             Say::Bytes(says.into())
         });
         let settings = Settings {
-            response_timeout: Duration::from_millis(100),
+            connect_timeout: Duration::from_secs(10),
             ..Settings::default()
         };
         let node = node(&proxy.address(), &settings);
         let mut tracking = node.open_tracking().unwrap();
-        let limit = Moment::now().after(settings.response_timeout);
+        let limit = Moment::now().after(Duration::from_millis(100));
         let heard = tracking.expect("a", limit);
         assert!(matches!(heard, Err(Failure::Refused(_))), "{heard:?}");
     }

@@ -13,7 +13,7 @@ use relatch::{
 };
 use relatch_rig::{LONG, eventually, is_alone, within};
 
-use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, until_queued};
+use crate::support::{ANSWER, MINUTE, PERIOD, SOON, assert_lost, assert_unavailable, until_queued};
 
 /// The default lease.
 const LEASE: Duration = Duration::from_secs(30);
@@ -84,7 +84,7 @@ fn no_socket_is_opened_and_only_the_keeper_starts() {
     guard.ensure(SECOND).expect("it is there");
     leave(&locks, "c");
     // (For a moment, there is one that calls a recorder.)
-    eventually(ANSWER, "only the keeper runs", || {
+    eventually(LONG, "only the keeper runs", || {
         threads() == ["relatch-keeper\n"]
     });
     memory.go_away(LEASE);
@@ -93,7 +93,7 @@ fn no_socket_is_opened_and_only_the_keeper_starts() {
     let guard = locks.lock("d").expect("locks");
     memory.lose("d", LostCause::Deleted);
     assert_lost(&guard.unlock(), LostCause::Deleted);
-    eventually(ANSWER, "only the keeper runs", || threads().len() == 1);
+    eventually(LONG, "only the keeper runs", || threads().len() == 1);
     let open = fs::read_dir("/proc/self/fd").expect("Linux");
     let open: Vec<_> = open
         .filter_map(|it| fs::read_link(it.ok()?.path()).ok())
@@ -118,13 +118,13 @@ fn a_lock_that_was_released_during_an_outage_is_free_after_it() {
     let deleted = |name: &str| locks.named(name).try_lock_for(LONG).expect("answers");
     assert!(deleted("short").is_some(), "deleted after the outage");
     // The key stays for as long as it is kept, and no longer, though its lease is longer.
+    let begun = Instant::now();
     let kept = locks
         .named("kept")
         .lease(10 * MINUTE)
         .keep_at_least(SECOND)
         .lock()
         .expect("locks");
-    let begun = Instant::now();
     memory.go_away(MINUTE);
     assert!(matches!(kept.unlock(), Err(Error::Unconfirmed { .. })));
     memory.go_away(Duration::ZERO);
@@ -182,7 +182,7 @@ fn a_hold_survives_an_outage_that_is_shorter_than_its_lease() {
 fn a_hold_is_lost_by_an_outage_that_outlasts_its_lease() {
     let (sender, lost) = mpsc::channel();
     let builder = LockManager::builder_in_memory().lease(2 * SOON);
-    let builder = builder.on_lost(move |lost| {
+    let builder = builder.renew_every(PERIOD).on_lost(move |lost| {
         let told = (lost.key.clone(), lost.cause);
         sender.send(told).expect("it is awaited");
     });
@@ -209,7 +209,8 @@ fn on_lost_is_called_for_a_guard_that_was_forgotten() {
         let locks = of_callback.lock().expect("no panic").take();
         let locks = locks.expect("it is made");
         let told = (lost.cause, locks.stats().lost);
-        locks.with_lock("another", || ()).expect("locks");
+        let another = locks.named("another").lease(LEASE);
+        another.with_lock(|| ()).expect("locks");
         sender.send(told).expect("awaited");
     });
     let locks = builder.build().expect("it works");
@@ -218,7 +219,7 @@ fn on_lost_is_called_for_a_guard_that_was_forgotten() {
     let told = lost.recv_timeout(LONG).expect("it is called");
     assert_eq!(told, (LostCause::Expired, 1));
     // The hold ends a little before its key.
-    let taken = locks.named("a").try_lock_for(LONG);
+    let taken = locks.named("a").lease(LEASE).try_lock_for(LONG);
     assert!(taken.expect("answers").is_some());
 }
 

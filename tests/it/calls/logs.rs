@@ -10,7 +10,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 use relatch::{LockManager, LostCause};
 use relatch_rig::{Fault, LONG, SetOnDrop, eventually, is_alone, role, within};
 
-use crate::support::{MINUTE, PERIOD, Rig, delete, renewals};
+use crate::support::{MINUTE, Over, PERIOD, Rig, delete, renewals};
 
 struct Lines(Mutex<Vec<String>>);
 
@@ -79,10 +79,9 @@ pub(crate) fn waiter() {
 pub(crate) fn holder() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Info);
-    let lease = Duration::from_secs(1);
     let builder = LockManager::builder(&role::arg("url"))
-        .lease(lease)
-        .renew_every(lease / 10);
+        .lease(Duration::from_secs(3))
+        .renew_every(PERIOD);
     let locks = builder.build().expect("connects");
     let guard = locks.lock("a").expect("locks");
     eventually(LONG, "the hold is renewed", || locks.stats().renewed > 0);
@@ -98,7 +97,7 @@ pub(crate) fn holder() {
 pub(crate) fn refused() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Info);
-    let builder = LockManager::builder(&role::arg("url")).lease(Duration::from_secs(1));
+    let builder = LockManager::builder(&role::arg("url")).lease(Duration::from_secs(3));
     let locks = builder.build().expect("connects");
     assert_eq!(locks.with_lock("a", || 5).expect("it was protected"), 5);
     assert_eq!(locks.stats().refused, 1);
@@ -152,7 +151,7 @@ fn a_logger_that_panics_changes_nothing() {
         act();
         eventually(LONG, what, || PANICS.0.load(Ordering::SeqCst) > before);
     };
-    let rig = Rig::renewing();
+    let rig = Rig::over(Over::Tcp, |builder| builder.renew_every(PERIOD));
     let take = || rig.locks.lock("a").expect("locks");
     logs("a lost answer", &mut || {
         rig.proxy.on("SET", Fault::CutBeforeReply);

@@ -10,7 +10,7 @@ use relatch::{Error, LockManager, LostCause, Owner, Stats};
 use relatch_rig::{LONG, eventually, is_alone};
 
 use crate::calls::logs::{collect, lines_of};
-use crate::support::{ANSWER, LEASE, MINUTE, PERIOD, server_for, without};
+use crate::support::{ANSWER, MINUTE, PERIOD, SOON, server_for, without};
 
 #[test]
 fn each_call_about_a_lock_that_redis_does_not_answer_or_refuses_is_counted() {
@@ -61,7 +61,7 @@ fn the_log_says_when_a_wait_begins_and_ends() {
         let hasty = scope.spawn(|| {
             assert!(locks.try_lock("near").expect("answers").is_none());
             assert!(lines().is_empty(), "a single try does not wait");
-            locks.named("near").try_lock_for(PERIOD).map(drop)
+            locks.named("near").try_lock_for(2 * SOON).map(drop)
         });
         hasty.join().expect("no panic").expect("answers");
         let waits = scope.spawn(|| locks.lock("near").map(drop));
@@ -75,7 +75,7 @@ fn the_log_says_when_a_wait_begins_and_ends() {
         ("DEBUG", &*begins),
         ("DEBUG", "stopped waiting for lock \"near\" after "),
         ("DEBUG", &*begins),
-        ("INFO", "has waited for lock \"near\" for 5."),
+        ("INFO", "has waited for lock \"near\" for "),
         ("DEBUG", "took lock \"near\" after "),
     ];
     assert_eq!(lines.len(), expected.len(), "{lines:#?}");
@@ -109,11 +109,11 @@ fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
         let all = lines_of("relatch::slow").into_iter();
         all.filter(|line| line.contains(what)).collect()
     };
-    let (waits, holds) = (
-        "a thread has waited for long: ",
-        "a lock has been held for long: ",
-    );
+    let waits = "a thread has waited for long: ";
+    let holds = "a lock has been held for long: ";
+    let began = Instant::now();
     drop(locks.lock("short").expect("locks"));
+    let is_short = began.elapsed() < HELD; // Unless the machine is busy.
     let began = Instant::now();
     let guard = locks.lock("a").expect("locks");
     thread::scope(|scope| {
@@ -130,7 +130,8 @@ fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
         "{span:?}: a third warning comes after that"
     );
     for (what, limit) in [(waits, WAIT), (holds, HELD)] {
-        let lines = of(what);
+        let mut lines = of(what);
+        lines.retain(|line| !line.contains("short"));
         assert!(lines.len() <= doublings(limit, span), "{lines:#?}");
         for line in &lines {
             let start = format!("WARN relatch::slow {what}");
@@ -139,7 +140,7 @@ fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
             assert!(line.contains(&holder), "{line}");
         }
     }
-    assert!(of("short").is_empty());
+    assert!(!is_short || of("short").is_empty());
 }
 
 /// Reads a text with the parser of Prometheus's client for Python. Prints for each metric its type,
@@ -234,9 +235,7 @@ fn prometheus_reads_the_statistics_of_each_class() {
 
 #[test]
 fn each_class_of_locks_is_counted_apart() {
-    let builder = LockManager::builder_in_memory()
-        .lease(LEASE)
-        .classes(["a:", "b:"]);
+    let builder = LockManager::builder_in_memory().classes(["a:", "b:"]);
     let builder = builder.renew_every(PERIOD).response_timeout(ANSWER);
     let locks = builder.build().expect("options that can work");
     let memory = locks.memory().expect("in memory");
@@ -257,7 +256,7 @@ fn each_class_of_locks_is_counted_apart() {
     // Holds that move stay in their class.
     let detached = locks.lock("a:2").expect("locks").detach();
     let detached = detached.expect("the only guard");
-    let busy = locks.named("a:2").wait(PERIOD).lock();
+    let busy = locks.named("a:2").wait(SOON).lock();
     busy.expect_err("it is busy");
     thread::scope(|scope| {
         scope.spawn(|| drop(detached.attach().expect("attaches")));

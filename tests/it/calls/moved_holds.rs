@@ -6,7 +6,7 @@ use std::time::Duration;
 use relatch::{Error, LockManager, LockParcel, LostCause, Unlocked};
 use relatch_rig::{LONG, Server, Worker, eventually, role, throughout, within};
 
-use crate::support::{LEASE, MINUTE, Rig, assert_lost, connect};
+use crate::support::{LEASE, MINUTE, PERIOD, Rig, SOON, assert_lost, connect};
 
 /// A parcel of the lock `name`, whose sender this process is.
 #[track_caller]
@@ -76,7 +76,8 @@ fn a_parcel_that_is_ahead_of_the_counter_and_of_the_clock_is_not_adopted() {
 
 /// A role: takes or adopts the lock `a`, and hands it over, as each line says.
 pub(crate) fn hand_over_as_told() {
-    let builder = LockManager::builder(&role::arg("url")).lease(LEASE);
+    let builder = LockManager::builder(&role::arg("url")).lease(5 * SOON);
+    let builder = builder.renew_every(PERIOD);
     let locks = builder.build().expect("connects");
     let mut held = None;
     role::report("ready");

@@ -20,7 +20,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Subscriber};
 
-use crate::support::{LEASE, MINUTE, PERIOD, renewals};
+use crate::support::{MINUTE, PERIOD, renewals};
 
 /// A recorder that keeps the sum of each metric, and how many values a histogram got.
 #[derive(Clone, Default)]
@@ -164,8 +164,7 @@ fn the_recorder_gets_the_statistics_of_each_class() {
         println!("the test hangs: the recorder was called while a mutex was locked");
         process::exit(1);
     });
-    let short = |builder: Builder| builder.lease(LEASE).renew_every(PERIOD);
-    let (locks, sums) = recorded(|builder| short(builder).classes(["a:", "b:"]));
+    let (locks, sums) = recorded(|it| it.renew_every(PERIOD).classes(["a:", "b:"]));
     let memory = locks.memory().expect("it is in memory");
     // For Prometheus, an empty label is none. So there is none, as for a manager without classes.
     let get = |name: &str, class: &str| match class {

@@ -440,7 +440,7 @@ fn show_values(url: &str) {
         let busy = scope.spawn(|| {
             locks
                 .named("a")
-                .wait(ANSWER)
+                .wait(LONG / 4)
                 .lock()
                 .map(drop)
                 .expect_err("busy")
@@ -509,7 +509,7 @@ fn show_faults(proxy: &Proxy, url: &str) {
         .connect_timeout(ANSWER)
         .response_timeout(ANSWER);
     let locks = builder
-        .lease(Duration::from_secs(1))
+        .renew_every(ANSWER)
         .tolerate_outage(ANSWER)
         .build()
         .expect("connects");

@@ -4,9 +4,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockManager, LostCause, Unlocked};
-use relatch_rig::{LONG, Server, Worker, eventually, role};
+use relatch_rig::{LONG, Server, Worker, role};
 
-use crate::support::{LATE, MINUTE, Rig, SOON, assert_lost, delete, occupy};
+use crate::support::{LATE, MINUTE, Rig, SOON, assert_lost, connect, delete, occupy};
 
 #[test]
 fn a_lock_that_is_released_early_stays_taken() {
@@ -48,9 +48,9 @@ fn a_lost_lock_is_not_kept() {
         lock.lock().expect("locks")
     };
     let guard = take("a");
-    occupy(&rig.server, "a", SOON);
+    occupy(&rig.server, "a", MINUTE / 2);
     assert_lost(&guard.unlock(), LostCause::Taken);
-    assert!(rig.server.pttl("lock:a") <= 1000);
+    assert!(rig.server.pttl("lock:a") <= 30_000);
     let guard = take("b");
     delete(&rig.server, "b");
     assert_lost(&guard.unlock(), LostCause::Deleted);
@@ -61,9 +61,8 @@ fn a_lost_lock_is_not_kept() {
 #[test]
 fn a_lock_is_kept_until_its_time_and_not_for_its_lease_though_the_memory_is_full() {
     let server = Server::with(&["--maxmemory-policy", "noeviction"]);
-    let builder = LockManager::builder(&server.url()).lease(MINUTE);
-    let locks = builder.build().expect("connects");
-    let lock = locks.named("a").keep_at_least(2 * SOON);
+    let locks = connect(&server);
+    let lock = locks.named("a").lease(MINUTE).keep_at_least(LONG);
     drop(lock.lock().expect("locks").unlock_now()); // Redis knows all scripts but one.
     let guard = lock.lock().expect("locks");
     let kept = format!("kept:{}", guard.token());
@@ -75,10 +74,9 @@ fn a_lock_is_kept_until_its_time_and_not_for_its_lease_though_the_memory_is_full
     );
     assert_eq!(server.get("lock:a"), Some(kept), "nobody owns it");
     let left = server.pttl("lock:a");
-    assert!(left <= 2_000, "{left} ms");
+    assert!(left <= 20_000, "{left} ms");
     server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     assert!(locks.try_lock("a").expect("answers").is_none());
-    eventually(LONG, "the time is over", || !server.exists("lock:a"));
 }
 
 /// Three processes start 60 ms apart, each with a job of 5 ms. One runs it, three times out of three.

@@ -8,7 +8,7 @@ use relatch::{Builder, Error, LockManager, LostCause, Unlocked};
 use relatch_rig::rights::{least_rights, login};
 use relatch_rig::{Cluster, ClusterSetup, Fault, LONG, Server, eventually, server_version, within};
 
-use crate::many::sentinel::{array, connected};
+use crate::many::sentinel::{array, connected, patient};
 #[cfg(target_os = "linux")]
 use crate::support::behind;
 use crate::support::{
@@ -17,12 +17,6 @@ use crate::support::{
 
 /// The rights that a user needs as well if Redis is a cluster.
 const OF_A_CLUSTER: [&str; 3] = ["+cluster|slots", "+cluster|info", "+asking"];
-
-/// A manager that waits through a failover, and whose leases outlast it. It has time to read the
-/// map on a busy machine.
-pub(crate) fn patient(url: &str) -> Builder {
-    crate::many::sentinel::patient(url).connect_timeout(SOON)
-}
 
 pub(crate) fn connect(url: &str) -> LockManager {
     connected(|| patient(url).build())
@@ -265,10 +259,10 @@ fn a_cluster_that_is_down_is_unavailable_until_it_is_up_again() {
     });
     for (place, told) in [(0, &*cluster.address(0)), (1, "CLUSTERDOWN")] {
         let lock = locks.named(&names[place]);
-        let limit = 2 * ANSWER;
+        // Long before the outage is no longer tolerated.
         for taken in [
-            within(limit + SOON, "a wait", || lock.clone().try_lock_for(limit)),
-            within(limit + SOON, "a try", || lock.try_lock()),
+            within(LONG / 2, "a wait", || lock.clone().try_lock_for(SOON)),
+            within(LONG / 2, "a try", || lock.try_lock()),
         ] {
             assert_unavailable(&taken);
             let text = chain(&taken.expect_err("unavailable"));
@@ -286,7 +280,7 @@ fn a_cluster_that_is_down_is_unavailable_until_it_is_up_again() {
         cluster.server(0).restart();
         cluster.until_well();
         for wait in waits {
-            within(3 * SOON, "a lock", || wait.join().expect("no panic"));
+            within(LONG / 2, "a lock", || wait.join().expect("no panic"));
         }
     });
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);

@@ -9,10 +9,10 @@ use relatch_rig::{LONG, Server, eventually, within};
 use crate::support::chain;
 
 /// The limit of a wait that ends without the lock, and the timeout for a connection or an answer.
-const WAIT: Duration = Duration::from_millis(150);
+const WAIT: Duration = Duration::from_secs(1);
 
 /// How much later than its deadline a call may return, because the machine may be busy.
-const SLACK: Duration = Duration::from_secs(3);
+const SLACK: Duration = Duration::from_secs(10);
 
 /// A manager that waits [`WAIT`] for each answer, also for the answer to its login.
 fn hasty(server: &Server) -> LockManager {

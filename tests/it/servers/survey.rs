@@ -7,7 +7,7 @@ use std::time::Duration;
 use relatch::{Error, Found, LockManager, SurveyedLock, Verdict};
 use relatch_rig::{Cluster, LONG, Server, within};
 
-use crate::support::{builder, server_for, without};
+use crate::support::{builder, server_for, unhurried, without};
 
 fn survey(locks: &LockManager) -> Vec<SurveyedLock> {
     let mut found: Vec<_> = locks.survey(LONG).map(|it| it.expect("a lock")).collect();
@@ -18,7 +18,7 @@ fn survey(locks: &LockManager) -> Vec<SurveyedLock> {
 /// A server, and a manager of a user who may list keys.
 fn place() -> (Server, LockManager) {
     let server = Server::start();
-    let locks = builder(&server.bare_url()).build().expect("a manager");
+    let locks = unhurried(&server.bare_url()).build().expect("a manager");
     (server, locks)
 }
 
@@ -63,7 +63,7 @@ fn a_survey_walks_through_more_keys_than_one_command_may() {
 #[test]
 fn without_the_right_a_survey_is_refused_and_a_check_says_what_is_missing() {
     let (_server, url) = server_for(&without(&["+pexpire"]));
-    let locks = builder(&url).build().expect("a manager");
+    let locks = unhurried(&url).build().expect("a manager");
     let refused = locks.survey(LONG).next().expect("an answer");
     assert!(matches!(refused, Err(Error::Refused { .. })), "{refused:?}");
     let health = locks.check(LONG);
@@ -79,6 +79,9 @@ fn a_check_looks_at_everything_and_leaves_nothing() {
     assert_eq!(health.findings.len(), 4, "{health}");
     assert_eq!(survey(&locks).len(), 0);
     server.pause();
+    let locks = builder(&server.bare_url())
+        .build_lazily()
+        .expect("sends nothing");
     let limit = Duration::from_secs(1);
     let health = within(LONG, "a check of a server that is silent", || {
         locks.check(limit)
@@ -94,7 +97,7 @@ fn in_a_cluster_each_master_is_asked() {
     let bare = cluster.address(0);
     // As a cluster, and by one of its nodes, which turns out to be in one.
     for url in [format!("redis+cluster://{bare}"), format!("redis://{bare}")] {
-        let locks = builder(&url).build().expect("a manager");
+        let locks = unhurried(&url).build().expect("a manager");
         let guards: Vec<_> = keys.iter().map(|key| locks.lock(key)).collect();
         assert!(guards.iter().all(Result::is_ok), "{guards:?}");
         let found: BTreeSet<_> = survey(&locks).into_iter().map(|it| it.key).collect();
@@ -110,7 +113,7 @@ fn in_a_cluster_each_master_is_asked() {
 fn a_survey_and_a_check_of_a_cluster_read_its_map_anew() {
     let cluster = Cluster::start();
     let url = format!("redis+cluster://{}", cluster.address(0));
-    let manager = || builder(&url).connect_timeout(LONG).build();
+    let manager = || unhurried(&url).build();
     let [operator, probe, holder] = [(); 3].map(|()| manager().expect("a manager"));
     let _guard = holder.lock("a").expect("a lock");
     let [replica, ..] = *cluster.replicas_of(cluster.node_of("a")) else {

@@ -8,7 +8,7 @@ use redis::Connection;
 use relatch::{DetachedHold, Error, LockManager, LostCause, ReadWriteLock};
 use relatch_rig::{LONG, Server, Worker, eventually, role};
 
-use crate::slots::semaphore::under_kills;
+use crate::slots::semaphore::{says, under_kills};
 use crate::support::{ANSWER, LEASE, MINUTE, PERIOD, Rig, SOON, connect, redis_connection};
 
 /// Reads, and leaves it to nobody.
@@ -19,7 +19,7 @@ fn read(cache: &ReadWriteLock) -> DetachedHold {
 
 fn others(server: &Server) -> LockManager {
     let builder = LockManager::builder(&server.url()).poll_every(MINUTE);
-    builder.wait(LONG / 4).build().expect("connects")
+    builder.wait(LONG).build().expect("connects")
 }
 
 #[test]
@@ -123,10 +123,11 @@ fn a_writer_waits_for_the_readers_that_are_there_and_for_no_other() {
 
 #[test]
 fn a_writer_that_gives_up_opens_the_gate() {
-    let rig = Rig::with(|builder| builder.wait(ANSWER));
+    let rig = Rig::new();
     let cache = rig.locks.read_write("a", 3);
     let reader = read(&cache);
-    let error = cache.with_write(|| {}).expect_err("somebody reads");
+    let hasty = cache.write_lock().wait(SOON);
+    let error = hasty.with_lock(|| {}).expect_err("somebody reads");
     assert!(error.is_timeout(), "{error:?}");
     assert!(!rig.server.exists("lock:{a}#0"));
     cache.with_read(|| {}).expect("reads");
@@ -136,7 +137,7 @@ fn a_writer_that_gives_up_opens_the_gate() {
 
 #[test]
 fn a_writer_that_loses_its_gate_while_it_waits_does_not_write() {
-    let rig = Rig::with(|builder| builder.wait(LONG / 4));
+    let rig = Rig::with(|builder| builder.wait(LONG));
     let cache = rig.locks.read_write("a", 3);
     let reader = read(&cache);
     thread::scope(|scope| {
@@ -144,7 +145,7 @@ fn a_writer_that_loses_its_gate_while_it_waits_does_not_write() {
         eventually(LONG, "the writer waits", || rig.server.tracked_keys() >= 2);
         rig.server
             .query::<()>(&["SET", "lock:{a}#0", "theirs", "PX", "60000"]);
-        eventually(SOON, "the writer ends", || writer.is_finished());
+        eventually(LONG / 2, "the writer ends", || writer.is_finished());
         let error = writer
             .join()
             .expect("no panic")
@@ -161,7 +162,7 @@ fn a_writer_that_loses_its_gate_while_it_waits_does_not_write() {
 /// Nothing tells the process that its gate is gone.
 #[test]
 fn a_writer_proves_its_gate_when_no_reader_is_left() {
-    let rig = Rig::with(|it| it.client_tracking(false).poll_every(PERIOD).wait(LONG / 4));
+    let rig = Rig::with(|it| it.client_tracking(false).poll_every(PERIOD).wait(LONG));
     let reader = read(&others(&rig.server).read_write("a", 3));
     thread::scope(|scope| {
         let writer = scope.spawn(|| {
@@ -218,7 +219,7 @@ fn a_writer_reads_though_a_reader_waits_for_it() {
 /// Each caller has a number of readers of its own.
 #[test]
 fn a_writer_that_knows_of_fewer_readers_waits_for_all() {
-    let rig = Rig::with(|builder| builder.wait(LONG / 4));
+    let rig = Rig::with(|builder| builder.wait(LONG));
     let (many, few) = (rig.locks.read_write("a", 5), rig.locks.read_write("a", 3));
     let mut readers: Vec<_> = (0..4).map(|_| read(&many)).collect();
     drop(readers.drain(..3));
@@ -241,7 +242,7 @@ fn a_writer_that_knows_of_fewer_readers_waits_for_all() {
 /// Redis sends no invalidation over the connection that has changed the key.
 #[test]
 fn a_writer_that_goes_wakes_the_readers_of_its_own_process() {
-    let rig = Rig::with(|builder| builder.pool_size(1).wait(LONG / 4).poll_every(MINUTE));
+    let rig = Rig::with(|builder| builder.pool_size(1).wait(LONG).poll_every(MINUTE));
     let cache = rig.locks.read_write("a", 3);
     drop(read(&cache));
     let writing = cache.write_lock().lock().expect("writes");
@@ -257,7 +258,7 @@ fn a_writer_that_goes_wakes_the_readers_of_its_own_process() {
 /// Under the name of the gate or a slot, a thread may have a plain lock.
 #[test]
 fn a_plain_lock_of_that_name_is_no_write_and_no_read() {
-    let rig = Rig::with(|builder| builder.wait(ANSWER));
+    let rig = Rig::with(|builder| builder.wait(LONG));
     let cache = rig.locks.read_write("a", 3);
     let reader = read(&cache);
     let gate = rig.locks.lock("{a}#0").expect("locks");
@@ -297,7 +298,7 @@ fn a_writer_that_reads_keeps_both_to_its_thread() {
 
 #[test]
 fn a_writer_that_waits_for_readers_is_listed_and_hears_of_a_loss() {
-    let rig = Rig::with(|builder| builder.wait(LONG / 4));
+    let rig = Rig::with(|builder| builder.wait(LONG));
     let cache = rig.locks.read_write("a", 3);
     let reader = read(&cache);
     thread::scope(|scope| {
@@ -308,7 +309,7 @@ fn a_writer_that_waits_for_readers_is_listed_and_hears_of_a_loss() {
         eventually(LONG, "the writer waits", || rig.server.exists("lock:{a}#0"));
         eventually(LONG, "it is listed", || rig.locks.waiting().len() == 1);
         rig.locks.named("b").force_unlock().expect("deletes");
-        eventually(SOON, "the writer ends", || writer.is_finished());
+        eventually(LONG / 2, "the writer ends", || writer.is_finished());
         let error = writer
             .join()
             .expect("no panic")
@@ -321,7 +322,7 @@ fn a_writer_that_waits_for_readers_is_listed_and_hears_of_a_loss() {
 
 #[test]
 fn a_read_of_a_dead_writer_is_reclaimed() {
-    let rig = Rig::with(|builder| builder.wait(LONG / 4).reclaim_dead(true));
+    let rig = Rig::with(|builder| builder.wait(LONG).reclaim_dead(true));
     let mut dead = Worker::spawn("writer", &[("url", &rig.server.url())]);
     dead.expect_line("writes", LONG);
     dead.kill();
@@ -387,7 +388,7 @@ fn killed_processes_leave_no_writer_beside_anybody() {
     let server = Server::start();
     under_kills(&server, "readers", 4, 20);
     let cache = connect(&server).read_write("a", 3);
-    let written = cache.write_lock().wait(LEASE + SOON).lock();
+    let written = cache.write_lock().wait(LONG).lock();
     assert!(written.is_ok(), "{written:?}");
 }
 
@@ -402,7 +403,7 @@ fn many_killed_processes_leave_no_writer_beside_anybody() {
     }
     println!("{taken} acquisitions of readers and writers");
     let cache = connect(&server).read_write("a", 3);
-    let written = cache.write_lock().wait(LEASE + SOON).lock();
+    let written = cache.write_lock().wait(LONG).lock();
     assert!(written.is_ok(), "{written:?}");
 }
 
@@ -441,13 +442,7 @@ pub(crate) fn read_and_write_as_told() {
 
 /// Says in Redis who is inside for a moment. Returns who must not be, but is.
 fn meet(who: u32, token: &str, redis: &mut Connection) -> Vec<String> {
-    let mut inside = redis::cmd("SET");
-    inside
-        .arg(format!("inside:{who}"))
-        .arg(token)
-        .arg("PX")
-        .arg(100);
-    inside.query::<()>(redis).expect("answers");
+    says(who, token, &format!("inside:{who}"), redis);
     thread::sleep(Duration::from_millis(1));
     let forbidden = if who == 0 { 1..=3 } else { 0..=0 };
     let mut met = redis::cmd("MGET");

@@ -8,7 +8,7 @@ use redis::Connection;
 use relatch::{DetachedHold, Error, LockGuard, LockManager, LostCause};
 use relatch_rig::{Fault, LONG, Server, Worker, eventually, role};
 
-use crate::support::{ANSWER, LEASE, Rig, SOON, connect, redis_connection};
+use crate::support::{LEASE, Rig, SOON, connect, redis_connection};
 
 /// The key of a slot in Redis.
 fn slot(number: u32) -> String {
@@ -26,7 +26,7 @@ fn take(locks: &LockManager, count: usize, slots: usize) -> Vec<DetachedHold> {
 /// Waits until no slot is taken.
 #[track_caller]
 fn until_free(server: &Server, slots: u32) {
-    eventually(SOON, "all slots are free", || {
+    eventually(LONG / 2, "all slots are free", || {
         (1..=slots).all(|it| !server.exists(&slot(it)))
     });
 }
@@ -78,7 +78,7 @@ fn each_holder_has_a_slot_of_its_own_and_the_lowest_that_is_free() {
 
 #[test]
 fn what_is_no_lock_takes_a_slot_and_fails_no_caller() {
-    let rig = Rig::with(|builder| builder.wait(ANSWER));
+    let rig = Rig::with(|builder| builder.wait(SOON));
     rig.server.query::<()>(&["RPUSH", &slot(1), "x"]);
     rig.server.query::<()>(&["SET", &slot(2), "theirs"]);
     let guard = rig.locks.slots("a", 3).lock().expect("locks");
@@ -148,22 +148,32 @@ fn no_caller_waits_for_its_own_lost_attempt() {
     rig.proxy
         .on("EVALSHA * 2 lock:{a}#1", Fault::CutBeforeReply);
     let slot = rig.locks.slots("a", 2).try_lock().expect("asks");
-    let slot = slot.and_then(|guard| guard.slot());
-    assert_eq!(slot, Some(2), "{:?}", rig.proxy.log());
+    assert_eq!(slot.and_then(|guard| guard.slot()), Some(2));
     drop(other);
     until_free(&rig.server, 2);
 }
 
-/// For how long a process says in Redis that it uses a slot. It is done by then, or dead: shorter
-/// than the lease, so that what a dead one has said is gone before its slot is.
-const USES: Duration = Duration::from_millis(100);
+/// Says in Redis that the holder of a slot uses it, until its key ends: a process may be delayed
+/// past its lease before that. Nil if somebody else has said so.
+const SAY: &str = "local left = redis.call('PTTL', KEYS[1])
+    if left < 1 or redis.call('GET', KEYS[1]) ~= ARGV[1] then return 'late' end
+    return redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', left)";
+
+/// False if somebody else uses the slot.
+pub(crate) fn says(number: u32, token: &str, key: &str, redis: &mut Connection) -> bool {
+    let mut say = redis::cmd("EVAL");
+    say.arg(SAY).arg(2).arg(slot(number)).arg(key).arg(token);
+    say.query::<Option<String>>(redis)
+        .expect("answers")
+        .is_some()
+}
 
 /// Processes take slots, and one of them is killed every 100 ms.
 #[test]
 fn killed_processes_leave_no_slot_to_two_and_none_to_nobody() {
     let server = Server::start();
     under_kills(&server, "slots", 4, 20);
-    eventually(LEASE + SOON, "all slots are free a lease later", || {
+    eventually(LONG, "all slots are free a lease later", || {
         (1..=3).all(|it| !server.exists(&slot(it)))
     });
     assert!(!server.exists(&slot(4)));
@@ -179,7 +189,7 @@ fn many_killed_processes_leave_no_slot_to_two_and_none_to_nobody() {
         taken += under_kills(&server, "slots", 32, 300);
     }
     println!("{taken} acquisitions of slots");
-    eventually(LEASE + SOON, "all slots are free a lease later", || {
+    eventually(LONG, "all slots are free a lease later", || {
         (1..=3).all(|it| !server.exists(&slot(it)))
     });
 }
@@ -237,13 +247,11 @@ pub(crate) fn use_slots_as_told() {
 }
 
 fn use_slot(guard: &LockGuard, redis: &mut Connection) {
-    let key = format!("used:{}", guard.slot().expect("a slot"));
-    let mut set = redis::cmd("SET");
-    set.arg(&key).arg(guard.token()).arg("NX").arg("PX");
-    let millis = u64::try_from(USES.as_millis()).expect("a short time");
-    let is_free: Option<String> = set.arg(millis).query(redis).expect("answers");
+    let number = guard.slot().expect("a slot");
+    let key = format!("used:{number}");
+    let is_free = says(number, guard.token(), &key, redis);
     thread::sleep(Duration::from_millis(1));
-    if is_free.is_none() && guard.is_valid() {
+    if !is_free && guard.is_valid() {
         role::report(format!("another is beside me in {}", guard.key()));
     }
     redis::cmd("DEL")

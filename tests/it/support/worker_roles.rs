@@ -12,8 +12,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{DetachedHold, Error, LockGuard, LockManager, LockParcel, MultiLockGuard, Unlocked};
-use relatch_rig::{eventually, role, within};
+use relatch_rig::{LONG, eventually, role, within};
 use rustix::process::{WaitOptions, wait};
+
+use crate::support::{MINUTE, PERIOD, renewals};
 
 /// Runs the role `name`, on the main test thread of a worker process.
 pub(crate) fn run_role(name: &str) {
@@ -103,7 +105,7 @@ impl Holds {
         let lock = |key| locks.lock(key).expect("locks");
         let guards = (lock("a"), lock("a"));
         // Opens the keeper's connection.
-        let extended = guards.0.set_lease(Duration::from_secs(20));
+        let extended = guards.0.set_lease(MINUTE);
         extended.expect("extends");
         Holds {
             guards,
@@ -123,11 +125,9 @@ impl Holds {
         let (outer, inner) = self.guards;
         assert!(outer.is_valid() && inner.is_valid());
         assert_eq!(locks.held().len(), 1);
-        let extended = outer.set_lease(Duration::from_millis(300));
-        extended.expect("extends");
-        eventually(Duration::from_secs(5), "the hold is renewed", || {
-            locks.stats().renewed >= 4
-        });
+        let renewed = locks.named("r").renew(true).renew_every(PERIOD).lock();
+        eventually(LONG, "a hold is renewed", || renewals(locks, "r") >= 2);
+        drop(renewed);
         let left = outer.unlock().expect("unlocks");
         assert_eq!(left, Unlocked::StillHeld { depth: 1 });
         assert_eq!(inner.unlock().expect("unlocks"), Unlocked::Released);
@@ -136,7 +136,9 @@ impl Holds {
 
 /// Forks with several holds. The C library's `sync` forks (see `tests/rig/preload/fork.c`).
 fn forker() {
-    let locks = LockManager::connect(&role::arg("url")).expect("connects");
+    // A renewal would be sent while the parent looks whether the copy sends something.
+    let builder = LockManager::builder(&role::arg("url")).renew(false);
+    let locks = builder.build().expect("connects");
     let holds = Holds::take(&locks);
     drop(locks.lock("warm-up").expect("locks"));
     role::report("forking");
@@ -222,7 +224,8 @@ fn is_forked(error: Option<Error>) {
 
 /// Checks, in the forked copy, what the parent's manager and guards do.
 fn forked(locks: LockManager, holds: Holds) {
-    let second = Duration::from_secs(1);
+    // Nothing is waited for.
+    let (second, long) = (Duration::from_secs(1), 3 * LONG);
     let Holds {
         guards: (outer, inner),
         set,
@@ -236,9 +239,9 @@ fn forked(locks: LockManager, holds: Holds) {
     let watch = outer.watch();
     let waits = || {
         let at_risk = watch.wait_at_risk(Duration::ZERO);
-        (watch.remaining(), at_risk, watch.wait_lost(second))
+        (watch.remaining(), at_risk, watch.wait_lost(long))
     };
-    let watched = within(second / 2, "a watch of the copy", waits);
+    let watched = within(LONG, "a watch of the copy", waits);
     assert_eq!(watched, (Duration::ZERO, None, None));
     is_forked(outer.verify().err());
     is_forked(outer.confirm(second).err());
@@ -261,8 +264,8 @@ fn forked(locks: LockManager, holds: Holds) {
     }
     assert!(locks.held().is_empty() && locks.waiting().is_empty());
     assert_eq!((locks.stats().waiting, locks.stats().held), (0, 0));
-    within(second, "giving back what is the parent's", || {
-        assert!(locks.shutdown(second).is_empty() && locks.shutdown_and_release(second).is_empty());
+    within(LONG, "giving back what is the parent's", || {
+        assert!(locks.shutdown(long).is_empty() && locks.shutdown_and_release(long).is_empty());
         is_forked(set.unlock().err());
         is_forked(outer.unlock().err());
         is_forked(inner.detach().err());

@@ -2,6 +2,7 @@
 //! turn follows another in one round trip.
 
 use std::collections::HashSet;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -163,6 +164,8 @@ fn a_turn_costs_one_set_and_one_release() {
     // commands.
     let rig = &Rig::with(|builder| builder.local_handoff(MINUTE).response_timeout(LONG));
     let count = &AtomicU64::new(0);
+    // A thread that is alone hands nothing off.
+    let all = &Barrier::new(usize::try_from(THREADS).expect("a few"));
     let turn = |_| {
         let guard = rig.locks.lock("a").expect("locks");
         let before = count.load(Ordering::Relaxed);
@@ -176,7 +179,10 @@ fn a_turn_costs_one_set_and_one_release() {
         token
     };
     let tokens: HashSet<_> = thread::scope(|scope| {
-        let turns = || (0..ROUNDS).map(turn).collect::<Vec<_>>();
+        let turns = || {
+            all.wait();
+            (0..ROUNDS).map(turn).collect::<Vec<_>>()
+        };
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(turns)).collect();
         let ends = threads.into_iter().map(|it| it.join().expect("no panic"));
         ends.flatten().collect()

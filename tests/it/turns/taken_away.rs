@@ -13,7 +13,7 @@ use relatch_rig::{Fault, LONG, Server, Worker, eventually};
 use crate::support::{MINUTE, Rig, occupy};
 
 /// How long a waiter tries in vain.
-const WAIT: Duration = Duration::from_millis(300);
+const WAIT: Duration = Duration::from_secs(1);
 
 /// A script for a pid namespace of its own: starts processes until one has an id that no process
 /// outside has. (`/proc` shows the processes outside.)

@@ -14,8 +14,10 @@ use std::time::Duration;
 use relatch::{LockGuard, LockManager};
 use relatch_rig::{LONG, Server, Worker, eventually, role, throughout};
 
-/// The lease of a lock: a key that is not released expires after this time.
-const LEASE: Duration = Duration::from_millis(900);
+use crate::support::PERIOD;
+
+/// The lease of a lock: a key that is not released stays for longer than a test waits.
+const LEASE: Duration = Duration::from_secs(60);
 
 /// Whether the program's local is first used before relatch's map or after the map. If before, the
 /// map is gone when the local is dropped.
@@ -57,18 +59,11 @@ fn prepare() {
         .wait(LONG);
     let builder = builder.on_lost(|_| role::report("a lock was lost"));
     let locks = builder.build().expect("connects");
-    // For the test that looks for a release, the lease is so long that only a release deletes the
-    // key in time.
-    let (lease, least) = match &*role::arg("deed") {
-        "drop the guard" => (100 * LEASE, Duration::ZERO),
-        "keep" => (10 * LEASE, 10 * LEASE),
-        _ => (LEASE, Duration::ZERO),
+    let least = match &*role::arg("deed") {
+        "keep" => LONG / 2,
+        _ => Duration::ZERO,
     };
-    let lock = locks
-        .named("a")
-        .lease(lease)
-        .renew_every(LEASE / 3)
-        .keep_at_least(least);
+    let lock = locks.named("a").renew_every(PERIOD).keep_at_least(least);
     let guard = lock.lock().expect("locks");
     if role::arg("threads") == "all" {
         eventually(LONG, "the keeper and the listener run", || {
@@ -97,7 +92,7 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
         }),
         "keep" => Box::new(move || {
             drop(guard);
-            throughout(LEASE / 3, || {
+            throughout(PERIOD, || {
                 assert!(
                     locks.named("a").holder().expect("answers").is_some(),
                     "it was deleted"
@@ -126,7 +121,7 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             assert_eq!(locks.with_lock("e", || 5).expect("locks"), 5);
             let long = locks.lock("f").expect("locks");
             assert!(long.is_valid() && long.remaining() > Duration::ZERO);
-            long.ensure(LEASE / 3).expect("the lock is held");
+            long.ensure(LEASE / 2).expect("the lock is held");
             long.set_lease(2 * LEASE).expect("the lock is held");
             long.verify().expect("the lock is held");
             drop(long);
@@ -156,8 +151,7 @@ fn end(deed: &str, threads: &str, check: impl Fn(&Server, &str, &Worker) + Sync)
         let server = Server::start();
         let url = server.url();
         if deed == "lock others" {
-            let millis = (2 * LEASE).as_millis().to_string();
-            server.query::<()>(&["SET", "lock:foreign", "somebody", "PX", &millis]);
+            server.query::<()>(&["SET", "lock:foreign", "somebody", "PX", "2000"]);
         }
         let args = [
             ("url", &*url),

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use relatch::{Error, LockManager};
 use relatch_rig::{FakeServer, Reply, Server};
 
-use crate::support::{ANSWER, assert_unavailable, builder, chain, server_for};
+use crate::support::{SOON, assert_unavailable, chain, server_for, unhurried};
 
 #[track_caller]
 fn assert_refused(error: &Error, words: &str) {
@@ -28,7 +28,8 @@ fn a_login_is_one_batch() {
         };
         Reply::Bytes(reply.as_bytes().to_vec())
     });
-    LockManager::connect(&format!("redis://:secret@{}/3", server.address())).expect("connects");
+    let builder = unhurried(&format!("redis://:secret@{}/3", server.address()));
+    builder.build().expect("connects");
 }
 
 #[test]
@@ -109,9 +110,9 @@ fn the_provider_is_asked_for_each_connection() {
 #[test]
 fn a_provider_that_panics_is_an_outage() {
     let server = Server::start();
-    let builder = builder(&server.bare_url()).credentials(|| panic!("expected here: no token"));
+    let builder = unhurried(&server.bare_url()).credentials(|| panic!("expected here: no token"));
     let locks = builder.build_lazily().expect("sends nothing");
-    let taken = locks.named("a").try_lock_for(ANSWER);
+    let taken = locks.named("a").try_lock_for(SOON);
     assert_unavailable(&taken);
     let error = chain(&taken.expect_err("just looked"));
     assert!(

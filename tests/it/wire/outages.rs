@@ -82,7 +82,7 @@ fn row_13_every_call_in_a_black_hole_ends_by_its_deadline() {
 fn row_14_a_broken_reply_is_resolved_over_another_connection() {
     let of_the_wrong_type = Fault::Replace(b"*0\r\n".to_vec());
     for over in OVER {
-        let rig = Rig::over(*over, |builder| builder.response_timeout(LONG));
+        let rig = Rig::over(*over, |it| it.connect_timeout(LONG).response_timeout(LONG));
         for fault in broken_replies()
             .into_iter()
             .chain([Fault::CutBeforeForward, of_the_wrong_type.clone()])
@@ -111,7 +111,7 @@ fn row_14_a_broken_reply_is_resolved_over_another_connection() {
 /// Each byte comes in time, but the whole reply does not.
 #[test]
 fn row_14_a_reply_that_drips_ends_by_the_deadline() {
-    let rig = Rig::new();
+    let rig = Rig::over(Over::Tcp, |builder| builder);
     rig.proxy.always("SET", Fault::ByteByByte(ANSWER * 2 / 3));
     returns_by(2 * ANSWER, "try_lock", || {
         time(|| drop(rig.locks.try_lock("a"))).0
@@ -142,7 +142,7 @@ fn row_11_a_token_found_in_redis_after_a_denied_set_is_not_trusted() {
 #[test]
 fn row_11_a_clean_up_does_not_overtake_its_set() {
     const LOOK: &str = "EVALSHA * 1 lock:busy";
-    let rig = Rig::new();
+    let rig = Rig::over(Over::Tcp, |builder| builder);
     let holder = || rig.locks.named("busy").holder();
     for round in 1..=5 {
         let key = format!("round-{round}");
@@ -200,7 +200,7 @@ fn row_15_many_threads_that_wait_for_redis_connect_at_a_bounded_rate() {
 /// The pool has one connection, and its thread closes it because there is no answer.
 #[test]
 fn a_thread_that_waits_for_a_connection_is_woken_when_one_is_closed() {
-    let rig = Rig::with(|it| it.pool_size(1).renew(false));
+    let rig = Rig::over(Over::Tcp, |it| it.pool_size(1).renew(false));
     let guard = rig.locks.lock("a").expect("locks");
     rig.proxy.on("EVALSHA", Fault::SwallowCommand);
     thread::scope(|scope| {

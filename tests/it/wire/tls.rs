@@ -19,7 +19,7 @@ use rustls::{
 };
 use tempfile::TempDir;
 
-use crate::support::{ANSWER, MINUTE, SOON, builder, chain};
+use crate::support::{ANSWER, MINUTE, SOON, chain, unhurried};
 
 /// A server whose certificate the authority has issued.
 struct TlsRig {
@@ -44,12 +44,12 @@ impl TlsRig {
     }
 
     fn builder(&self) -> Builder {
-        builder(&self.server.tls_url()).tls(self.trusting())
+        unhurried(&self.server.tls_url()).tls(self.trusting())
     }
 
     /// A builder for managers that reach the server through the relay.
     fn through(&self, relay: &Relay) -> Builder {
-        builder(&url(relay.port())).tls(self.trusting())
+        unhurried(&url(relay.port())).tls(self.trusting())
     }
 }
 
@@ -86,7 +86,7 @@ fn assert_refused(builder: impl Fn() -> Builder, wanted: TlsCause) -> String {
 
 fn refusal(identity: &Identity, tls: &Tls, wanted: TlsCause) -> String {
     let server = Server::with_tls(identity, &Authority::new(), &[]);
-    assert_refused(|| builder(&server.tls_url()).tls(tls.clone()), wanted)
+    assert_refused(|| unhurried(&server.tls_url()).tls(tls.clone()), wanted)
 }
 
 #[test]
@@ -104,11 +104,11 @@ fn a_certificate_that_is_not_trusted_or_expired_or_for_another_host_is_refused()
     // The system does not trust it either. (A system without any authority cannot be asked.)
     let own = Identity::self_signed(&["localhost"]);
     let server = Server::with_tls(&own, &ours, &[]);
-    match builder(&server.tls_url()).build_lazily() {
-        Ok(_) => _ = assert_refused(|| builder(&server.tls_url()), TlsCause::UnknownIssuer),
+    match unhurried(&server.tls_url()).build_lazily() {
+        Ok(_) => _ = assert_refused(|| unhurried(&server.tls_url()), TlsCause::UnknownIssuer),
         Err(error) => assert!(error.to_string().contains("set `roots`"), "{error}"),
     }
-    let trusted = builder(&server.tls_url()).tls(Tls::new().roots(own.certificate.as_str()));
+    let trusted = unhurried(&server.tls_url()).tls(Tls::new().roots(own.certificate.as_str()));
     assert_works(&trusted.build().expect("it is trusted by itself"));
 }
 
@@ -119,7 +119,7 @@ fn an_address_that_the_certificate_does_not_name_needs_a_server_name() {
     let server_of = |name| Server::with_tls(&authority.issue(&[name]), &authority, &[]);
     let by_address = |server: &Server, tls| {
         let (login, port) = (rights::login(), server.tls_port());
-        builder(&format!("rediss://{login}127.0.0.1:{port}/")).tls(tls)
+        unhurried(&format!("rediss://{login}127.0.0.1:{port}/")).tls(tls)
     };
     let server = server_of("localhost");
     assert_refused(|| by_address(&server, tls()), TlsCause::WrongName);
@@ -146,7 +146,7 @@ fn a_port_without_tls_is_found_out() {
     thread::scope(|scope| {
         let check = |url: String, cause| {
             scope.spawn(move || {
-                let text = assert_refused(|| builder(&url).tls(rig.trusting()), cause);
+                let text = assert_refused(|| unhurried(&url).tls(rig.trusting()), cause);
                 assert!(!text.contains("HTTP"), "{text}");
             });
         };
@@ -158,7 +158,7 @@ fn a_port_without_tls_is_found_out() {
     });
     let closes = FakeServer::start(|_| Reply::Close);
     let url = format!("rediss://{}/", closes.address());
-    let error = builder(&url)
+    let error = unhurried(&url)
         .tls(rig.trusting())
         .build()
         .expect_err("closed");
@@ -169,7 +169,7 @@ fn a_port_without_tls_is_found_out() {
 fn a_url_without_tls_at_a_port_with_tls_says_so() {
     let rig = TlsRig::new();
     let plain = format!("redis://127.0.0.1:{}/", rig.server.tls_port());
-    let error = builder(&plain).build().expect_err("no TLS");
+    let error = unhurried(&plain).build().expect_err("no TLS");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(chain(&error).contains("TLS"), "{}", chain(&error));
 }

@@ -59,7 +59,9 @@ fn each_fault_spoils_the_next_command_and_no_other() {
         (CutBeforeForward, Seen::End, false),
     ] {
         let (server, proxy) = server_and_proxy();
-        let mut connection = connect_hasty(&proxy.bare_url());
+        let is_open = seen == Seen::Timeout;
+        let by = if is_open { connect_hasty } else { connect };
+        let mut connection = by(&proxy.bare_url());
         let name = format!("{fault:?}");
         proxy.on("set", fault);
         let error = set(&mut connection, "a").expect_err("no reply");
@@ -71,7 +73,6 @@ fn each_fault_spoils_the_next_command_and_no_other() {
         assert_eq!(is_over, seen, "{name}: {error}");
         proxy.wait_fired(1, LONG);
         assert_eq!(server.exists("a"), is_executed, "{name}");
-        let is_open = seen == Seen::Timeout;
         eventually(LONG, &name, || (server.connections() == 1) == is_open);
         assert!(set(&mut connect(&proxy.bare_url()), "b").is_ok(), "{name}");
         assert_eq!((proxy.commands("SET"), proxy.fired()), (2, 1), "{name}");
@@ -152,9 +153,12 @@ fn waiting_for_a_fault_has_an_end() {
 #[test]
 fn a_black_hole_lets_nothing_through() {
     let (server, proxy) = server_and_proxy();
-    let mut old = connect_hasty(&proxy.bare_url());
-    let mut other = connect_hasty(&proxy.bare_url());
+    let [mut old, mut other] = [(); 2].map(|()| connect(&proxy.bare_url()));
     ping(&mut old).and(ping(&mut other)).expect("replies");
+    for soon_gives_up in [&old, &other] {
+        let set = soon_gives_up.set_read_timeout(Some(SHORT));
+        set.expect("a timeout");
+    }
     proxy.black_hole(true);
     assert!(set(&mut old, "a").expect_err("no reply").is_timeout());
     let mut new = TcpStream::connect(("127.0.0.1", proxy.port())).expect("a connection");
