@@ -238,22 +238,19 @@ impl PendingClaim<'_> {
         answer
     }
 
-    /// Deletes the last token that was given up, if that keeps the lock busy. `None` if it does not.
-    /// (Of slots, the answer names one holder of many.)
+    /// Deletes the last token that was given up, if that may keep the lock busy. `None` if it does
+    /// not. (Of slots, the answer names one holder of many; and the keeper may just have deleted
+    /// the token, so the answer to the deletion does not tell.)
     fn remove_given_up(
         &self,
         connection: &mut Connection<'_>,
         holder: &Holder,
     ) -> Option<Result<Compared, Failure>> {
         let (given_up, wait) = (self.given_up.as_ref()?, self.context.wait);
-        let is_named = *holder.raw == **given_up;
-        if !is_named && wait.key.slots().is_empty() {
+        if *holder.raw != **given_up && wait.key.slots().is_empty() {
             return None;
         }
-        let removed = connection.remove(&wait.key.places(), given_up, wait.patience.deadline);
-        let is_in_the_way =
-            is_named || !matches!(removed, Ok(Compared::Absent | Compared::NotOurs));
-        is_in_the_way.then_some(removed)
+        Some(connection.remove(&wait.key.places(), given_up, wait.patience.deadline))
     }
 
     /// Draws a token for the next attempt, unless there is one that is not used up.
