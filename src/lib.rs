@@ -105,18 +105,18 @@ pub mod guide {
     pub mod hello {}
 
     pub mod running {
-        //! What goes on in a program while a manager lives.
+        //! Threads, waiting and log lines of a program that has a manager.
         //!
         //! # Threads
         //!
         //! Each manager has threads of its own:
         //!
-        //! | thread | what it does | from when on |
+        //! | thread | what it does | starts with |
         //! |---|---|---|
-        //! | `relatch-probe` | ends at once: it shows that the system can start threads | the start |
-        //! | `relatch-pool-0` | looks after idle connections | the start |
-        //! | `relatch-keeper` | knows when leases are to be renewed, and reports losses | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`](crate::Builder::on_lost), the first hold; or the first orphan (a key that a lost answer may have left behind); with [`Builder::warn_after`](crate::Builder::warn_after), the start |
-        //! | `relatch-renewer`, for each server | renews leases, finishes late releases | the first renewal, or the first orphan |
+        //! | `relatch-probe` | ends at once: it shows that the system can start threads | the manager |
+        //! | `relatch-pool-0` | tends idle connections | the manager |
+        //! | `relatch-keeper` | knows when each lease is due for renewal, and reports losses | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`](crate::Builder::on_lost), the first hold; or the first orphan (a key that a lost answer may have left behind); with [`Builder::warn_after`](crate::Builder::warn_after), the manager |
+        //! | `relatch-renewer`, for each server | renews leases, and finishes late releases | the first renewal, or the first orphan |
         //! | `relatch-on-lost` | calls [`Builder::on_lost`](crate::Builder::on_lost)'s callback | a loss, until no call is due |
         //! | `relatch-log`, one in the process | logs and counts for the other threads, which must not stand still with the program's logger | a line, until none is left |
         //! | `relatch-login` | asks [`Builder::credentials`](crate::Builder::credentials) | each connection, until it returns |
