@@ -107,18 +107,23 @@ impl Keeper {
     }
 
     /// Claims no token from now on, and waits for the tokens until `next` returns `None`. Otherwise
-    /// it returns until when to wait, at most, before it looks again.
-    pub(crate) fn shut_down(&self, next: impl Fn(&Tokens, Moment) -> Option<Moment>) {
+    /// it returns until when to wait, at most, before it looks again. Returns what is held then:
+    /// under the same lock, or a hold whose release begins a moment later would be neither in the
+    /// list nor waited for.
+    pub(crate) fn shut_down(
+        &self,
+        next: impl Fn(&Tokens, Moment) -> Option<Moment>,
+    ) -> Vec<Arc<Hold>> {
         let mut work = self.work.lock();
         work.tokens.is_closed = true;
         loop {
             let now = Moment::now();
             let Some(until) = next(&work.tokens, now) else {
-                break;
+                work.tokens.refuse_claimed();
+                return work.tokens.holds(now).map(Arc::clone).collect();
             };
             self.changed.wait_for(&mut work, until.one_wait_from(now));
         }
-        work.tokens.refuse_claimed();
     }
 
     /// The names of the locks that are held, one for each hold.

@@ -4,9 +4,15 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::stats::Stats;
-use crate::hold::HeldLock;
+use crate::hold::{HeldLock, Hold};
 use crate::session::Session;
 use crate::waiting::waiter::WaitingThread;
+
+/// These holds, oldest first.
+pub(super) fn listed(mut holds: Vec<Arc<Hold>>, now: Moment) -> Vec<HeldLock> {
+    holds.sort_by_key(|hold| (hold.acquired.answered, hold.number));
+    holds.iter().map(|hold| HeldLock::new(hold, now)).collect()
+}
 
 impl Session {
     /// The locks that this process holds through this manager, oldest first.
@@ -15,12 +21,11 @@ impl Session {
         if self.core.own_process(now).is_err() {
             return Vec::new();
         }
-        let mut holds: Vec<_> = {
+        let holds = {
             let work = self.keeper.work.lock();
             work.tokens.holds(now).map(Arc::clone).collect()
         };
-        holds.sort_by_key(|hold| (hold.acquired.answered, hold.number));
-        holds.iter().map(|hold| HeldLock::new(hold, now)).collect()
+        listed(holds, now)
     }
 
     /// The threads of this process that wait for a lock of this manager, those that have waited

@@ -9,6 +9,7 @@ use crate::base::sync::HashSet;
 use crate::hold::{HeldLock, Hold};
 use crate::session::Session;
 use crate::session::release;
+use crate::session::report;
 use crate::session::thread_map;
 
 impl Session {
@@ -34,9 +35,10 @@ impl Session {
             .max(end)
             .after(self.core.settings.an_attempt());
         let is_mine = |token: &str| mine.contains(token);
-        self.keeper
+        let left = self
+            .keeper
             .shut_down(|tokens, now| tokens.awaited(is_mine, now, end, latest));
-        self.held()
+        report::listed(left, Moment::now())
     }
 
     /// [`shutdown`](Session::shutdown), and then gives back what is held, though its threads do not
@@ -60,7 +62,7 @@ impl Session {
             // Without an answer, the keeper deletes the key at its time.
             let _ = release::keep(&self.core.store, &hold, hold.keep_until(), deadline);
         }
-        self.keeper.shut_down(|tokens, now| {
+        let _ = self.keeper.shut_down(|tokens, now| {
             let answers = tokens.awaited(|_| true, now, now, latest);
             let is_left = ended.iter().any(|it| tokens.has_orphan(&it.token));
             answers.or(Some(deadline).filter(|deadline| is_left && now < *deadline))

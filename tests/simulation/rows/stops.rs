@@ -112,7 +112,26 @@ fn a_shutdown_ends_waits_at_once_and_lists_what_is_held_at_its_limit() {
     });
 }
 
-/// The program exits when the shutdown returns, and leaves what is in Redis by then.
+/// The release begins at the end of its limit.
+#[test]
+fn a_shutdown_that_lists_no_hold_leaves_no_key() {
+    in_scenes(1200, |world| {
+        let locks = locks(|builder| builder);
+        let begins = now() + 10_000_000;
+        let holder = locks.clone();
+        let holds = thread::spawn(move || {
+            let guard = holder.lock("a").expect("locks");
+            thread::sleep(Duration::from_nanos(begins - now()));
+            drop(guard);
+        });
+        thread::sleep(10 * QUICK + some(QUICK / 100));
+        let left = locks.shutdown(Duration::ZERO);
+        let is_there = world.exists("a");
+        assert!(!left.is_empty() || !is_there, "its release goes on");
+        holds.join().expect("no panic");
+    });
+}
+
 #[test]
 fn a_shutdown_waits_for_an_answer_that_may_give_a_lock() {
     in_scenes(60, |world| {
