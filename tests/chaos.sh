@@ -120,7 +120,8 @@ export -f play
 
 # The simulator and all that is optimised, and the rest. (With other packages or features, cargo
 # would build some of them again.)
-fast='cargo test --profile simulation --quiet --locked --features tls,metrics'
+# The features are those of `cargo seed`: with others, a seed leads to another scene.
+fast='cargo test --profile simulation --quiet --locked --features tls,metrics,tracing'
 rest='cargo test --quiet --locked --workspace --features relatch/tls'
 part 'to build everything' bash -c "$fast --lib --test it --test history --no-run && $rest --no-run"
 # These two get the time that the parts leave. In those, servers have to answer within some 300 ms.

@@ -43,9 +43,30 @@ pub(super) fn troubles(plan: &Plan) -> Vec<(Excuse, u64, u64)> {
             | Fault::Server(_, ServerFault::Restart { .. } | ServerFault::KillClients, millis) => {
                 (Excuse::Break, millis + 3_000)
             }
-            Fault::Link(_, _, millis) | Fault::Server(_, _, millis) => {
-                (Excuse::Outage, millis + 3_000)
-            }
+            Fault::Link(
+                _,
+                LinkFault::Silence(_)
+                | LinkFault::Hangs
+                | LinkFault::Refusal
+                | LinkFault::Slow(..)
+                | LinkFault::Resets(_)
+                | LinkFault::Repeats(_),
+                millis,
+            )
+            | Fault::Server(
+                _,
+                ServerFault::Stops
+                | ServerFault::Readdressed
+                | ServerFault::Loading
+                | ServerFault::ReadOnly
+                | ServerFault::OutOfMemory
+                | ServerFault::LacksReplicas
+                | ServerFault::Stuck
+                | ServerFault::Pause { .. }
+                | ServerFault::Password
+                | ServerFault::ProxyFails,
+                millis,
+            ) => (Excuse::Outage, millis + 3_000),
             Fault::Failover(Failover {
                 after,
                 back,

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::sync::scheduler::{self, Ended};
+use crate::simulation::judge::excuses::Excuse;
 use crate::simulation::plan::Plan;
 use crate::simulation::scene;
 
@@ -14,12 +15,13 @@ const ORDERS: u64 = 30;
 /// How many steps all tries together take.
 const MOST_STEPS: u64 = 20_000_000;
 
-/// Prints the scene of a seed, and what happened in it. If it fails, so does a smaller one that is
-/// printed, too.
-pub(crate) fn show(seed: u64) {
+/// Prints the scene of a seed, without this excuse, and what happened in it. If it fails, so does a
+/// smaller one that is printed, too. (No seed leads to the smaller one.)
+pub(crate) fn show(seed: u64, off: Option<Excuse>) {
+    let play = |plan: &Plan, order: u64, keeps_text| play(plan, order, off, keeps_text);
     let plan = Plan::of(seed);
     let ended = play(&plan, seed, true);
-    print(&plan, &ended);
+    print(&format!("RELATCH_SEED={seed}"), &plan, &ended);
     if ended.failure.is_none() {
         return;
     }
@@ -35,19 +37,19 @@ pub(crate) fn show(seed: u64) {
     }) {
         (smallest, order) = (plan, seed);
     }
-    println!("\nA smaller scene that fails:\n");
-    print(&smallest, &play(&smallest, order, true));
+    print("A smaller scene", &smallest, &play(&smallest, order, true));
 }
 
-fn print(plan: &Plan, ended: &Ended) {
-    println!("{plan:#?}\n{}", ended.text.as_deref().unwrap_or_default());
+fn print(name: &str, plan: &Plan, ended: &Ended) {
+    let text = ended.text.as_deref().unwrap_or_default();
+    println!("\n{name}:\n\n{plan:#?}\n{text}");
     match &ended.failure {
-        Some(failure) => println!("*** RELATCH_SEED={} failed: {failure}", ended.seed),
-        None => println!("RELATCH_SEED={}: all is well", ended.seed),
+        Some(failure) => println!("*** {name} failed: {failure}"),
+        None => println!("{name}: all is well"),
     }
 }
 
-fn play(plan: &Plan, seed: u64, keeps_text: bool) -> Ended {
+fn play(plan: &Plan, seed: u64, off: Option<Excuse>, keeps_text: bool) -> Ended {
     let (plan, order) = (Arc::new(plan.clone()), plan.order);
     let last = Rc::new(Cell::new(None));
     let keeps = Rc::clone(&last);
@@ -55,7 +57,7 @@ fn play(plan: &Plan, seed: u64, keeps_text: bool) -> Ended {
     scheduler::run(
         seed..seed + 1,
         move |_| order,
-        move |_| _ = scene::play(&plan, None),
+        move |_| _ = scene::play(&plan, off),
         move |it| keeps.set(Some(it)),
     );
     scheduler::keep_text(false);
