@@ -1,5 +1,6 @@
 //! Replicas that have to acknowledge a lock and its renewals.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::sync::scheduler::{change_link, later, now, one_in, reset_all, thread};
@@ -116,10 +117,11 @@ fn no_lease_is_extended_without_replicas_and_a_loss_is_told() {
 fn only_what_takes_or_renews_a_lock_waits_for_replicas() {
     in_scenes_with(ONE, 20, |world| {
         let [locks, others] = [(); 2].map(|()| locks(ONE, |builder| builder));
-        let guard = locks.lock("a").expect("locks");
+        let [guard, other] = ["a", "c"].map(|name| locks.lock(name).expect("locks"));
         drop(others.lock("b").expect("locks"));
         world.cuts_replica();
         let asked = now();
+        drop(other); // The replica lacks that.
         drop(locks.lock("a").expect("locks again"));
         guard.verify().expect("the master has the key");
         assert!(others.try_lock("a").expect("Redis works").is_none());
@@ -177,7 +179,7 @@ fn a_wait_whose_answer_is_lost_leaves_a_lock_or_no_key() {
     });
 }
 
-/// The way to the server ends while Redis waits for its replica.
+/// While Redis waits for its replica, clients lose their way to Redis, or a script keeps it busy.
 #[test]
 fn a_key_that_too_few_replicas_have_is_deleted_later_if_its_removal_fails() {
     in_scenes_with(ONE, 40, |world| {
@@ -185,13 +187,17 @@ fn a_key_that_too_few_replicas_have_is_deleted_later_if_its_removal_fails() {
         drop(locks.lock("a").expect("locks"));
         world.cuts_replica();
         let (master, span) = (world.servers.address(0), 5 * SECOND + some(SECOND));
-        let is_refused = one_in(2);
+        let (is_away, server) = (one_in(2), Rc::clone(&world.servers));
         later(some(90 * QUICK), move || {
             let until = now() + u64::try_from(span.as_nanos()).expect("a short time");
-            change_link(master, |link| {
-                link.silent_until = [until, 0];
-                link.refuses_until = if is_refused { until } else { 0 };
-            });
+            if is_away {
+                change_link(master, |link| {
+                    (link.silent_until, link.refuses_until) = ([until, 0], until);
+                });
+            } else {
+                let mut server = server.nodes[0].borrow_mut();
+                server.act(|redis, _| redis.faults().stuck_until = until);
+            }
         });
         assert!(locks.try_lock("a").is_err());
         assert!(world.exists("a"), "the removal has come there");

@@ -8,13 +8,17 @@ use crate::simulation::rows::lost::ends_after;
 use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
 use crate::{Error, LockGuard, StopHandle, Unlocked};
 
-/// Each of two managers has a thread that waits for another process, and one behind that thread.
+/// Each of two managers has threads that wait for another process. One of them is behind a thread
+/// that goes on.
 #[test]
 fn a_stop_ends_waits_behind_a_thread_and_behind_a_process_and_in_an_outage() {
     in_scenes(60, |world| {
         let managers = [0; 2].map(|_| locks(|builder| builder.tolerate_outage(Duration::MAX)));
         let stop = StopHandle::new();
         world.occupy("a", 1);
+        let front = managers[0].clone();
+        let front = thread::spawn(move || drop(front.lock("a").expect("locks")));
+        thread::sleep(10 * QUICK);
         let waits = |number: usize| {
             let lock = managers[number % 2].named("a").stopped_by(&stop);
             thread::spawn(move || {
@@ -37,6 +41,9 @@ fn a_stop_ends_waits_behind_a_thread_and_behind_a_process_and_in_an_outage() {
             let late = Duration::from_nanos(thread.join().expect("no panic") - stopped);
             assert!(late < 10 * QUICK, "{late:?} after the stop");
         }
+        change_link(world.servers.address(0), |link| link.refuses_until = 0);
+        world.delete("a");
+        front.join().expect("no panic");
     });
 }
 
