@@ -167,15 +167,18 @@ impl Tokens {
         entry.next()
     }
 
-    /// Redis has sent an invalidation of this key. If the key is that of a hold that was renewed
-    /// before, the hold is due soon, and this returns when. `None`: no renewal will say what became
-    /// of the key.
+    /// Redis has sent an invalidation of this key. If the key is that of a valid hold that was
+    /// renewed before, the hold is due soon, and this returns when. `None`: no renewal will say what
+    /// became of the key. (A lost hold stays in the table as long as its guard, and others take and
+    /// release its lock meanwhile.)
     pub(crate) fn invalidated(&mut self, redis_key: &[u8], now: Moment) -> Option<Moment> {
         let meant = self.leases_mut().filter(|it| it.has_key(redis_key));
         let due = meant.filter_map(|entry| {
             let is_tracked = mem::take(&mut entry.is_tracked);
             let is_due = is_tracked || entry.invalidated; // By an invalidation before this one.
-            (is_due && entry.hold.renews_every().is_some()).then(|| entry.renew_soon(now))
+            let hold = &entry.hold;
+            let is_renewed = hold.renews_every().is_some() && hold.is_valid(now);
+            (is_due && is_renewed).then(|| entry.renew_soon(now))
         });
         due.min()
     }
@@ -463,6 +466,16 @@ pub(crate) mod tests {
         tokens.close(&hold, after(131));
         let released = tokens.invalidated(key, after(132));
         assert_eq!(released, None, "its release is not a loss");
+    }
+
+    #[test]
+    fn no_renewal_says_what_others_do_with_the_key_of_a_lost_hold() {
+        let hold = hold();
+        let key = hold.key.in_redis().as_bytes();
+        let mut tokens = entered(&hold);
+        tokens.sending(&hold, true, after(100));
+        hold.lose(crate::LostCause::Deleted);
+        assert_eq!(tokens.invalidated(key, after(110)), None);
     }
 
     #[test]

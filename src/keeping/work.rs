@@ -155,14 +155,13 @@ impl Keeper {
         }
     }
 
-    /// Reports a loss, once per hold: to the statistics, before anybody reads them; to `on_lost`,
-    /// to the first waiter for the key, to a thread that has the hold and waits for another lock,
-    /// and to the log, which may hold up the thread.
+    /// Reports a loss, once per hold: to `on_lost`, to the first waiter for the key, to a thread
+    /// that has the hold and waits for another lock, to the statistics, and to the log. The last two
+    /// may hold up the thread.
     pub(crate) fn report_loss(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;
         };
-        self.core.counters.of(hold.key.name()).lost.add(1);
         if let Some(notifier) = &self.notifier {
             notifier.notify(hold, cause, Moment::now());
         }
@@ -174,6 +173,8 @@ impl Keeper {
             .wakeups
             .wake(hold.key.in_redis().as_bytes());
         wake_holders(hold);
+        // (This calls the program's recorder, which may be slow.)
+        self.core.counters.of(hold.key.name()).lost.add(1);
         warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key.name());
     }
 

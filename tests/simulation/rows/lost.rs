@@ -82,6 +82,33 @@ fn a_key_that_may_exist_is_deleted_when_redis_is_back() {
     });
 }
 
+/// The guard of the lost lock lives on, as in a closure that hangs.
+#[test]
+fn a_waiter_beside_a_lost_guard_is_woken_by_others() {
+    in_scenes(60, |world| {
+        let (mine, others) = (locks(|builder| builder), locks(|builder| builder));
+        let holder = mine.clone();
+        let hangs = thread::spawn(move || {
+            let _lost = holder.lock("a").expect("locks");
+            thread::sleep(30 * SECOND);
+        });
+        thread::sleep(5 * SECOND);
+        world.delete("a");
+        thread::sleep(some(SECOND / 2));
+        let other = others.lock("a").expect("it is free");
+        let waits = thread::spawn(move || {
+            let _taken = mine.lock("a").expect("locks");
+            now()
+        });
+        thread::sleep(SECOND + some(5 * SECOND));
+        let freed = now();
+        drop(other);
+        let woken = waits.join().expect("no panic");
+        assert!(woken < freed + 100_000_000, "{} ns later", woken - freed);
+        hangs.join().expect("no panic");
+    });
+}
+
 /// The last renewal was a second before the outage at most.
 #[test]
 fn a_renewal_that_failed_is_tried_again_before_the_hold_ends() {
