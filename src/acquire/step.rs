@@ -568,7 +568,7 @@ mod tests {
             assert!(begins_anew && progress.next_ask(false) == Ask::ClaimOrLook);
             assert!(
                 !progress.reclaimed(),
-                "dead processes may follow each other for ever"
+                "dead processes may follow each other forever"
             );
         }
     }

@@ -131,7 +131,7 @@ impl Background {
             return Ok(());
         };
         if done.recv_timeout(limit.saturating_add(GRACE)) != Err(RecvTimeoutError::Disconnected) {
-            return Err("did not end in time; it was left behind, and ends by itself");
+            return Err("did not end in time; it was left running, and will end by itself");
         }
         thread.join().map_err(|_| "panicked")
     }

@@ -34,7 +34,7 @@ pub(crate) struct Options {
     pub(crate) fenced: bool,
     /// Whether a thread may take a lock that it already holds.
     pub(crate) reentrant: bool,
-    /// The least time for which the lock stays taken. Zero: no longer than it is held.
+    /// The shortest time that the lock stays taken. Zero: no longer than it is held.
     pub(crate) keep_at_least: Duration,
     /// An option whose value cannot work, if there is one. Taking the lock then fails with an error
     /// that names this option.
@@ -298,7 +298,7 @@ impl Settings {
     fn check_classes(&self) -> Result<(), Error> {
         let prefixes = &self.classes;
         if prefixes.len() > classes::MOST {
-            let reason = "there are more than 100, and each is some 100 time series";
+            let reason = "there are more than 100, and each makes about 100 time series";
             return Err(invalid_option("classes", prefixes.len(), reason));
         }
         for (n, prefix) in prefixes.iter().enumerate() {

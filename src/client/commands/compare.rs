@@ -1,5 +1,5 @@
 //! The commands for a lock that is held: each compares the token, and does nothing if the key holds
-//! another one.
+//! a different one.
 
 use std::slice;
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub(crate) trait Holds {
             .collect())
     }
 
-    /// Compare and delete the `token` and, behind it in the same round trip, take the lock for
+    /// Compare and delete the `token` and, right after it in the same round trip, take the lock for
     /// another thread. A claim that Redis refused found the lock busy.
     fn remove_and_claim(
         &mut self,
@@ -151,9 +151,9 @@ impl Holds for ServerConnection {
             .begin(Batch::default())
             .and(&RELEASE.command(true, keys, &[token]));
         if let Some(link) = &mut self.lent.link {
-            // A moment only: the caller's time may be over, and a healthy socket takes the bytes at
-            // once. If this fails, a renewer deletes the key: it searches for each token that is
-            // given up.
+            // Wait only a moment: the caller's time may be over, and a healthy socket takes the
+            // bytes at once. If this fails, a renewer deletes the key: it searches for each token
+            // that is given up.
             let _ = link.send(&batch, Moment::now().after(Duration::from_millis(1)));
             link.retire();
         }
@@ -182,8 +182,9 @@ impl ServerConnection {
                 next(&mut replies)
             });
             // The reply to the removal, which has one key, says where the slot is. A claim with a
-            // fencing token has two: while the slot moves, it is refused (`TRYAGAIN`) without a
-            // word on where. If the claim was executed, or may have been, neither is sent again.
+            // fencing token has two: while the slot moves, it is refused (`TRYAGAIN`), without word
+            // of where the slot is. If the claim was executed, or may have been, neither is sent
+            // again.
             let claim_did_nothing =
                 matches!(accept_change(replies[1].clone()), Err(Failure::Refused(_)));
             if !(claim_did_nothing && self.follow(&replies[0], deadline)?) {

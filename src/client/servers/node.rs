@@ -44,7 +44,7 @@ pub(crate) struct Common {
     /// How to begin a connection once the one server has turned out to be a node of a cluster.
     as_node: OnceLock<Access>,
     /// How many replicas the master has, including those that are down. [`UNKNOWN`] if nobody has
-    /// told.
+    /// reported it.
     copies: AtomicU32,
     worker: Arc<Worker>,
     pool_size: u32,
@@ -108,7 +108,7 @@ impl Common {
         self.as_node.set(as_node).is_ok()
     }
 
-    /// How many replicas the master has, if anybody has told.
+    /// How many replicas the master has, if anybody has reported it.
     pub(crate) fn known_replicas(&self) -> Option<u32> {
         Some(self.copies.load(Ordering::Relaxed)).filter(|copies| *copies != UNKNOWN)
     }
@@ -239,7 +239,7 @@ impl Node {
 pub(crate) struct Lent {
     /// `None` once it has been given back.
     pub(crate) link: Option<Box<Link>>,
-    /// The slot in the pool that it came from. `None`: it belongs to one thread: the keeper, or a
+    /// The slot in the pool that it came from. `None` if it belongs to one thread: the keeper, or a
     /// caller whose command must not go over a connection that may be dead.
     pub(crate) slot: Option<BorrowedSlot>,
     pub(crate) node: Arc<Node>,

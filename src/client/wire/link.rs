@@ -254,8 +254,9 @@ impl Link {
         Ok(replies)
     }
 
-    /// The failure of a batch that got only these replies. A server that accepts no client sends an
-    /// error in place of the first reply, and ends the connection: then that error says why.
+    /// The failure of a batch that has had only these replies. A server that accepts no client
+    /// sends an error in place of the first reply, and ends the connection: then that error says
+    /// why.
     ///
     /// After a long silence, all links of the pool that have not answered since the send may be
     /// dead, too.

@@ -117,7 +117,7 @@ impl Access {
                     return Ok(opened);
                 }
                 Err(failure @ Failure::Refused(_)) if !failure.can_pass() => return Err(failure),
-                // Another address may lead to no server at all, and that would hide why this one
+                // Another address may lead to no server at all, and that would hide why this server
                 // refused.
                 Err(_) if matches!(last, Some(Failure::Tls { .. } | Failure::Refused(_))) => {}
                 Err(failure) => last = Some(failure),
@@ -185,7 +185,7 @@ impl Access {
             }
             if link.probe() {
                 return Err(Failure::not_sent(
-                    "the server ended the connection, or said too much",
+                    "the server closed the connection, or sent too much",
                 ));
             }
             Ok(replies.collect())
@@ -273,7 +273,7 @@ impl Credentials {
             }
             drop(ask);
             if deadline <= Moment::now() {
-                return Err(failed("has not returned too often"));
+                return Err(failed("has too often failed to return"));
             }
             thread::sleep(Duration::from_millis(1));
         };

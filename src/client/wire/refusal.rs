@@ -73,7 +73,7 @@ impl Refusal {
             Some(text) => legible(text),
             // If only the password were removed, the gap in a well-known text would reveal a short
             // password.
-            None => format!("{code} (not shown: the answer holds the password)"),
+            None => format!("{code} (not shown: the answer contains the password)"),
         };
         Refusal {
             code,
@@ -327,7 +327,7 @@ mod tests {
         let concealed = |said: &str, password| Refusal::new(said, password).message;
         let unknown = "ERR unknown command 'AUTH', with args beginning with: 'worker' 'canar";
         assert_eq!(concealed(unknown, "canary"), "ERR unknown command 'AUTH'");
-        let not_shown = "(not shown: the answer holds the password)";
+        let not_shown = "(not shown: the answer contains the password)";
         assert_eq!(
             concealed("ERR what is canary?", "canary"),
             format!("ERR {not_shown}")

@@ -294,7 +294,7 @@ fn piece(
         return Err(if is_tls {
             unread("the server seems to speak TLS, for which a URL begins with `rediss`")
         } else {
-            garbage("a reply of no known kind")
+            garbage("a reply of an unknown kind")
         });
     }
     let mut from_there = bytes[*searched..].windows(2);

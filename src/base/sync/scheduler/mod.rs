@@ -321,7 +321,7 @@ pub(crate) fn later(span: Duration, call: impl FnOnce() + 'static) {
 
 /// A random number of the run.
 fn random() -> u64 {
-    world(|world| world.chance.random()).expect("inside of a run")
+    world(|world| world.chance.random()).expect("inside a run")
 }
 
 /// 128 random bits. `None` outside a run.
@@ -336,7 +336,7 @@ pub(crate) fn random_fraction() -> Option<f64> {
 
 /// A random number below `n`.
 pub(crate) fn below(n: u64) -> u64 {
-    world(|world| world.chance.random_range(0..n)).expect("inside of a run")
+    world(|world| world.chance.random_range(0..n)).expect("inside a run")
 }
 
 /// True one time in `n`.

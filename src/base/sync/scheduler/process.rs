@@ -69,7 +69,7 @@ pub(crate) fn process(drift: i64) -> usize {
         world.processes.push(Process::new(number, drift));
         number
     })
-    .expect("inside of a run")
+    .expect("inside a run")
 }
 
 /// The process id and the host of this thread's process. `None` outside a run.

@@ -2,7 +2,7 @@
 -- then on, and the key expires by itself.
 --
 -- The new value is no token. So a renewal that comes late extends nothing, and no process counts as
--- the holder that may be gone. A second execution of this script changes nothing, so the script may
+-- a holder that may be gone. A second execution of this script changes nothing, so the script may
 -- be sent again after a lost answer.
 --
 -- KEYS[1]  the lock's key in Redis

@@ -150,7 +150,7 @@ impl Tls {
         let has_others =
             self.roots.is_some() || self.certificate.is_some() || self.provider.is_some();
         if self.config.is_some() && has_others {
-            let reason = "beside `from_config`, only `server_name` can be set";
+            let reason = "with `from_config`, only `server_name` can be set";
             return Err((None, reason));
         }
         let config = match self.config {
@@ -188,7 +188,7 @@ impl Tls {
             bad("the key of `client_certificate` has to be a private key in PEM form")
         })?;
         builder.with_client_auth_cert(chain, key).map_err(|_| {
-            bad("the key of `client_certificate` does not fit the certificate, or is of no supported kind")
+            bad("the key of `client_certificate` does not match the certificate, or is not of a supported kind")
         })
     }
 }
