@@ -168,7 +168,7 @@ mod tests {
     use crate::keeping::keeper::tests::keeper_without_redis;
 
     /// The lease counts from when the command was sent, and Redis may have executed it much later.
-    /// So the key may exist though the lease is over here.
+    /// So the key may exist although the lease is over here.
     #[test]
     fn a_lock_whose_adoption_was_answered_too_late_is_deleted() {
         let (keeper, key) = (keeper_without_redis(), Key::new("lock:", "a").unwrap());

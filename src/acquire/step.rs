@@ -252,8 +252,8 @@ impl<'a> Progress<'a> {
     }
 
     /// The longest sleep that leaves time for one look shortly before the deadline. That look is
-    /// needed: the lock may be free, or Redis gone, though no wake-up came. After it, the sleep may
-    /// last until the deadline.
+    /// needed: the lock may be free, or Redis gone, even though no wake-up came. After it, the
+    /// sleep may last until the deadline.
     fn until_last_look(&mut self, now: Moment) -> Duration {
         let left = self.patience.deadline.since(now);
         let looked = mem::replace(&mut self.looked_late, true);

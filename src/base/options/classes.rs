@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 /// series for each of them.
 pub(crate) const MOST: usize = 100;
 
-/// The prefixes of the classes, in an order in which few have to be compared with a name.
+/// The prefixes of the classes, ordered so that few have to be compared with a name.
 #[derive(Debug)]
 pub(crate) struct Classes {
     /// Sorted by first byte. Of two with the same one, the longer comes first.

@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::base::owner::Owner;
 
 /// How `keep.lua` begins the value of a lock that stays taken and that nobody holds. The token of
-/// the last hold follows. The colon makes sure that the value is no token: no host has one.
+/// the last hold follows. The colon makes sure that the value is not a token: no host's name has
+/// one.
 pub(crate) const KEPT: &str = "kept:";
 
 /// How many bytes of a value the scripts return.

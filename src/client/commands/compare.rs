@@ -200,10 +200,10 @@ impl ServerConnection {
     }
 
     /// Compare and extend, for many locks in one round trip. If replicas have to acknowledge the
-    /// leases and too few do, the answers say of no lease that it was extended: at a failover, the
-    /// replica that becomes the master may have the old end. If `listener` is given, Redis sends
-    /// that listener an invalidation when one of these keys changes. `teach`: Redis may not know
-    /// the script, and gets its text at once. The answers come in the order of the extensions.
+    /// leases and too few do, no answer says that a lease was extended: at a failover, the replica
+    /// that becomes the master may have the old end. If `listener` is given, Redis sends that
+    /// listener an invalidation when one of these keys changes. `teach`: Redis may not know the
+    /// script, and gets its text at once. The answers come in the order of the extensions.
     pub(crate) fn extend_all(
         &mut self,
         extensions: &[Extension<'_>],

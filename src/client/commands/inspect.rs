@@ -11,7 +11,7 @@ use crate::client::wire::resp::{Batch, Reply};
 pub(crate) struct Info(String);
 
 impl Info {
-    /// Reads the reply. What the server says about itself is shown, so each line is made legible.
+    /// Reads the reply. Its lines are shown to people, so each is made legible.
     pub(crate) fn read(text: &[u8]) -> Info {
         let text = String::from_utf8_lossy(text);
         let lines: Vec<_> = text.lines().map(legible).collect();
@@ -92,8 +92,8 @@ impl ServerConnection {
             WITHOUT_LISTENER
         }];
         self.lent.link()?.stream.expect_list();
-        // A proxy may know fewer commands, and end the connection. What does not work then is found
-        // later.
+        // A proxy may know fewer commands, and end the connection. Anything that does not work then
+        // is found later.
         let others = self.missing_of(others, prefix, key, deadline);
         let mut others = others.unwrap_or_default();
         others.retain(|right| !each_lock.contains(right));

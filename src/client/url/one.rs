@@ -105,7 +105,7 @@ fn address(info: &ConnectionInfo, tls: bool) -> Result<Address, Error> {
     };
     let login = info.redis_settings();
     if login.username().is_some() && login.password().is_none() {
-        // What looks like the user may be a password without its colon.
+        // The apparent user may be a password without its colon.
         let reason = "it has a user and no password, so nobody would log in: it is user:password@, or :password@";
         return Err(bad(None, reason));
     }

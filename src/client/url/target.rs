@@ -68,7 +68,7 @@ impl Address {
 }
 
 impl Target {
-    /// Sets the function that is asked for the user and the password, in place of those in the URL.
+    /// Sets the function that is asked for the user and the password, instead of those in the URL.
     pub(crate) fn set_credentials(&mut self, ask: Option<AskCredentials>) -> Result<(), Error> {
         if ask.is_some() && self.credentials.is_some() {
             let reason = "the URL has a password already";

@@ -122,7 +122,7 @@ impl fmt::Display for Place {
 
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What was meant as the password may be where the user belongs.
+        // The password may have been put where the user belongs.
         f.debug_struct("Login").finish_non_exhaustive()
     }
 }

@@ -201,7 +201,7 @@ impl Link {
         deadline: Moment,
     ) -> Result<Vec<Reply>, Failure> {
         if self.broken {
-            // An earlier batch broke the link, and this borrower has its answer: for example, that
+            // An earlier batch of this borrower broke the link, and was answered: for example, that
             // the server takes no writes. This batch was not sent.
             return Err(Failure::not_sent("the connection is no longer used"));
         }

@@ -18,7 +18,7 @@ fn arrive(connection: u64, address: SocketAddr, way: usize, bytes: Vec<u8>) {
             .filter(|left| *left > 0)
     });
     if let Some(Some(nanos)) = late {
-        // The system sends them again. What follows has been held back as well, and stays after
+        // The system sends them again. Later bytes have been held back as well, and stay after
         // them.
         let again = move || arrive(connection, address, way, bytes);
         return super::later(Duration::from_nanos(nanos), again);

@@ -203,7 +203,7 @@ impl Socket {
         written.unwrap_or_else(|| Err(ErrorKind::NotConnected.into()))
     }
 
-    /// Ends the connection, also for a thread that is blocked in it.
+    /// Ends the connection, even for a thread that is blocked in it.
     pub(crate) fn shutdown(&self) {
         end_here(self.0, End::Closed);
         tell_the_server(self.0);

@@ -84,7 +84,7 @@ pub(crate) struct Poll<'a> {
     doubted: Option<&'a Place>,
     /// All are asked, and the newest epoch counts.
     asks_all: bool,
-    /// The view that says most, of those that are up to date, and of the others.
+    /// The most informative of the views that are up to date, and of the others.
     current: Option<View>,
     outdated: Option<View>,
     /// How many views come from servers that are not well.
