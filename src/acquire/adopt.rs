@@ -8,7 +8,7 @@
 //!    lease counts from the try that was answered, whichever try swapped the token. Redis may
 //!    execute an earlier try later. That can only extend the lease.
 //! 2. *If no try is answered, the new token is deleted.* The keeper searches for it until its lease
-//!    is over. If the last connection stands, the deletion is written behind the try, too. Nothing
+//!    is over. If the last connection stands, the deletion is also written after the try. Nothing
 //!    deletes the old token: if no try was executed, another adopter can still have the lock.
 
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl Adoption<'_> {
         let mut answer = None;
         loop {
             let key = self.key.in_redis();
-            // A deletion can be written behind the try, on the same connection.
+            // A deletion can be written after the try, on the same connection.
             let (connection, tried) = match self.store.checkout(key, self.deadline) {
                 Ok(mut connection) => {
                     let tried = self.ask(&mut connection);
@@ -168,7 +168,7 @@ mod tests {
     use crate::keeping::keeper::tests::keeper_without_redis;
 
     /// The lease counts from when the command was sent, and Redis may have executed it much later.
-    /// So the key may exist though the lease is over here.
+    /// So the key may exist although the lease is over here.
     #[test]
     fn a_lock_whose_adoption_was_answered_too_late_is_deleted() {
         let (keeper, key) = (keeper_without_redis(), Key::new("lock:", "a").unwrap());

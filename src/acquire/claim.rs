@@ -1,13 +1,13 @@
-//! One attempt over the wire, and what is known of the tokens that were sent.
+//! One attempt over the wire, and what is known about the tokens that were sent.
 //!
 //! The hard part is a `SET` without an answer: the lock may be ours, or may become ours later. Two
 //! rules deal with that.
 //!
 //! 1. *A thread gives up a token whose `SET` had no answer*, and draws a fresh one for the next
-//!    attempt. So no thread has to know since when Redis holds the old token, and a late clean-up
+//!    attempt. So no thread has to know when Redis began to hold the old token, and a late clean-up
 //!    deletes no token that is in use.
 //! 2. *A token that was given up is deleted.* If the connection stands, the thread writes the
-//!    deletion behind the `SET` on the same connection, since Redis executes one connection's
+//!    deletion after the `SET` on the same connection, since Redis executes one connection's
 //!    commands in order. Over another connection, the deletion could run first, and the `SET` would
 //!    leave a key that no thread holds. A renewer searches for the token, too, until its lease is
 //!    over. If an attempt finds that the last token given up keeps the lock busy, the attempt
@@ -41,7 +41,7 @@ pub(crate) struct AcquireContext<'a> {
     pub(crate) wait: &'a Wait<'a>,
     pub(crate) lease: Lease,
     pub(crate) reclaim_dead: bool,
-    /// The caller's token of the gate of the slots, if they have a gate, and it is held.
+    /// The caller's token for the slots' gate, if they have a gate and it is held.
     pub(crate) gate: Option<&'a str>,
 }
 
@@ -53,8 +53,8 @@ impl AcquireContext<'_> {
         self.core.listeners.of(node)
     }
 
-    /// True if Redis will send this listener, which had that number when Redis was asked, an
-    /// invalidation when the key changes.
+    /// True if Redis will send this listener an invalidation when the key changes. The listener
+    /// comes with the number that it had when Redis was asked.
     pub(super) fn is_tracked(
         &self,
         listener: Option<(Arc<Listener>, u64)>,
@@ -81,7 +81,7 @@ pub(crate) trait AskRedis {
     /// Asks once.
     fn attempt(&mut self, ask: Ask) -> Result<Answer, Failure>;
 
-    /// An attempt has given up a token, which may keep the lock busy.
+    /// True if an attempt has given up a token, which may keep the lock busy.
     fn has_given_up(&self) -> bool {
         false
     }
@@ -152,7 +152,7 @@ impl<'a> PendingClaim<'a> {
                 };
                 pending.handed_off = pending.token.take().map(taken);
             }
-            // The lease of the claim was over before this thread could use it.
+            // The claim's lease was over before this thread could use the lock.
             HandoffOutcome::Taken { .. } => pending.give_up(),
         }
         pending
@@ -179,7 +179,7 @@ impl AskRedis for PendingClaim<'_> {
 }
 
 impl PendingClaim<'_> {
-    /// Asks for the lock and, if it `looks`, for who has it.
+    /// Asks for the lock and, if it `looks`, who has it.
     fn claim(&mut self, looks: bool) -> Result<Answer, Failure> {
         let AcquireContext {
             core, keeper, wait, ..
@@ -188,8 +188,8 @@ impl PendingClaim<'_> {
         let deadline = wait.patience.deadline;
         let token = self.draw_token()?;
         let mut connection = core.store.checkout(key, deadline)?;
-        // It may have taken long until a connection was free. A shutdown does not wait for that,
-        // and this thread must not have the lock after it.
+        // It may have taken a long time to get a connection. A shutdown does not wait for that, and
+        // this thread must not have the lock after it.
         if wait.must_end() || keeper.claim(&token).is_err() {
             return Err(Failure::OutOfTime("the wait has ended".into()));
         }
@@ -231,7 +231,7 @@ impl PendingClaim<'_> {
                 Err(failure)
             }
         };
-        // Where Redis may have stored the token, it was taken out by now.
+        // If Redis may have stored the token, it has been taken out by now.
         if let Some(not_stored) = &self.token {
             keeper.gone(not_stored);
         }
@@ -239,8 +239,8 @@ impl PendingClaim<'_> {
     }
 
     /// Deletes the last token that was given up, if that may keep the lock busy. `None` if it does
-    /// not. (Of slots, the answer names one holder of many; and the keeper may just have deleted
-    /// the token, so the answer to the deletion does not tell.)
+    /// not. (With slots, the answer names one holder out of many; and the keeper may just have
+    /// deleted the token, so the answer to the deletion does not tell.)
     fn remove_given_up(
         &self,
         connection: &mut Connection<'_>,
@@ -287,7 +287,7 @@ impl PendingClaim<'_> {
     }
 
     /// Asks who has the lock, without asking for the lock. Redis has said before that it is busy,
-    /// and only the name is wanted. So the answer is "busy" also if the key is gone by now.
+    /// and only the name is wanted. So the answer is "busy" even if the key is gone by now.
     fn look(&mut self) -> Result<Answer, Failure> {
         let AcquireContext { core, wait, .. } = self.context;
         let key = wait.key.in_redis();
@@ -312,8 +312,8 @@ impl PendingClaim<'_> {
         })
     }
 
-    /// Redis refused each `SET` of the token, but the key holds the token. No thread knows since
-    /// when. The next attempt deletes the key.
+    /// Redis refused each `SET` of the token, but the key holds it, and no thread knows since when.
+    /// The next attempt deletes the key.
     fn refused_and_stored(&mut self) -> Failure {
         self.give_up();
         unanswered("the key holds the token, though Redis refused its `SET`")
@@ -342,7 +342,7 @@ impl PendingClaim<'_> {
         }))
     }
 
-    /// Removes a token whose `SET` was answered after the lease was over. Even if the removal has
+    /// Removes a token whose `SET` was answered after the lease was over. Even if the removal gets
     /// no answer, Redis executes it before any later command on this connection.
     fn too_late(&mut self, mut connection: Connection<'_>) -> Failure {
         let AcquireContext { keeper, wait, .. } = self.context;

@@ -1,4 +1,4 @@
-//! Taking a lock in Redis for the thread that has the turn: asking, waiting, giving up.
+//! Taking a lock in Redis for the thread whose turn it is: asking, waiting, giving up.
 //!
 //! The loop is in `Session::enter`: an [`Acquisition`] asks, and waits until it asks again.
 //! [`step`] decides what it does next, and for how long it sleeps. [`claim`] is one attempt over
@@ -67,15 +67,16 @@ impl<'a> Acquisition<'a, PendingClaim<'a>> {
 }
 
 impl<'a, A: AskRedis> Acquisition<'a, A> {
-    /// Begins an acquisition. If other processes are to have a chance first, sleeps for that long.
+    /// Begins an acquisition. First naps if other processes should have a chance before this
+    /// thread.
     pub(crate) fn with(
         context: AcquireContext<'a>,
         joined: &'a Joined,
         attempts: A,
     ) -> Acquisition<'a, A> {
         let mut new = Acquisition::new(context, joined, attempts);
-        // Of several slots, one may be free though rivals are there, so the first question comes at
-        // once.
+        // Of several slots, one may be free even though there are rivals, so the first question is
+        // asked at once.
         if !context.wait.patience.once && context.wait.key.slots().is_empty() {
             new.nap(joined.start.nap);
         } else {
@@ -108,7 +109,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         is_crowded || self.attempts.has_given_up()
     }
 
-    /// Asks Redis once. `None` if this thread has not got the lock: then the caller
+    /// Asks Redis once. `None` if this thread did not get the lock: then the caller
     /// [waits](Self::wait_for_next_attempt), and asks again.
     ///
     /// If the lock was handed off to this thread, and the lease still lasts, no command is needed.
@@ -293,7 +294,7 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
         self.progress.found_busy(holder, tracked, Moment::now())
     }
 
-    /// Notes who has the lock. Returns the end if a wait for this holder would last for ever.
+    /// Notes who has the lock. Returns the end if a wait for this holder would last forever.
     fn examine(&mut self, holder: &Holder, sent: Moment) -> Option<End> {
         let wait = self.context.wait;
         let now = Moment::now();
@@ -643,7 +644,7 @@ mod tests {
         }
     }
 
-    /// Without a nap, too, a wait that was stopped asks nothing.
+    /// Even without a nap, a wait that was stopped asks nothing.
     #[test]
     fn a_turn_asks_after_its_nap_unless_it_asks_once_or_is_stopped() {
         let nap = Duration::from_millis(30);
@@ -651,7 +652,7 @@ mod tests {
             let (rig, began) = (Rig::new(), Moment::now());
             let wait = rig.wait.wait(&patience);
             let mut joined = rig.joined(&wait);
-            // A nap that nobody is to sleep is long enough for any machine to tell.
+            // A nap that should not happen is so long that it shows on any machine.
             let sleeps = !stops && !patience.once;
             joined.start.nap = if sleeps { nap } else { 1000 * nap };
             let has_ended = AtomicBool::new(false);

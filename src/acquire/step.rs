@@ -19,7 +19,7 @@ use crate::waiting::queue::Start;
 /// The shortest sleep of a waiter: Redis may delete an expired key a moment late.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
 
-/// What an attempt asks Redis.
+/// What an attempt asks Redis for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
     /// For the lock. The answer does not say who has it.
@@ -54,7 +54,7 @@ pub(super) enum Step {
 /// How the wait for a lock ends without it.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The lock is busy. If there is a failure, the time was over before Redis could answer.
+    /// The lock is busy. If there is a failure, time ran out before Redis could answer.
     Busy {
         holder: Option<Holder>,
         failure: Option<Failure>,
@@ -66,7 +66,7 @@ pub(super) enum End {
     },
     /// The thread must not go on waiting.
     MustNotWait(Error),
-    /// The key is no lock: it is not a string, or it will not expire and no holder is going to
+    /// The key is not a lock: it is not a string, or it will not expire and no holder is going to
     /// change that.
     NotALock { found: String },
 }
@@ -101,7 +101,7 @@ pub(super) struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// `start` has what the threads before this one in the queue have found out.
+    /// `start` says what the threads before this one in the queue have found out.
     pub(super) fn new(
         patience: &'a Patience,
         lease: Duration,
@@ -252,8 +252,8 @@ impl<'a> Progress<'a> {
     }
 
     /// The longest sleep that leaves time for one look shortly before the deadline. That look is
-    /// needed: the lock may be free, or Redis gone, though no wake-up came. After it, the sleep may
-    /// last until the deadline.
+    /// needed: the lock may be free, or Redis gone, even though no wake-up came. After it, the
+    /// sleep may last until the deadline.
     fn until_last_look(&mut self, now: Moment) -> Duration {
         let left = self.patience.deadline.since(now);
         let looked = mem::replace(&mut self.looked_late, true);
@@ -294,8 +294,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// An attempt that began at `since` has failed at `now`. The node has last answered any thread
-    /// at `answered`. Returns what the failure says about Redis.
+    /// An attempt that began at `since` has failed at `now`. The node last answered any thread at
+    /// `answered`. Returns what the failure says about Redis.
     pub(super) fn note_failure(
         &mut self,
         failure: &Failure,
@@ -338,8 +338,8 @@ impl<'a> Progress<'a> {
             AfterFailure::TryAgain => Ok(failure),
             AfterFailure::Busy => {
                 let holder = self.holder.take();
-                // If Redis has said that the lock is busy, and only the question who has it has
-                // failed, that failure is no part of the answer.
+                // If Redis has said that the lock is busy, and only the question of who has it
+                // failed, that failure is not part of the answer.
                 let only_name_is_missing = self.was_busy && holder.is_none();
                 Err(End::Busy {
                     holder,
@@ -438,7 +438,7 @@ mod tests {
     }
 
     /// How long a waiter that has registered, and has seen who has the lock, sleeps from `now` on,
-    /// and whether Redis should wake it before.
+    /// and whether Redis should wake it earlier.
     fn sleeps(
         progress: &mut Progress<'_>,
         left: Option<u64>,
@@ -568,7 +568,7 @@ mod tests {
             assert!(begins_anew && progress.next_ask(false) == Ask::ClaimOrLook);
             assert!(
                 !progress.reclaimed(),
-                "dead processes may follow each other for ever"
+                "dead processes may follow each other forever"
             );
         }
     }
@@ -594,13 +594,13 @@ mod tests {
                 }
             }
             assert!(progress.failure().is_some());
-            progress.answered(); // All begins anew.
+            progress.answered(); // Everything starts over.
             assert!(progress.failure().is_none() && progress.silence().is_none());
         }
     }
 
-    /// The answer that the lock is busy does not say who has it, and the question who has it gets
-    /// no answer.
+    /// The answer that the lock is busy does not say who has it, and the question of who has it
+    /// gets no answer.
     #[test]
     fn a_lock_that_was_busy_is_busy_although_nobody_says_who_has_it() {
         let patience = limit(30);

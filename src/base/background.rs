@@ -1,5 +1,5 @@
-//! The threads of a manager: those that block most of the time, how they begin and how they are
-//! made to end; and those on which code of the program runs.
+//! The threads of a manager: those that block most of the time, with how they begin and how they
+//! are made to end; and those that run the program's code.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ per_thread! {
     static ON_DUTY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on, this thread calls no code of the program that could hold it up.
+/// From now on, this thread calls none of the program's code that could hold it up.
 pub(crate) fn go_on_duty() {
     ON_DUTY.with(|it| it.set(true));
 }
@@ -120,7 +120,7 @@ impl Background {
         }
     }
 
-    /// Tells the thread to stop, and waits for it, a little longer than `limit` at most. An error
+    /// Tells the thread to stop, and waits for it, at most a little longer than `limit`. An error
     /// says what went wrong with the thread.
     pub(crate) fn stop(&self, limit: Duration) -> Result<(), &'static str> {
         self.tell_to_stop();
@@ -131,14 +131,14 @@ impl Background {
             return Ok(());
         };
         if done.recv_timeout(limit.saturating_add(GRACE)) != Err(RecvTimeoutError::Disconnected) {
-            return Err("did not end in time; it was left behind, and ends by itself");
+            return Err("did not end in time; it was left running, and will end by itself");
         }
         thread.join().map_err(|_| "panicked")
     }
 }
 
-/// Runs calls of the program's code, one after the other, on a thread that ends when none is left:
-/// one that stands still holds up nobody but those behind it.
+/// Runs calls of the program's code, one after another, on a thread that ends when none is left:
+/// one that hangs holds up only those after it.
 pub(crate) struct Errands {
     /// The name of the thread.
     name: &'static str,
@@ -165,7 +165,7 @@ impl Errands {
         })
     }
 
-    /// Runs an errand behind all others, without waiting for it. If no thread can be started, the
+    /// Runs an errand after all others, without waiting for it. If no thread can be started, the
     /// errand waits for the next one.
     pub(crate) fn run(
         self: &Arc<Errands>,
@@ -209,8 +209,8 @@ impl Errands {
         self.state.lock().is_closed = true;
     }
 
-    /// Waits until no errand is left, until `limit` at most. False if one takes longer: it is left
-    /// behind with the thread. An errand that calls this does not wait for itself.
+    /// Waits until no errand is left, for `limit` at most. False if one takes longer: it is left to
+    /// run on, with its thread. An errand that calls this does not wait for itself.
     pub(crate) fn settle(&self, limit: Duration) -> bool {
         let me = Some(thread_id(process::id()));
         let mut state = self.state.lock();

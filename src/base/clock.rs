@@ -8,8 +8,8 @@ use rustix::time::ClockId;
 
 /// An instant on this machine's clock, in nanoseconds.
 ///
-/// A number rather than a [`std::time::Instant`], for two reasons. A hold keeps the end of its
-/// validity in an atomic. And on Linux and macOS, `Instant` stands still while the machine is
+/// This is a number rather than a [`std::time::Instant`], for two reasons. A hold keeps the end of
+/// its validity in an atomic. And on Linux and macOS, `Instant` stands still while the machine is
 /// suspended: after an hour of sleep, a laptop would still trust a lease of thirty seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
@@ -49,8 +49,8 @@ impl Moment {
         Moment(self.0.saturating_add(nanos))
     }
 
-    /// This moment, `span` earlier. Later than [`Moment::PAST`] in any case. [`Moment::NEVER`]
-    /// stays.
+    /// This moment, `span` earlier. Always later than [`Moment::PAST`]. [`Moment::NEVER`] stays as
+    /// it is.
     pub(crate) fn before(self, span: Duration) -> Moment {
         let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         if self == Moment::NEVER {
@@ -65,11 +65,11 @@ impl Moment {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// For how long a thread may wait on a condition variable before it reads this clock again, if
-    /// it waits until this moment: for a second at most.
+    /// How long a thread may wait on a condition variable before it reads this clock again, if it
+    /// waits until this moment: for a second at most.
     ///
     /// While the machine is suspended, this clock goes on and the clock of the wait stands still.
-    /// With one long wait, the thread would come too late by the whole time of the suspension.
+    /// With one long wait, the thread would wake too late by the whole time of the suspension.
     pub(crate) fn one_wait_from(self, now: Moment) -> Duration {
         let wait = self.since(now);
         if self == Moment::NEVER {
@@ -80,8 +80,8 @@ impl Moment {
     }
 }
 
-/// The time since 1970, by the clock that people set. In a run of the scheduler, by that of the
-/// scheduler.
+/// The time since 1970, by the clock that people set. In a run of the scheduler, by the scheduler's
+/// clock.
 pub(crate) fn since_1970() -> Duration {
     #[cfg(test)]
     if let Some(nanos) = crate::base::sync::scheduler::time() {

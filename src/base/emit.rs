@@ -1,12 +1,13 @@
-//! The way to code of the program: its logger and, with the features `metrics` and `tracing`, its
-//! recorder of metrics and its subscriber of spans. What is for a feature does nothing without it,
-//! and costs nothing.
+//! The way to the program's code: its logger and, with the features `metrics` and `tracing`, its
+//! metrics recorder and its span subscriber. Without its feature, a part does nothing and costs
+//! nothing.
 //!
 //! None of this may be called while a lock is held: the program's code may use the manager.
 //!
-//! No thread on duty calls any of it: one that renews leases, hears what has changed, or watches
-//! where the servers are. The program's code may stand still (a pipe that is full), and all holds
-//! would be lost. What such a thread has to say goes to a thread of the process, the outlet.
+//! No thread on duty calls any of it: a thread that renews leases, hears what has changed, or
+//! watches where the servers are. The program's code may hang (on a pipe that is full), and all
+//! holds would be lost. Whatever such a thread has to say goes to a thread of the process, the
+//! outlet.
 //!
 //! A panic of the program's code ends here, after the program's panic hook has reported it. It
 //! could come at any step of a lock. If it went on, a key could stay taken, a thread could wait for
@@ -31,7 +32,7 @@ pub(crate) use with_subscriber::Span;
 #[cfg(not(feature = "tracing"))]
 pub(crate) use without_subscriber::Span;
 
-/// A metric: its name, and one sentence on it.
+/// A metric: its name, and one sentence about it.
 #[derive(Debug)]
 pub(crate) struct Metric {
     pub(crate) name: &'static str,
@@ -60,7 +61,7 @@ fn leave(call: impl FnOnce() + Send + 'static) {
     let _ = OUTLET.with(|outlet| outlet.run(call));
 }
 
-/// Waits until the outlet has nothing left to say, until `limit` at most.
+/// Waits until the outlet has nothing left to say, for `limit` at most.
 pub(crate) fn settle(limit: Duration) {
     OUTLET.with(|outlet| outlet.settle(limit));
 }
@@ -138,7 +139,7 @@ mod with_recorder {
     #[derive(Clone, Debug)]
     pub(crate) struct Series {
         key: Key,
-        /// The count of threads on duty that the outlet has not told yet.
+        /// What threads on duty have counted and the outlet has not passed on yet.
         untold: Arc<AtomicU64>,
     }
 
@@ -165,9 +166,9 @@ mod with_recorder {
             Series::new(metric, class)
         }
 
-        /// Without a class, or for the locks of none, there is no label. The recorder may get the
-        /// series of managers with and without classes, and for Prometheus an empty label is none:
-        /// it would drop one of two.
+        /// Without a class, or for locks in no class, there is no label. The recorder may get the
+        /// series of managers with and without classes, and to Prometheus an empty label is no
+        /// label: it would drop one of the two.
         fn new(metric: &Metric, class: Option<&str>) -> Series {
             let labels: Vec<_> = class
                 .filter(|class| !class.is_empty())
@@ -333,7 +334,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(10);
 
-    /// The thread is on duty, and the logger stands still at its first line.
+    /// The thread is on duty, and the logger hangs at its first line.
     #[test]
     fn a_thread_on_duty_does_not_wait_for_the_logger_and_lines_do_not_pile_up() {
         static GOES_ON: AtomicBool = AtomicBool::new(false);

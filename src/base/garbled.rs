@@ -1,15 +1,15 @@
-//! Input that was valid and was changed on the way, for the tests of what reads bytes from outside.
+//! Valid input that was changed on the way, to test the code that reads bytes from outside.
 //!
-//! Random bytes end at the first check of a reader; these come further. The variable
-//! `PROPTEST_CASES` says how many inputs each property gets: 256 if it is not set. An input that
-//! has found a fault is kept in a file, and tried first by every later run.
+//! Random bytes fail a reader's first check; these get further. The variable `PROPTEST_CASES` says
+//! how many inputs each property gets: 256 if it is not set. An input that has revealed a fault is
+//! kept in a file, and tried first by every later run.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::FileFailurePersistence;
 
-/// How many inputs a property gets, and where those are kept that it did not stand.
+/// How many inputs a property gets, and where the inputs that broke it are kept.
 pub(crate) fn cases() -> ProptestConfig {
     ProptestConfig {
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
@@ -48,7 +48,7 @@ const ODD: [&str; 26] = [
     "*2147483647\r\n",
 ];
 
-/// The longest part that is repeated, and how often it then is there.
+/// The longest part that is repeated, and the most copies of it.
 const LONGEST_PART: usize = 64;
 const MOST_TIMES: usize = 8;
 
@@ -90,7 +90,7 @@ impl Change {
     }
 }
 
-/// What readers stumble over.
+/// Texts that readers stumble over.
 pub(crate) fn odd() -> impl Strategy<Value = &'static str> {
     select(&ODD[..])
 }
@@ -117,7 +117,7 @@ pub(crate) fn bytes(valid: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Valu
     })
 }
 
-/// As [`bytes`]. What is not UTF-8 any more is replaced.
+/// Like [`bytes`]. Whatever is no longer UTF-8 is replaced.
 pub(crate) fn text<T: Into<String>>(
     valid: impl Strategy<Value = T>,
 ) -> impl Strategy<Value = String> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::base::error::Error;
 
-/// The longest name, in bytes. People read the names of locks, so a longer name is a mistake of the
+/// The longest name, in bytes. People read the names of locks, so a longer name is a mistake in the
 /// program.
 pub(crate) const MAX_BYTES: usize = 64 * 1024;
 
@@ -29,7 +29,7 @@ impl Name<'_> {
 }
 
 impl<'a> Name<'a> {
-    /// The names of the locks of which the caller wants one: its own, or those of the slots.
+    /// The names of the locks that the caller wants one of: its own, or those of the slots.
     pub(crate) fn each(self) -> impl Iterator<Item = &'a str> {
         let (own, slots) = match self {
             Name::Given(name) => (name, &[][..]),
@@ -70,11 +70,11 @@ enum KeyKind {
     Lock,
     /// The slot with this number. The first has the number 1.
     Slot { number: u8, is_gated: bool },
-    /// It stands for slots. Whoever takes it has one of them.
+    /// Stands for slots. Whoever takes it has one of them.
     AnyOf(Arc<Set>),
     /// The gate of the readers, who have the slots.
     GateOf(Arc<Set>),
-    /// It stands for slots. Whoever has their gate waits until all are free.
+    /// Stands for slots. Whoever has their gate waits until all are free.
     NoneOf(Arc<Set>),
 }
 
@@ -82,11 +82,11 @@ enum KeyKind {
 #[derive(Debug)]
 struct Set {
     slots: Vec<Key>,
-    /// While somebody else has this lock, no slot is taken.
+    /// While somebody else has this lock, nobody takes a slot.
     gate: Option<Key>,
 }
 
-/// The most slots of one set.
+/// The most slots in one set.
 const MOST_SLOTS: u8 = 64;
 
 /// The key of a [`Lock`](crate::Lock). The first use of the lock finds out whether its name is
@@ -119,7 +119,7 @@ impl UncheckedKey {
     }
 
     /// The keys for readers and for writers: a set of slots, `{cfg}#0-32`, and their gate,
-    /// `{cfg}#0`. A writer knows nothing of how many readers there may be.
+    /// `{cfg}#0`. A writer does not know how many readers there may be.
     pub(crate) fn of_read_write(prefix: &str, name: &str, readers: usize) -> [UncheckedKey; 2] {
         let stem = Stem::new(prefix, name);
         let any = KeyKind::AnyOf(stem.set(readers, true));
@@ -133,7 +133,7 @@ impl UncheckedKey {
     }
 }
 
-/// What the names of the slots of one set begin with, up to the `#`.
+/// What the names of one set's slots begin with, up to the `#`.
 struct Stem<'a> {
     prefix: &'a str,
     name: String,
@@ -148,7 +148,7 @@ impl Stem<'_> {
         Stem { prefix, name }
     }
 
-    /// A slot or a gate is a key in Redis. What stands for slots has their stem in place of one.
+    /// A slot or a gate is a key in Redis. A key that stands for slots has their stem instead.
     fn key(&self, kind: KeyKind, end: &str) -> Key {
         let name = [&self.name, end].concat();
         let in_redis = match kind {
@@ -245,7 +245,7 @@ impl Key {
         }
     }
 
-    /// The key of the wait until all slots behind this gate are free.
+    /// The key for a wait until all slots behind this gate are free.
     pub(crate) fn readers(&self) -> Option<Key> {
         let KeyKind::GateOf(set) = &self.kind else {
             return None;
@@ -257,7 +257,7 @@ impl Key {
         })
     }
 
-    /// True if a wait for slots ends no sooner than this hold of the waiting thread itself.
+    /// True if a wait for slots cannot end before this hold, which the waiting thread itself has.
     pub(crate) fn waits_for(&self, held: &Key) -> bool {
         match &self.kind {
             KeyKind::AnyOf(set) => set.gate.as_ref().is_some_and(|gate| gate.name == held.name),
@@ -274,8 +274,8 @@ impl Key {
         }
     }
 
-    /// True if a hold of `held`, which has the same name, is one of what is wanted here. (A key of
-    /// the same name that was taken as a plain lock has passed no gate, and has waited for no
+    /// True if a hold of `held`, which has the same name, is a hold of what is wanted here. (A key
+    /// of the same name that was taken as a plain lock has passed no gate, and has waited for no
     /// reader.)
     pub(crate) fn admits(&self, held: &Key) -> bool {
         match (&self.kind, &held.kind) {
@@ -308,7 +308,7 @@ impl Key {
     }
 
     /// The key of the lock's counter, for fencing tokens: the prefix, `fence:`, and the lock's key
-    /// in braces. It begins with the prefix, so that a right to the locks is one to the counters.
+    /// in braces. It begins with the prefix, so a right to the locks covers the counters, too.
     ///
     /// Redis Cluster stores two keys in one place if they have the same [tag](hash_tag), and a
     /// script can use them together only there. So the lock's whole key is the counter's tag,
@@ -357,8 +357,8 @@ pub(crate) fn stem_of(key: &[u8]) -> Option<&[u8]> {
 }
 
 /// The part of a key that decides where Redis Cluster stores it: what is between the first `{` and
-/// the first `}` behind it. `None` if there is nothing between them, or no such pair. Then the
-/// whole key decides.
+/// the first `}` after it. `None` if there is nothing between them, or no such pair. Then the whole
+/// key decides.
 pub(crate) fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     let behind = &key[key.iter().position(|byte| *byte == b'{')? + 1..];
     let tag = &behind[..behind.iter().position(|byte| *byte == b'}')?];
@@ -432,7 +432,7 @@ mod tests {
         assert!(refused("mail", 64).is_ok() && refused("mail", 1).is_ok());
     }
 
-    /// A writer waits for all readers, and knows its gate from a lock of that name.
+    /// A writer waits for all readers, and tells its gate from a lock of the same name.
     #[test]
     fn a_gate_is_that_of_all_readers() {
         let [read, write] = UncheckedKey::of_read_write("lock:", "cfg", 2).map(|it| it.key);

@@ -1,5 +1,5 @@
 //! Values and tools that need no network: clock, keys, tokens, options, errors, counters, and
-//! `sync`, by which unit tests control the order of threads.
+//! `sync`, with which unit tests control the order of threads.
 //!
 //! The lowest room. Its files may use each other, but nothing else of the crate.
 

@@ -1,4 +1,4 @@
-//! The handle by which a program ends waits.
+//! The handle with which a program ends waits.
 
 use crate::base::sync::Mutex;
 use std::fmt;
@@ -33,8 +33,8 @@ pub struct StopHandle {
 #[derive(Default)]
 struct Handles {
     stopped: AtomicBool,
-    /// For each manager that has waits with this handle, by the manager's number: what wakes its
-    /// waiters. The manager has the other end.
+    /// What wakes the waiters of each manager that has waits with this handle, by the manager's
+    /// number. The manager has the other end.
     managers: Mutex<Vec<(u64, Weak<Wake>)>>,
 }
 
@@ -56,7 +56,7 @@ impl StopHandle {
     }
 
     /// Ends the waits that have this handle, now and later: they return
-    /// [`Error::Stopped`](crate::Error::Stopped). What is held stays held. There is no way back.
+    /// [`Error::Stopped`](crate::Error::Stopped). What is held stays held. This cannot be undone.
     ///
     /// Wakes the waiters and returns, without waiting for them. A waiter that sleeps returns within
     /// milliseconds. One that has just asked Redis returns after the answer: after the connect
@@ -66,7 +66,7 @@ impl StopHandle {
     /// gets one, and sends nothing.
     ///
     /// Do not call this in a signal handler, since it locks a mutex. Let the handler set a flag,
-    /// and call it in a thread that looks at that, as
+    /// and call it in a thread that watches the flag, as
     /// [`examples/worker.rs`](https://github.com/relatch/relatch/blob/main/examples/worker.rs) does
     /// with [`shutdown`](crate::LockManager::shutdown).
     ///
@@ -101,7 +101,7 @@ impl StopHandle {
         self.shared.stopped.load(Ordering::Acquire)
     }
 
-    /// Has `stop` call `wake`, for as long as the manager keeps it.
+    /// Makes `stop` call `wake`, for as long as the manager keeps it.
     pub(crate) fn wakes(&self, manager: u64, wake: &Arc<Wake>) {
         let mut managers = self.shared.managers.lock();
         managers.retain(|(_, wake)| wake.strong_count() > 0);

@@ -2,10 +2,9 @@
 //! the client.
 //!
 //! [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the commands
-//! of a lock. [`memory`] has the keys of this process. What comes back is in small enums. Only
-//! `keeping` above knows that there are servers: a thread renews for each node. `third` shows what
-//! one more store takes: a file with [`Commands`], a variant of [`Store`], and its arm in
-//! [`Store::local`].
+//! of a lock. [`memory`] has the keys of this process. Results are small enums. Only `keeping`
+//! above knows that there are servers: a thread renews for each node. `third` shows what one more
+//! store needs: a file with [`Commands`], a variant of [`Store`], and its arm in [`Store::local`].
 //! This room may use `client` and `base`.
 
 mod memory;
@@ -144,15 +143,15 @@ impl Store {
             .map_or(Ok(Vec::new()), |memory| memory.all(prefix))
     }
 
-    /// The node that has this key, as far as is known. `None` if the map of the cluster was not
-    /// read yet, or names no node for the key, and in memory. Does not wait.
+    /// The node that has this key, as far as is known. `None` if the cluster's map has not been
+    /// read yet or names no node for the key, or if the keys are in memory. Does not wait.
     pub(crate) fn node_of(&self, key: &str) -> Option<Arc<Node>> {
         self.router()?.known_node_of(key)
     }
 
     /// Makes the attempt of a caller that asks once. In a cluster, a node that is not where the
-    /// last map has it cannot be reached, and the first to speak to it would be told that Redis is
-    /// unavailable though the cluster is well. So an attempt that has sent nothing is made again
+    /// last map says cannot be reached, and the first to speak to it would be told that Redis is
+    /// unavailable although the cluster is well. So an attempt that has sent nothing is made again
     /// with a newer map, if one comes before the deadline. (A wait for a lock tries again anyway.
     /// `try_lock` does not wait: meanwhile, other threads would be told that the lock is busy.)
     pub(crate) fn again_with_new_map<T>(
@@ -210,9 +209,9 @@ impl Store {
         }
     }
 
-    /// Registers `call`, which is called after other servers have keys than before, with a function
-    /// that says of which keys that is true. With sentinels, all connections to the old master have
-    /// been ended by then.
+    /// Registers `call`, which is called after keys have moved to other servers, with a function
+    /// that says which keys those are. With sentinels, all connections to the old master have ended
+    /// by then.
     pub(crate) fn on_move(&self, call: impl Fn(&dyn Fn(&[u8]) -> bool) + Send + Sync + 'static) {
         if let Some(router) = self.router() {
             router.on_move(call);
@@ -226,7 +225,7 @@ impl Store {
         }
     }
 
-    /// The error that the caller sees, of a command for this key.
+    /// The error that the caller sees for a command on this key.
     pub(crate) fn error(&self, key: Option<&Key>, action: &'static str, failure: Failure) -> Error {
         let server = self
             .router()

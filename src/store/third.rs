@@ -1,4 +1,4 @@
-//! A store that shows what a third one takes: this file, and its variant and its arm in `Store`.
+//! A store that shows what a third one needs: this file, and its variant and its arm in `Store`.
 //!
 //! It has no clock, so a lock has no lease, and ends with its release. It has slots, and no gates.
 //! Only unit tests use it.
@@ -23,7 +23,7 @@ impl Third {
         tokens.get(key).map(|it| Holder::new(it.as_bytes(), None))
     }
 
-    /// Replaces the token of a key by `next`, if the key holds it.
+    /// Replaces a key's token with `next`, if the key holds it.
     fn swap(&self, key: &str, token: &str, next: Option<&str>) -> Compared {
         let mut tokens = self.0.lock();
         match tokens.get(key) {

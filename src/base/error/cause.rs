@@ -5,13 +5,13 @@ use std::fmt;
 
 use crate::base::owner::Owner;
 
-/// A thread of a [deadlock](crate::Error::WouldDeadlock).
+/// A thread in a [deadlock](crate::Error::WouldDeadlock).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockedThread {
     /// The thread.
     pub thread: Owner,
-    /// The key of the lock for which it waits.
+    /// The key of the lock that it waits for.
     pub key: String,
 }
 
@@ -45,12 +45,12 @@ pub enum LostCause {
     ShutDown,
 }
 
-/// Why there is no connection over TLS.
+/// Why there is no TLS connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsCause {
-    /// No authority that is trusted has issued the server's certificate. (A certificate may also
-    /// be its own issuer.)
+    /// No trusted authority has issued the server's certificate. (A certificate may also be its own
+    /// issuer.)
     #[error("the issuer of its certificate is not trusted")]
     UnknownIssuer,
     /// The server's certificate is for other hosts.
@@ -68,12 +68,12 @@ pub enum TlsCause {
     /// The server asked for a certificate, and got none, or none that it accepts.
     #[error("it refuses the client's certificate, or there is none")]
     ClientCertificate,
-    /// Something else: the source of the error says what.
+    /// Something else: the error's source says what.
     #[error("the handshake failed")]
     Other,
 }
 
-/// What the system did not give.
+/// What the system did not provide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SystemCause {
@@ -89,7 +89,7 @@ pub enum SystemCause {
     NoRandomness,
 }
 
-/// What the setup of a program lacks.
+/// What is wrong with a program's setup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupCause {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::base::error::wording::{around, doing, invalid, may_exist, timed_out, would_deadlock};
 use crate::base::owner::holder::Holder;
 
-/// The reason of a guard that finds that `max_hold` is over. Its thread holds the lock, so
+/// The reason in the error of a guard whose `max_hold` is over. Its thread holds the lock, so
 /// [`Error::body_ran`] is true.
 pub(crate) const TIME_IS_UP: &str =
     "the hold has lasted for nearly as long as it may, and no lease extends it";
@@ -24,7 +24,8 @@ pub use crate::base::error::cause::{BlockedThread, LostCause, SetupCause, System
 /// - The lock is *busy*: [`Error::Timeout`] without a source. The `try_` methods return `Ok(None)`
 ///   instead.
 /// - Redis *failed*: [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`].
-/// - A hold was *lost*: [`Error::Lost`]. The work under the lock may have run beside other work.
+/// - A hold was *lost*: [`Error::Lost`]. The work under the lock may have run at the same time as
+///   other work.
 ///
 /// [`Error::Unconfirmed`] means that the work was protected and only the release is in doubt. The
 /// other variants report a mistake in the program or its setup, or a limit of the system. [The page
@@ -35,11 +36,12 @@ pub use crate::base::error::cause::{BlockedThread, LostCause, SetupCause, System
 pub enum Error {
     /// The wait ended before this thread got the lock.
     ///
-    /// Happens if [`Lock::wait`](crate::Lock::wait) or [`Builder::wait`](crate::Builder::wait) sets
-    /// a limit. A `try_` method says `Ok(None)`, unless there is a `source` and no `holder`.
+    /// This happens if [`Lock::wait`](crate::Lock::wait) or [`Builder::wait`](crate::Builder::wait)
+    /// sets a limit. A `try_` method returns `Ok(None)` instead, unless there is a `source` and no
+    /// `holder`.
     ///
-    /// If there is a `source`, it is not known whether the lock was busy in the end: the time was
-    /// over before an answer, and the source says what took it. If that was the wait for a
+    /// If there is a `source`, it is not known whether the lock was busy in the end: the time ran
+    /// out before an answer came, and the source says what took so long. If that was the wait for a
     /// connection, raise [`pool_size`](crate::Builder::pool_size).
     #[error("{}", timed_out(key, *waited, holder.as_deref(), held, source.is_some()))]
     Timeout {
@@ -77,8 +79,8 @@ pub enum Error {
     /// A thread that has lost a lock gets this error when it takes another one: nothing was sent. A
     /// loss while it waits for this lock ends the wait. If the loss came while it adopted this
     /// lock, the lock was given back, and the parcel is used up. The thread also gets this error
-    /// when it releases a lock that it took inside of the lost one: the release is done, and what
-    /// this lock protects is well. To go on, do as after [`Error::Lost`].
+    /// when it releases a lock that it took inside the lost one: the release is done, and what this
+    /// lock protects is safe. To go on, do as after [`Error::Lost`].
     #[error("{}, was lost: {cause}", around(outer, key))]
     OuterLost {
         /// The key of the lock that was taken or released.
@@ -110,10 +112,10 @@ pub enum Error {
     ///
     /// A thread that waits for a lock tries again until its [`wait`](crate::Lock::wait) is over,
     /// for [`tolerate_outage`](crate::Builder::tolerate_outage) at most. With this error, it does
-    /// not have the lock, and may try again at any time. A key that a lost answer may have left is
-    /// deleted in the background; until then, the lock may seem busy.
+    /// not have the lock, and may try again at any time. A key that may be left over from a lost
+    /// answer is deleted in the background; until then, the lock may seem busy.
     ///
-    /// The text of this error ends with its cause. Therefore it has no `source`: what prints both
+    /// The text of this error ends with its cause. So it has no `source`: code that prints both
     /// would print the cause twice.
     #[error("redis at {server} is unavailable ({}): {cause}", doing(action, key.as_deref()))]
     Unavailable {
@@ -129,9 +131,9 @@ pub enum Error {
         held: Vec<String>,
     },
 
-    /// Redis answered with an error that somebody has to end: a wrong password or database, a
+    /// Redis answered with an error that somebody has to fix: a wrong password or database, a
     /// missing right, no memory (`OOM`), no disk (`MISCONF`), and all others that are not
-    /// [`Error::Unavailable`]. The call ends at once, also in the middle of a wait.
+    /// [`Error::Unavailable`]. The call ends at once, even in the middle of a wait.
     #[error("redis at {server} refused ({}): {message}", doing(action, key.as_deref()))]
     Refused {
         /// Host and port, or the socket's path.
@@ -148,7 +150,7 @@ pub enum Error {
         held: Vec<String>,
     },
 
-    /// There is no connection over TLS, for a reason that waiting does not change.
+    /// No TLS connection could be made, for a reason that waiting does not change.
     ///
     /// A timeout, or a connection that ends in the handshake, is [`Error::Unavailable`].
     #[error("no TLS connection to redis at {server}: {cause}")]
@@ -210,16 +212,17 @@ pub enum Error {
     InvalidOption {
         /// The name of the setter or method.
         option: &'static str,
-        /// The value that was set. `None` if it may have a password, or is no text.
+        /// The value that was set. `None` if it may contain a password, or is not text.
         value: Option<String>,
         /// What is wrong with the value.
         reason: &'static str,
     },
 
     /// This thread would wait for itself: it wants a lock whose holder waits, directly or through
-    /// others, for a lock that this thread holds. Each thread of the cycle belongs to this process.
+    /// others, for a lock that this thread holds. Every thread in the cycle belongs to this
+    /// process.
     ///
-    /// One thread of the cycle gets this error at once, and keeps what it holds. The others go on
+    /// One thread in the cycle gets this error at once, and keeps what it holds. The others go on
     /// once it releases that. It is the thread whose wait would end first, since that wait would
     /// fail in any case; if none has a limit, it is the one that closes the cycle. Let all code
     /// take locks in the same order, or take them together.
@@ -241,21 +244,20 @@ pub enum Error {
     /// ```
     ///
     /// If the cycle has one thread, this thread itself holds the lock, through another
-    /// [`LockManager`](crate::LockManager), or it reads and wants to
-    /// [write](crate::ReadWriteLock). Reentry works within one manager: clone it in place of making
-    /// a second one.
+    /// [`LockManager`](crate::LockManager), or it reads and wants to [write](crate::ReadWriteLock).
+    /// Reentry works within one manager: clone it instead of making a second one.
     #[error("{}", would_deadlock(cycle))]
     WouldDeadlock {
         /// The lock's key.
         key: String,
-        /// The threads, each with the lock for which it waits. This thread comes first. The next
-        /// one holds that lock, and so on; this thread holds the lock for which the last one waits.
+        /// The threads, each with the lock that it waits for. This thread comes first. The next one
+        /// holds that lock, and so on; this thread holds the lock that the last one waits for.
         cycle: Vec<BlockedThread>,
     },
 
-    /// A [`StopHandle`](crate::StopHandle) has ended this wait, or the manager was
-    /// [shut down](crate::LockManager::shutdown). The thread does not have the lock. (After a
-    /// shutdown, a lock without a handle is `Stopped`, too.)
+    /// A [`StopHandle`](crate::StopHandle) has ended this wait, or the manager was [shut
+    /// down](crate::LockManager::shutdown). The thread does not have the lock. (After a shutdown,
+    /// waits without a handle are `Stopped`, too.)
     #[error("lock {key:?} was not taken: this wait, or the whole manager, was stopped")]
     Stopped {
         /// The lock's key.
@@ -268,7 +270,7 @@ pub enum Error {
     ///
     /// The child holds none of its parent's locks, and cannot safely make a manager of its own:
     /// `fork` does not copy threads, so a mutex that a thread of the parent's manager held stays
-    /// locked for ever. Fork before the first manager is made, or call `exec` after the fork.
+    /// locked forever. Fork before the first manager is made, or call `exec` after the fork.
     #[error(
         "this manager belongs to process {parent}, not to its child {child}: fork before making one"
     )]
@@ -281,8 +283,9 @@ pub enum Error {
 
     /// No key in Redis has anything to do with this parcel.
     ///
-    /// The lease ran out, or the key was deleted; or the lock was adopted already, and released
-    /// since; or this manager has another prefix or server than the one that handed it over.
+    /// The lease ran out, or the key was deleted; or the lock was already adopted, and has been
+    /// released since; or this manager has another prefix or server than the one that handed it
+    /// over.
     #[error(
         "lock {key:?} cannot be adopted: redis key {redis_key:?} does not exist (its lease ran out, it was \
          adopted and released, or the sender uses another prefix or server)"
@@ -302,15 +305,16 @@ pub enum Error {
     },
 
     /// This thread holds the lock already. Either the lock is not
-    /// [`reentrant`](crate::Lock::reentrant), or the thread was to get a second hold of it, by
-    /// [`attach`](crate::DetachedHold::attach) or [`adopt`](crate::Lock::adopt). Nothing was sent.
+    /// [`reentrant`](crate::Lock::reentrant), or the thread would have got a second hold of it,
+    /// through [`attach`](crate::DetachedHold::attach) or [`adopt`](crate::Lock::adopt). Nothing
+    /// was sent.
     #[error("this thread holds lock {key:?} already, and cannot have it twice")]
     AlreadyHeld {
         /// The lock's key.
         key: String,
     },
 
-    /// This thread has several guards of the lock, and its hold can leave the thread with one only.
+    /// This thread has several guards of the lock, and its hold can leave the thread only with one.
     #[error(
         "this thread has {depth} guards of lock {key:?}, and the hold can leave the thread only when one is left"
     )]
@@ -330,10 +334,10 @@ pub enum Error {
         depth: u32,
     },
 
-    /// The system did not give what the manager needs: a thread, or random bits.
+    /// The system did not provide what the manager needs: a thread, or random bits.
     #[error("{cause}")]
     System {
-        /// What it did not give.
+        /// What it did not provide.
         cause: SystemCause,
         /// The system's error.
         source: std::io::Error,
@@ -342,7 +346,7 @@ pub enum Error {
     /// The program is not set up: there is no manager for the whole process, or two, or no address.
     #[error("{cause}")]
     Setup {
-        /// What is missing, or there twice.
+        /// What is missing, or set up twice.
         cause: SetupCause,
     },
 }
@@ -539,7 +543,7 @@ mod tests {
                 timeout(by(&token, left), None),
                 r#"lock "a" was still busy after 5.0s, held by host-1-2 (12.0s left)"#,
             ),
-            // It was perhaps free.
+            // It may have been free.
             (
                 timeout(by("somebody", None), Some("no connection was free")),
                 r#"lock "a" was not taken within 5.0s, and was last seen held by "somebody" (never expires)"#,

@@ -1,4 +1,4 @@
-//! What a program asks of an error: what kind it is, and which lock it is about.
+//! What a program asks about an error: what kind it is, and which lock it is about.
 
 use crate::base::error::{Error, TIME_IS_UP};
 
@@ -51,11 +51,12 @@ impl Error {
         )
     }
 
-    /// True if the same call may succeed later though nothing is changed: the lock was busy, or
+    /// True if the same call may succeed later even if nothing is changed: the lock was busy, or
     /// Redis was not available.
     ///
-    /// Says nothing about whether the *work* may be repeated: a closure under a lock may have begun
-    /// before it called for another lock, which was busy. [`body_ran`](Error::body_ran) says that.
+    /// This says nothing about whether the *work* may be repeated: a closure under a lock may have
+    /// begun before it asked for another lock, which was busy. [`body_ran`](Error::body_ran) says
+    /// that.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -71,8 +72,8 @@ impl Error {
     }
 
     /// Whether work under a lock may be done, or half done: this thread held a lock when the error
-    /// was made, or had just run a closure under it. If false, no closure under a lock is the
-    /// error's past, and the call can be repeated.
+    /// was made, or had just run a closure under it. If false, no closure under a lock led up to
+    /// the error, and the call can be repeated.
     ///
     /// The answer belongs to the error: it is the same in another thread, and later. It is true for
     /// [`Lost`](Error::Lost), [`OuterLost`](Error::OuterLost) and
@@ -80,9 +81,9 @@ impl Error {
     /// closure or past a guard, through any type of the program. Code that itself runs under a lock
     /// therefore gets true for each call that fails.
     ///
-    /// **`false` says nothing of work that had ended before the call began.** If a function takes
-    /// two locks one after the other, and the second one is busy, the work under the first one is
-    /// done. So ask of each call by itself. An error about an invalid value, such as
+    /// **`false` says nothing about work that had ended before the call began.** If a function
+    /// takes two locks one after the other, and the second one is busy, the work under the first
+    /// one is done. So ask about each call on its own. An error about an invalid value, such as
     /// [`InvalidKey`](Error::InvalidKey), is false wherever it was made, and so are
     /// [`System`](Error::System) and [`NothingToAdopt`](Error::NothingToAdopt). [The page on
     /// errors](crate::guide::errors) has the answer of each error.
@@ -119,7 +120,7 @@ impl Error {
             | Error::AlreadyHeld { .. }
             | Error::OtherGuards { .. }
             | Error::DepthOverflow { .. } => true,
-            // A guard says so.
+            // A guard gave this reason.
             Error::InvalidOption { reason, .. } => *reason == TIME_IS_UP,
             Error::InvalidKey { .. }
             | Error::NoFence { .. }

@@ -1,11 +1,11 @@
-//! The texts of errors that depend on what is known.
+//! Error texts that depend on what is known.
 
 use std::time::Duration;
 
 use crate::base::error::cause::BlockedThread;
 use crate::base::owner::holder::Holder;
 
-/// The lock `outer`, as one that the thread holds around the lock `key`.
+/// Describes the lock `outer`, which the thread holds around the lock `key`.
 pub(super) fn around(outer: &str, key: &str) -> String {
     if outer == key {
         return format!("lock {key:?}, which this thread holds through another LockManager");

@@ -7,10 +7,10 @@ use std::cmp::Reverse;
 /// series for each of them.
 pub(crate) const MOST: usize = 100;
 
-/// The prefixes of the classes, in an order in which few have to be compared with a name.
+/// The prefixes of the classes, ordered so that few have to be compared with a name.
 #[derive(Debug)]
 pub(crate) struct Classes {
-    /// By their first byte. Of two with the same, the longer comes first.
+    /// Sorted by first byte. Of two with the same one, the longer comes first.
     prefixes: Vec<String>,
     /// For each byte, how many prefixes begin with a lower one.
     lower: [u8; 257],
@@ -23,7 +23,7 @@ impl Default for Classes {
 }
 
 impl Classes {
-    /// No prefix is empty or there twice, and there are not more than [`MOST`].
+    /// No prefix is empty or duplicated, and there are at most [`MOST`].
     pub(crate) fn new(prefixes: &[String]) -> Classes {
         let first = |prefix: &String| prefix.bytes().next().map_or(0, usize::from);
         let mut prefixes = prefixes.to_vec();
@@ -33,9 +33,9 @@ impl Classes {
         Classes { prefixes, lower }
     }
 
-    /// The number of the class whose prefix the name of a lock begins with, and of several the one
-    /// with the longest. Zero if there is none. (The name of a slot, and of a set, begins behind
-    /// the brace.)
+    /// The number of the class whose prefix the lock's name begins with. If there are several, the
+    /// longest prefix counts. Zero if there is none. (The name of a slot or a set begins after the
+    /// brace.)
     pub(crate) fn of(&self, name: &str) -> usize {
         if self.prefixes.is_empty() {
             return 0;

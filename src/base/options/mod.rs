@@ -32,9 +32,9 @@ pub(crate) struct Options {
     pub(crate) reclaim_dead: bool,
     /// Whether a hold gets a fencing token.
     pub(crate) fenced: bool,
-    /// Whether a thread may take a lock again that it holds.
+    /// Whether a thread may take a lock that it already holds.
     pub(crate) reentrant: bool,
-    /// How long the lock stays taken at least. Zero: no longer than it is held.
+    /// The shortest time that the lock stays taken. Zero: no longer than it is held.
     pub(crate) keep_at_least: Duration,
     /// An option whose value cannot work, if there is one. Taking the lock then fails with an error
     /// that names this option.
@@ -181,16 +181,16 @@ pub(crate) struct Settings {
     /// Whether waiters may find out that this process is dead.
     pub(crate) reclaimable: bool,
     pub(crate) poll_every: Duration,
-    /// After how long a wait and a hold are warned of.
+    /// How long a wait or a hold may last before there is a warning.
     pub(crate) warn_after: Option<WarnAfter>,
-    /// The prefixes of the classes for which is counted apart.
+    /// The prefixes of the classes that have their own counters.
     pub(crate) classes: Vec<String>,
     /// Which replicas have to acknowledge a lock and its renewals, and how long the server waits
     /// for them.
     pub(crate) replicas: Option<(Replicas, Duration)>,
 }
 
-/// After how long a wait and a hold are warned of.
+/// How long a wait or a hold may last before there is a warning.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WarnAfter {
     pub(crate) wait: Duration,
@@ -222,8 +222,8 @@ impl Default for Settings {
 impl Settings {
     /// For how long threads of this process may hand a lock off among themselves.
     ///
-    /// With acknowledged replicas not at all: the next thread's `SET` goes out with the release,
-    /// and nobody would ask whether the replicas have got it.
+    /// Zero with acknowledged replicas: the next thread's `SET` goes out with the release, and
+    /// nobody would ask whether the replicas have it.
     pub(crate) fn local_handoff(&self) -> Duration {
         if self.replicas.is_some() {
             Duration::ZERO
@@ -232,7 +232,7 @@ impl Settings {
         }
     }
 
-    /// How long an attempt may take: connecting, and the answer.
+    /// How long an attempt may take: to connect, and to get the answer.
     pub(crate) fn an_attempt(&self) -> Duration {
         self.connect_timeout.saturating_add(self.response_timeout)
     }
@@ -298,7 +298,7 @@ impl Settings {
     fn check_classes(&self) -> Result<(), Error> {
         let prefixes = &self.classes;
         if prefixes.len() > classes::MOST {
-            let reason = "there are more than 100, and each is some 100 time series";
+            let reason = "there are more than 100, and each makes about 100 time series";
             return Err(invalid_option("classes", prefixes.len(), reason));
         }
         for (n, prefix) in prefixes.iter().enumerate() {
@@ -401,7 +401,7 @@ mod tests {
     use super::*;
     use crate::base::garbled;
 
-    /// How `docs/defaults.md` writes a value that `Debug` shows so.
+    /// How `docs/defaults.md` writes a value that `Debug` shows like this.
     fn in_words(shown: &str) -> String {
         match shown {
             "None" => "no limit, off or a third of the lease".to_owned(),
@@ -504,7 +504,7 @@ mod tests {
     proptest! {
         #![proptest_config(garbled::cases())]
 
-        /// Holds for any lease, even one that only a server could report, at any time of the clock.
+        /// Holds for any lease, even one that only a server could report, whatever the clock shows.
         #[test]
         fn no_lease_or_time_overflows(asked in any_span(), at: u64, every in any_span()) {
             let (lease, sent) = (Lease::new(asked), Moment::from_nanos(at));

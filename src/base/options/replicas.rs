@@ -13,11 +13,11 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// Every replica that the sentinels know, also one that is down or cut off: at a failover, the
+    /// Every replica that the sentinels know, even one that is down or cut off: at a failover, the
     /// sentinels may make it the master. At least one.
     ///
     /// Without sentinels, nobody knows how many replicas there are, and
-    /// [`build`](crate::Builder::build) fails: write the number.
+    /// [`build`](crate::Builder::build) fails: give the number instead.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -65,7 +65,7 @@ impl Replicas {
     }
 }
 
-/// As a program writes it: `at_least(1).on_disk()`.
+/// Written as in a program: `at_least(1).on_disk()`.
 impl fmt::Debug for Replicas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.count {

@@ -7,10 +7,11 @@ use std::time::Duration;
 use crate::base::owner::Owner;
 
 /// How `keep.lua` begins the value of a lock that stays taken and that nobody holds. The token of
-/// the last hold follows. The colon makes sure that the value is no token: no host has one.
+/// the last hold follows. The colon makes sure that the value is not a token: no host's name has
+/// one.
 pub(crate) const KEPT: &str = "kept:";
 
-/// How many bytes of a value the scripts answer.
+/// How many bytes of a value the scripts return.
 const MOST_RAW: usize = 256;
 
 /// True if this is a whole value as [`Holder`] shows it: nothing was cut off or replaced.
@@ -22,19 +23,19 @@ pub(crate) fn is_whole(value: &[u8]) -> bool {
 /// Who held a lock when Redis was asked, and for how much longer.
 ///
 /// This is a snapshot for people and log messages, not for decisions: the lock may have changed
-/// hands since. In particular, the [token](Holder::raw) is no fencing token. Tokens have no order,
-/// so a resource cannot tell from two tokens which hold is the newer one.
+/// hands since. In particular, the [token](Holder::raw) is not a fencing token. Tokens have no
+/// order, so a resource cannot tell from two tokens which hold is the newer one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
     /// The key's value in Redis: the holder's token, a value of another program, or, for a lock
     /// that is [kept](crate::Lock::keep_at_least), `kept:` and the token of who kept it. Of a
     /// longer value, these are the first 256 bytes. Bytes that are not UTF-8 are replaced by
-    /// `U+FFFD`. [`force_unlock_if`](crate::Lock::force_unlock_if) refuses what may have been
-    /// changed in this way.
+    /// `U+FFFD`. [`force_unlock_if`](crate::Lock::force_unlock_if) refuses values that may have
+    /// been changed in this way.
     pub raw: String,
-    /// The value as it is in Redis, if it is not UTF-8: then [`raw`](Holder::raw) has not all of
-    /// it. Some programs take random bytes for a token.
+    /// The value as it is in Redis, if it is not UTF-8: then [`raw`](Holder::raw) does not have all
+    /// of it. Some programs use random bytes as a token.
     pub bytes: Option<Box<[u8]>>,
     /// The key's TTL: how long the key exists unless its lease is renewed. `None` if it never
     /// expires.
@@ -60,13 +61,13 @@ impl Holder {
         }
     }
 
-    /// The same holder, with the number that its lock's counter has.
+    /// The same holder, with the number in its lock's counter.
     pub(crate) fn with_fence(self, fence: Option<u64>) -> Holder {
         Holder { fence, ..self }
     }
 
     /// The same holder, after some time in which its lease was not renewed. (Redis reports a
-    /// renewal to the threads that wait, as any change of the key.)
+    /// renewal to the threads that wait, like any change of the key.)
     pub(crate) fn after(&self, time: Duration) -> Holder {
         let remaining = self.remaining.map(|left| left.saturating_sub(time));
         Holder {
@@ -123,7 +124,7 @@ mod tests {
     proptest! {
         #![proptest_config(garbled::cases())]
 
-        /// Also that of another program.
+        /// Even the value of another program.
         #[test]
         fn any_value_is_shown_in_one_short_line_and_kept_as_it_is(
             value in garbled::bytes("(kept:)?[a-z.-]{1,20}-[0-9]{1,10}-[0-9]{1,20}-[0-9a-f]{32}".prop_map(String::into_bytes)),

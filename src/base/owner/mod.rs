@@ -19,7 +19,7 @@ const NONCE_DIGITS: usize = 32;
 ///
 /// The token is the key's value in Redis: `host-pid-thread-nonce`. The nonce is fresh for each
 /// outermost acquisition, so that no two holds have the same token. Tokens have no order, so a
-/// token is no fencing token: a resource cannot use it to reject a writer whose lock was lost.
+/// token is not a fencing token: a resource cannot use it to reject a writer whose lock was lost.
 ///
 /// ```
 /// use relatch::Owner;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::sync::{per_thread, process};
 
-/// For how long a process id is reused after it was read.
+/// How long a process id is reused after it was read.
 ///
 /// Reading the id is a system call of about 100 ns, as much as a reentrant lock and unlock
 /// together. A fork takes longer than this constant: before the child runs, the kernel copies the

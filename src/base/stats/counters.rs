@@ -74,9 +74,9 @@ impl Times {
     }
 }
 
-/// The counters of a manager: those of each class of its locks. What belongs to a lock counts for
-/// its class only, and the totals are sums that are made when they are read. So classes cost a lock
-/// no more than to find its own.
+/// The counters of a manager: those of each class of its locks. What belongs to a lock counts only
+/// for its class, and the totals are summed when they are read. So classes cost a lock no more than
+/// finding its own.
 #[derive(Debug)]
 pub(crate) struct Counters {
     classes: Classes,
@@ -107,7 +107,7 @@ impl Counters {
         &self.of_classes[self.classes.of(name)]
     }
 
-    /// What was counted, without what goes on now.
+    /// What was counted, without what is going on now.
     pub(crate) fn read(&self) -> Stats {
         self.stats(&[], &[])
     }
@@ -148,7 +148,7 @@ pub(crate) struct ClassCounters {
     /// Each lock that was taken is in here once, so this also counts them.
     time_waited: Times,
     time_held: Times,
-    /// These are for the program's recorder. `Stats` has them from elsewhere.
+    /// These are for the program's recorder. `Stats` gets them from elsewhere.
     acquired: Series,
     held: Series,
     pub(crate) waiting: Series,
@@ -184,8 +184,8 @@ impl ClassCounters {
         self.held.change(1.0);
     }
 
-    /// A thread gives back a lock that it has held for this time. With the thread's map of holds,
-    /// the lock has gone from the gauge.
+    /// A thread gives back a lock that it has held for this time. If the thread's map of holds is
+    /// gone, the lock has already left the gauge.
     pub(crate) fn given_back(&self, held: Duration, map_is_gone: bool) {
         self.time_held.add(held);
         if !map_is_gone {
@@ -193,7 +193,7 @@ impl ClassCounters {
         }
     }
 
-    /// A thread ends with this lock, and gives it back to nobody.
+    /// A thread ends while it holds this lock, and does not give it back.
     pub(crate) fn forgotten(&self) {
         self.held.change(-1.0);
     }
@@ -208,7 +208,7 @@ impl ClassCounters {
         }
     }
 
-    /// Without `waiting` and `held`, which are no counters.
+    /// Without `waiting` and `held`, which are not counters.
     fn read(&self) -> Stats {
         let time_waited = self.time_waited.read();
         Stats {

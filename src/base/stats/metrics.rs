@@ -92,10 +92,10 @@ impl Stats {
     /// [classes](crate::Builder::classes) a line with the label `class` for each class.
     ///
     /// Serve the text with the content type `text/plain; version=0.0.4`, as
-    /// [`examples/web.rs`](https://github.com/relatch/relatch/blob/main/examples/web.rs)
-    /// does. It is for one manager. Prometheus allows each metric once in a text, so the texts of
-    /// two managers cannot be joined. Programs that use the `metrics` crate take this crate's
-    /// feature `metrics` instead.
+    /// [`examples/web.rs`](https://github.com/relatch/relatch/blob/main/examples/web.rs) does. It
+    /// is for one manager. Prometheus allows each metric once in a text, so the texts of two
+    /// managers cannot be joined. Programs that use the `metrics` crate use this crate's feature
+    /// `metrics` instead.
     ///
     /// ```
     /// let text = relatch::Stats::default().prometheus();
@@ -138,8 +138,8 @@ fn begin(text: &mut String, Metric { name, help }: &Metric, kind: &str) -> fmt::
     writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}")
 }
 
-/// The label of a class, with the escapes that the format asks for. For the locks of none there is
-/// no label, as for the program's recorder.
+/// The label of a class, with the escapes that the format asks for. Locks in no class have no
+/// label, as in the program's recorder.
 fn label(class: &str) -> String {
     if class.is_empty() {
         return String::new();

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// Counts of what a manager has done since it was made, and what goes on now, from
+/// Counts of what a manager has done since it was made, and of what is going on now, from
 /// [`LockManager::stats`](crate::LockManager::stats).
 ///
-/// The counters are always on. They are not read all at the same moment: while other threads use
+/// The counters are always on. They are not all read at the same moment: while other threads use
 /// the manager, related counters may differ by a few. [`prometheus`](Stats::prometheus) writes them
 /// for a monitoring system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct Stats {
     /// Locks taken in Redis. Reentry is not counted.
     pub acquired: u64,
-    /// How many of these locks another thread of this manager handed off, together with its
+    /// How many of these locks were handed off by another thread of this manager, together with its
     /// release.
     pub handed_off: u64,
     /// Locks that a thread took again while it held them, without asking Redis.
@@ -56,7 +56,7 @@ pub struct Stats {
     /// How long locks were held, from the outermost lock to the outermost unlock.
     pub time_held: Histogram,
     /// The same for each of the [classes](crate::Builder::classes), by its prefix, and under `""`
-    /// for the locks of none. All other fields are the sums of these. Empty without classes.
+    /// for locks in no class. All other fields are the sums of these. Empty without classes.
     pub classes: BTreeMap<String, Stats>,
 }
 
@@ -89,7 +89,7 @@ impl Stats {
 pub struct Histogram {
     /// How many durations there are.
     pub count: u64,
-    /// All durations together.
+    /// The sum of all durations.
     pub sum: Duration,
     pub(super) counts: [u64; BUCKETS],
 }
@@ -115,7 +115,7 @@ impl Histogram {
         counts.for_each(|(sum, count)| *sum += count);
     }
 
-    /// The ranges that are not empty, the shortest first. For each range, its upper end (which is
+    /// The ranges that are not empty, shortest first. For each range, its upper end (which is
     /// outside the range) and the number of durations in it. A range starts at half of its end. The
     /// range that ends at 1 µs starts at zero.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
@@ -126,10 +126,10 @@ impl Histogram {
             .map(|(n, count)| (ceiling(n), *count))
     }
 
-    /// All bounds that a histogram has, the shortest first, also where nothing is: 1 µs, 2 µs, 4 µs
+    /// All bounds of a histogram, shortest first, including those of empty ranges: 1 µs, 2 µs, 4 µs
     /// and so on, up to 2^38 µs (three days). For each bound, how many durations are below it. So
-    /// the numbers never fall, and [`count`](Histogram#structfield.count) is that for a bound
-    /// without end.
+    /// the numbers never fall, and [`count`](Histogram#structfield.count) is the number for an
+    /// infinite bound.
     ///
     /// The bounds are the same for every histogram, and in every process: a monitoring system can
     /// add up histograms, and subtract an earlier one.
@@ -173,7 +173,7 @@ impl Histogram {
     }
 }
 
-/// One line for a log: how many there are, their mean, and bounds of the median and of the longest.
+/// One line for a log: how many there are, their mean, and bounds for the median and the longest.
 impl fmt::Display for Histogram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bounds = self.quantile(0.5).zip(self.quantile(1.0));
@@ -190,7 +190,7 @@ impl fmt::Display for Histogram {
     }
 }
 
-/// One line for a log. The counters that are zero are left out, but for those of what goes on now.
+/// One line for a log. Counters that are zero are left out, except those for what is going on now.
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} held, {} waiting", self.held, self.waiting)?;

@@ -1,4 +1,4 @@
-//! The tools by which threads synchronize: `parking_lot` and `std`. In unit tests, the same tools
+//! The tools with which threads synchronize: `parking_lot` and `std`. In unit tests, the same tools
 //! with a scheduler in between.
 
 #[cfg(not(test))]

@@ -1,4 +1,4 @@
-//! The tools by which threads of a program synchronize: `parking_lot` and `std`.
+//! The tools with which a program's threads synchronize: `parking_lot` and `std`.
 
 pub(crate) use std::{
     hash::RandomState as Hash,

@@ -1,4 +1,4 @@
-//! The commands that take a lock, with a fencing token or without.
+//! The commands that take a lock, with or without a fencing token.
 
 use crate::base::clock::Moment;
 use crate::base::sync::seeded_bugs;
@@ -27,9 +27,9 @@ pub(crate) trait Claims {
     ) -> Result<(ClaimReply, Tracking), Failure>;
 
     /// One attempt to take a lock over from the holder of the token `old`: compare and swap. If
-    /// replicas have to acknowledge the lock, it counts only once they have. If they are too few,
-    /// the key keeps the new token. The attempt may be repeated. The fencing token, if one is
-    /// wanted, is larger than `least_fence`.
+    /// replicas have to acknowledge the lock, it counts only once they have. If too few do, the key
+    /// keeps the new token. The attempt may be repeated. The fencing token, if one is wanted, is
+    /// larger than `least_fence`.
     fn adopt(
         &mut self,
         old: &str,
@@ -100,9 +100,9 @@ impl Claims for ServerConnection {
     }
 }
 
-/// The result of an attempt, if the replicas agree. If they are too few, deletes the key again.
+/// The result of an attempt, if the replicas agree. If too few do, deletes the key again.
 ///
-/// The second round trip is sent only for a lock that was free. If `WAIT` went out behind each
+/// The second round trip is sent only for a lock that was free. If `WAIT` went out after each
 /// `SET`, a try that finds the lock busy would wait until the replicas have the writes of other
 /// clients.
 fn settled(

@@ -1,5 +1,5 @@
 //! The commands for a lock that is held: each compares the token, and does nothing if the key holds
-//! another one.
+//! a different one.
 
 use std::slice;
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub(crate) trait Holds {
             .collect())
     }
 
-    /// Compare and delete the `token` and, behind it in the same round trip, take the lock for
+    /// Compare and delete the `token` and, right after it in the same round trip, take the lock for
     /// another thread. A claim that Redis refused found the lock busy.
     fn remove_and_claim(
         &mut self,
@@ -151,9 +151,9 @@ impl Holds for ServerConnection {
             .begin(Batch::default())
             .and(&RELEASE.command(true, keys, &[token]));
         if let Some(link) = &mut self.lent.link {
-            // A moment only: the caller's time may be over, and a healthy socket takes the bytes at
-            // once. If this fails, a renewer deletes the key: it searches for each token that is
-            // given up.
+            // Wait only a moment: the caller's time may be over, and a healthy socket takes the
+            // bytes at once. If this fails, a renewer deletes the key: it searches for each token
+            // that is given up.
             let _ = link.send(&batch, Moment::now().after(Duration::from_millis(1)));
             link.retire();
         }
@@ -182,8 +182,9 @@ impl ServerConnection {
                 next(&mut replies)
             });
             // The reply to the removal, which has one key, says where the slot is. A claim with a
-            // fencing token has two: while the slot moves, it is refused (`TRYAGAIN`) without a
-            // word on where. If the claim was executed, or may have been, neither is sent again.
+            // fencing token has two: while the slot moves, it is refused (`TRYAGAIN`), without word
+            // of where the slot is. If the claim was executed, or may have been, neither is sent
+            // again.
             let claim_did_nothing =
                 matches!(accept_change(replies[1].clone()), Err(Failure::Refused(_)));
             if !(claim_did_nothing && self.follow(&replies[0], deadline)?) {
@@ -199,10 +200,10 @@ impl ServerConnection {
     }
 
     /// Compare and extend, for many locks in one round trip. If replicas have to acknowledge the
-    /// leases and too few do, the answers say of no lease that it was extended: at a failover, the
-    /// replica that becomes the master may have the old end. If `listener` is given, Redis sends
-    /// that listener an invalidation when one of these keys changes. `teach`: Redis may not know
-    /// the script, and gets its text at once. The answers come in the order of the extensions.
+    /// leases and too few do, no answer says that a lease was extended: at a failover, the replica
+    /// that becomes the master may have the old end. If `listener` is given, Redis sends that
+    /// listener an invalidation when one of these keys changes. `teach`: Redis may not know the
+    /// script, and gets its text at once. The answers come in the order of the extensions.
     pub(crate) fn extend_all(
         &mut self,
         extensions: &[Extension<'_>],

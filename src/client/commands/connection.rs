@@ -1,5 +1,5 @@
-//! A borrowed connection to a node: how a batch goes there, and on to the node to which that one
-//! redirects. (`claim`, `compare` and `look` have the commands.)
+//! A borrowed connection to a node: how a batch goes there, and on to the node that it is
+//! redirected to. (`claim`, `compare` and `look` have the commands.)
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::client::servers::topology::Topology;
 use crate::client::wire::failure::Failure;
 use crate::client::wire::resp::{Batch, Reply};
 
-/// The most redirects that a borrower follows. More mean that the nodes do not agree.
+/// The most redirects that a borrower follows. More than that means that the nodes do not agree.
 const MOST_REDIRECTS: u8 = 5;
 
 /// A borrowed connection.
@@ -23,11 +23,11 @@ const MOST_REDIRECTS: u8 = 5;
 pub(crate) struct ServerConnection {
     pub(super) lent: Lent,
     topology: Arc<Topology>,
-    /// The node has not got the slot yet: each command for it needs an `ASKING` in front.
+    /// The node does not have the slot yet: each command for it needs an `ASKING` in front.
     pub(super) asking: bool,
     /// How many more redirects are followed.
     redirects: u8,
-    /// A redirect has led to another node than the one that the borrower knows.
+    /// A redirect has led to a node other than the one that the borrower knows.
     pub(super) redirected: bool,
 }
 
@@ -42,7 +42,8 @@ impl ServerConnection {
         }
     }
 
-    /// To this node, over a connection of its own. It stays with the node, and follows no redirect.
+    /// Connects to this node, outside the pool. The connection stays with the node, and follows no
+    /// redirect.
     pub(crate) fn pinned(
         topology: &Arc<Topology>,
         node: &Arc<Node>,
@@ -125,8 +126,7 @@ impl ServerConnection {
         Ok(next(&mut self.exchange(batch, deadline)?.into_iter()))
     }
 
-    /// What was read, after a reply that made no sense without the connection: it is not used
-    /// again.
+    /// Returns what was read. After a reply that made no sense, the connection is not used again.
     pub(super) fn judged<T>(&mut self, read: Result<T, Failure>) -> Result<T, Failure> {
         if let Err(Failure::Unanswered { link_stands, .. }) = &read
             && !link_stands

@@ -1,4 +1,4 @@
-//! What a server says of itself.
+//! What a server says about itself.
 
 use crate::base::clock::Moment;
 use crate::client::commands::connection::ServerConnection;
@@ -11,7 +11,7 @@ use crate::client::wire::resp::{Batch, Reply};
 pub(crate) struct Info(String);
 
 impl Info {
-    /// Reads the reply. What the server says of itself is shown, so each line is made legible.
+    /// Reads the reply. Its lines are shown to people, so each is made legible.
     pub(crate) fn read(text: &[u8]) -> Info {
         let text = String::from_utf8_lossy(text);
         let lines: Vec<_> = text.lines().map(legible).collect();
@@ -28,7 +28,7 @@ impl Info {
     }
 }
 
-/// A right, with a command that asks for no other one. `KEY` is a key that nobody else uses.
+/// A right, with a command that needs no other right. `KEY` is a key that nobody else uses.
 type Trial = (&'static str, &'static [&'static str]);
 
 /// The rights that each lock needs.
@@ -43,8 +43,8 @@ const EACH_LOCK: [Trial; 8] = [
     ("+ping", &["PING"]),
 ];
 
-/// What else is of use: for the login, for people on call, for waiters. The last one leaves the
-/// connection subscribed.
+/// Other rights that are of use: for the login, for people on call, for waiters. The last one
+/// leaves the connection subscribed.
 const OTHERS: [Trial; 9] = [
     ("+hello", &["HELLO"]),
     ("+client|setname", &["CLIENT", "SETNAME", "relatch"]),
@@ -57,7 +57,7 @@ const OTHERS: [Trial; 9] = [
     ("+subscribe", &["SUBSCRIBE", "__redis__:invalidate"]),
 ];
 
-/// Those of [`OTHERS`] without the listener's.
+/// How many of [`OTHERS`] are left without the listener's.
 const WITHOUT_LISTENER: usize = 6;
 
 /// What a user lacks, as `ACL SETUSER` takes it.
@@ -68,7 +68,7 @@ pub(crate) struct Missing {
 }
 
 impl ServerConnection {
-    /// What the server says of itself.
+    /// What the server says about itself.
     pub(crate) fn info(&mut self, deadline: Moment) -> Result<Info, Failure> {
         match accept(self.ask(&Batch::of(&["INFO"]), deadline)?)? {
             Reply::Bytes(text) => Ok(Info::read(&text)),
@@ -76,8 +76,8 @@ impl ServerConnection {
         }
     }
 
-    /// Which rights this user has not. Over a connection of its own, which is of no use afterwards.
-    /// A server asks for rights before it looks whether it has the key.
+    /// Which rights this user lacks. Uses a connection of its own, which is of no use afterwards. A
+    /// server checks for rights before it checks whether it has the key.
     pub(crate) fn missing_rights(
         &mut self,
         prefix: &str,
@@ -92,7 +92,8 @@ impl ServerConnection {
             WITHOUT_LISTENER
         }];
         self.lent.link()?.stream.expect_list();
-        // A proxy may know less, and end the connection. What does not work then is found later.
+        // A proxy may know fewer commands, and end the connection. Anything that does not work then
+        // is found later.
         let others = self.missing_of(others, prefix, key, deadline);
         let mut others = others.unwrap_or_default();
         others.retain(|right| !each_lock.contains(right));

@@ -52,15 +52,15 @@ pub(crate) fn listen(
     Ok(tracking)
 }
 
-/// What everybody may do.
+/// What anybody may do.
 pub(crate) trait Looks {
     /// Who has a lock, and with a `counter` the fencing token of the hold. Takes one more round
     /// trip if Redis has forgotten the script.
     fn look(&mut self, key: &str, counter: Option<&str>, deadline: Moment)
     -> Result<Seen, Failure>;
 
-    /// An error if the server was a replica at the login: of what it has not, it does not know that
-    /// it is nowhere. It may be a master by now, so the next question logs in anew.
+    /// An error if the server was a replica at the login: it cannot know that a key it lacks is
+    /// nowhere. It may be a master by now, so the next question logs in anew.
     fn expect_master(&mut self) -> Result<(), Failure> {
         Ok(())
     }
@@ -85,7 +85,7 @@ impl Looks for ServerConnection {
             && refusal.code == "TRYAGAIN"
         {
             // The slot is on its way to another node, and only one of the two keys is there. Before
-            // version 7, the old node redirects the script though it has the lock's key. Without
+            // version 7, the old node redirects the script although it has the lock's key. Without
             // `ASKING`, the new node leads back to the old one.
             self.asking = false;
             return self.look(key, None, deadline);
@@ -115,8 +115,8 @@ impl Looks for ServerConnection {
     }
 }
 
-/// Sends a script whole, and once to the node that has the key: before a second try, another holder
-/// could take the lock.
+/// Sends a script whole, and only once to the node that has the key: before a second try, another
+/// holder could take the lock.
 fn run_once<T>(
     connection: &mut ServerConnection,
     script: &Script,

@@ -1,10 +1,10 @@
 //! Acknowledged replicas: how long Redis waits for them (`WAIT`), and what its answer means.
 //!
-//! A master answers a write before its replicas have the write. If the master dies then, a replica
-//! without the write becomes the master, and another process takes a lock that is held. So a lock
-//! counts as taken, and a lease as renewed, once enough replicas have acknowledged it.
+//! A master answers a write before its replicas have it. If the master dies then, a replica without
+//! the write becomes the master, and another process takes a lock that is held. So a lock counts as
+//! taken, and a lease as renewed, once enough replicas have acknowledged it.
 //!
-//! Redis counts for a connection: `WAIT` answers how many replicas have every write that the master
+//! Redis counts per connection: `WAIT` answers how many replicas have every write that the master
 //! had executed by the end of the connection's last command. `WAIT` itself writes nothing, so it
 //! can be sent again. After its timeout it answers with the number so far, and not with an error.
 //! Redis looks at timeouts ten times a second, so that answer may come a tenth of a second later.
@@ -29,12 +29,12 @@ pub(crate) struct ReplicaWait {
     wanted: u32,
     on_disk: bool,
     millis: u64,
-    /// Whether so few replicas say anything about the replicas: they had time enough.
+    /// Whether a low count says anything about the replicas: whether they had enough time.
     is_fair: bool,
 }
 
 impl ReplicaWait {
-    /// What to send behind a write whose answer is due by the deadline. `None` if no replica has to
+    /// What to send after a write whose answer is due by the deadline. `None` if no replica has to
     /// acknowledge anything.
     pub(crate) fn new(node: &Node, deadline: Moment) -> Option<ReplicaWait> {
         let (replicas, timeout) = node.common.replicas?;
@@ -52,7 +52,7 @@ impl ReplicaWait {
         })
     }
 
-    /// The batch with this command behind it.
+    /// The batch, followed by this command.
     pub(crate) fn behind(&self, batch: Batch) -> Batch {
         let wanted = self.wanted.to_string();
         let millis = self.millis.to_string();
@@ -67,7 +67,7 @@ impl ReplicaWait {
         }
     }
 
-    /// Waits for the replicas, behind the command that has taken a lock over this connection. Any
+    /// Waits for the replicas, right after the command that took the lock on this connection. Any
     /// failure leaves the key: see [`Self::judge`].
     pub(crate) fn for_lock(
         &self,
@@ -114,11 +114,11 @@ impl ReplicaWait {
 
     fn refused(&self, mut refusal: Refusal, what: &str) -> Failure {
         if refusal.says("UNBLOCKED ") || refusal.says("replica instances") {
-            // The master was demoted meanwhile. The new master may have the write, or not.
+            // The master was demoted meanwhile. The new master may or may not have the write.
             return Failure::unknown(refusal);
         }
         if !refusal.did_nothing() {
-            // Not an error that Redis gives, so the next try may have more luck.
+            // Redis gives no such error, so the next try may have more luck.
             let told = format!("whether replicas acknowledged the {what} is unknown: {refusal}");
             return Failure::Refused(too_few(&told));
         }
@@ -131,16 +131,16 @@ impl ReplicaWait {
     }
 }
 
-/// For how long Redis is to wait if its answer is due after `left`: for a third of that time at
-/// most, so that the answer, and a removal or another try after it, come in time. (If so little
-/// time is left that they do not, the keeper deletes the key.) Never zero, which means for ever.
+/// How long Redis is to wait if its answer is due after `left`: for a third of that time at most,
+/// so that the answer, and a removal or another try after it, come in time. (If so little time is
+/// left that they do not, the keeper deletes the key.) Never zero, which would mean forever.
 fn millis(timeout: Duration, left: Duration) -> u64 {
     u64::try_from(timeout.min(left / 3).as_millis())
         .unwrap_or(u64::MAX)
         .max(1)
 }
 
-/// The refusal of a lock that too few replicas have. It has the code with which Redis refuses a
+/// The refusal of a lock that too few replicas have. It has the code that Redis uses to refuse a
 /// write that it could not replicate (`min-replicas-to-write`), so it can pass.
 fn too_few(told: &str) -> Refusal {
     Refusal::found("NOREPLICAS", format!("NOREPLICAS {told}"))

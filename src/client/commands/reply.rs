@@ -13,7 +13,7 @@ pub(crate) enum ClaimReply {
     /// The key was free, and holds the caller's token now. The number is the fencing token, if one
     /// was wanted, or that of the slot, if this is one of several.
     Taken { number: Option<u64> },
-    /// The key holds a string already. `Some` if the command asked for it. The string is the
+    /// The key already holds a string. `Some` if the command asked for it. The string is the
     /// caller's own token if an earlier attempt, whose answer was lost, has taken the lock.
     Busy(Option<Holder>),
     /// The key holds something that is not a string.
@@ -54,7 +54,7 @@ pub(crate) enum Seen {
 pub(crate) enum Tracking {
     /// The command did not ask for an invalidation.
     Off,
-    /// Redis sends an invalidation, unless the connection ends over which the key was read.
+    /// Redis sends an invalidation, unless the connection over which the key was read ends.
     On {
         link: u64,
     },
@@ -63,7 +63,7 @@ pub(crate) enum Tracking {
     Refused(Refusal),
 }
 
-/// Reads the reply of a script that compares the token.
+/// Reads the reply to a script that compares the token.
 pub(crate) fn read_compared(reply: Result<Reply, Failure>) -> Result<Compared, Failure> {
     match reply {
         Ok(Reply::Int(1)) => Ok(Compared::Done),
@@ -75,8 +75,7 @@ pub(crate) fn read_compared(reply: Result<Reply, Failure>) -> Result<Compared, F
     }
 }
 
-/// Reads the reply of the script that extends the lease of a hold with this token, which it
-/// answers.
+/// Reads the reply to the script that extends the lease of a hold, and answers with its token.
 pub(crate) fn read_extended(
     reply: Result<Reply, Failure>,
     token: &str,
@@ -88,7 +87,7 @@ pub(crate) fn read_extended(
     }
 }
 
-/// Reads the reply of a script that takes a lock, or says who has it. If it has taken the lock, it
+/// Reads the reply to a script that takes a lock, or says who has it. If it has taken the lock, it
 /// answers `token` and, if it `is_numbered`, a space and the number.
 pub(crate) fn read_claim(
     reply: Result<Reply, Failure>,
@@ -114,7 +113,7 @@ pub(crate) fn read_claim(
     }
 }
 
-/// Reads the reply of the script that swaps the token.
+/// Reads the reply to the script that swaps the token.
 pub(crate) fn read_adoption(
     reply: Result<Reply, Failure>,
     token: &str,
@@ -129,7 +128,7 @@ pub(crate) fn read_adoption(
     }
 }
 
-/// Reads the number in a counter. `None` if it is no number, or zero: the counter is gone.
+/// Reads the number in a counter. `None` if it is not a number, or is zero: the counter is gone.
 fn read_fence(digits: &[u8]) -> Option<u64> {
     str::from_utf8(digits)
         .ok()?
@@ -138,7 +137,7 @@ fn read_fence(digits: &[u8]) -> Option<u64> {
         .filter(|fence| *fence > 0)
 }
 
-/// Reads the reply of the script that looks who has a lock.
+/// Reads the reply to the script that finds out who has a lock.
 pub(crate) fn read_seen(reply: Result<Reply, Failure>) -> Result<Seen, Failure> {
     match reply {
         Ok(Reply::Nil) => Ok(Seen::Nothing),
@@ -160,7 +159,7 @@ fn read_holder(parts: Vec<Reply>) -> Result<Holder, Failure> {
     }
 }
 
-/// Reads the reply of the script that deletes a key whatever its value.
+/// Reads the reply to the script that deletes a key whatever its value.
 pub(crate) fn read_deleted(reply: Reply) -> Result<Option<Holder>, Failure> {
     let parts = match reply {
         Reply::Nil => return Ok(None),
@@ -174,7 +173,7 @@ pub(crate) fn read_deleted(reply: Reply) -> Result<Option<Holder>, Failure> {
     }
 }
 
-/// Reads the reply of `SET NX`.
+/// Reads the reply to `SET NX`.
 pub(crate) fn read_set(reply: &Reply) -> Result<ClaimReply, Failure> {
     match reply {
         Reply::Ok => Ok(ClaimReply::Taken { number: None }),
@@ -183,18 +182,18 @@ pub(crate) fn read_set(reply: &Reply) -> Result<ClaimReply, Failure> {
     }
 }
 
-/// Reads the reply of `CLIENT TRACKING` on a link.
+/// Reads the reply to `CLIENT TRACKING` on a link.
 pub(crate) fn read_tracking(reply: Reply, link: u64) -> Tracking {
     match reply {
         Reply::Ok => Tracking::On { link },
         Reply::Error(error) => Tracking::Refused(*error),
         // The reply is no refusal, but a waiter must not rely on invalidations now: it would sleep
-        // for long.
+        // for a long time.
         other => Tracking::Refused(Refusal::nonsense(other.kind())),
     }
 }
 
-/// Reads the reply of `PTTL`: milliseconds, or -1 for a key that never expires.
+/// Reads the reply to `PTTL`: milliseconds, or -1 for a key that never expires.
 fn read_time_left(reply: &Reply) -> Result<Option<Duration>, Failure> {
     match reply {
         Reply::Int(-1) => Ok(None),
@@ -217,7 +216,7 @@ mod tests {
         format!("host-1-2-{}", "0".repeat(32))
     }
 
-    /// Any reply of a server.
+    /// Any reply from a server.
     fn any_value() -> impl Strategy<Value = Reply> {
         let plain = prop_oneof![
             Just(Reply::Nil),
@@ -353,7 +352,7 @@ mod tests {
             (bytes(&format!("{own} 0")), "", ""),
             (bytes(&format!("{own} ")), "", ""),
             (bytes(&format!("{own} -7")), "", ""),
-            // To another command, or of no script.
+            // Replies to another command, or from no script of ours.
             (bytes("another 7"), "", ""),
             (bytes("7"), "", ""),
             (Reply::Array(busy("other", -2)), "", ""),
@@ -388,7 +387,7 @@ mod tests {
             (bytes(&token()), Some(Compared::Done)),
             (Reply::Int(0), Some(Compared::Absent)),
             (Reply::Int(-1), Some(Compared::NotOurs)),
-            // To another command.
+            // Replies to another command.
             (Reply::Int(1), None),
             (Reply::Ok, None),
             (bytes("another token"), None),

@@ -23,7 +23,7 @@ pub(crate) struct Runs<'a> {
     pub(crate) wait: Option<&'a ReplicaWait>,
 }
 
-/// The keys of one run of a script, all in one place of a cluster, and its arguments.
+/// The keys of one run of a script, all in one place in a cluster, and its arguments.
 pub(crate) type Call<'a> = (&'a [&'a str], &'a [&'a str]);
 
 impl<'a> Runs<'a> {
@@ -56,10 +56,10 @@ impl Script {
 }
 
 impl Runs<'_> {
-    /// Makes all these runs, by the hash of the script. What Redis refuses because it does not know the
-    /// script is sent once more. The first of these commands then has the text, and makes the
-    /// script known to the others. (It is one that this node executes, and does not redirect.) If
-    /// the script is unknown even then, the answer is the second copy of another one, and the
+    /// Makes all these runs, by the script's hash. Commands that Redis refuses because it does not
+    /// know the script are sent once more. The first of these commands then has the text, and makes
+    /// the script known to the others. (It is one that this node executes, and does not redirect.)
+    /// If the script is unknown even then, the answer is a second copy of an earlier one, and the
     /// script may have been executed.
     ///
     /// A batch with more than one run follows no redirect.

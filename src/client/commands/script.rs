@@ -13,7 +13,7 @@ pub(crate) struct Script {
 }
 
 /// Makes all hashes now. If a thread made one at the first use of its script, and the process were
-/// forked at that moment, the child would wait for ever for the hash to be made.
+/// forked at that moment, the child would wait forever for the hash to be made.
 pub(crate) fn prepare() {
     for script in [
         &CLAIM,
@@ -45,7 +45,7 @@ pub(crate) static NO_READER: Script = Script::new(include_str!("lua/no_reader.lu
 pub(crate) static ADOPT: Script = Script::new(ADOPT_TEXT, "+get +pttl +set +pexpire");
 pub(crate) static ADOPT_FENCED: Script = Script::new(ADOPT_TEXT, "+get +pttl +set +pexpire +time");
 pub(crate) static RELEASE: Script = Script::new(include_str!("lua/release.lua"), "+get +del");
-/// Only for a bug that is built in.
+/// Only for a bug that is built in on purpose.
 pub(crate) static DELETE: Script = Script::new("return redis.call('DEL', KEYS[1])", "+del");
 pub(crate) static KEEP: Script = Script::new(include_str!("lua/keep.lua"), "+get +pexpire +set");
 pub(crate) static RENEW: Script = Script::new(include_str!("lua/renew.lua"), "+get +pttl +pexpire");

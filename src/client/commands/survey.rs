@@ -1,4 +1,4 @@
-//! The commands that find all locks of a server, none of which takes it long.
+//! The commands that find all locks on a server. None of them keeps it busy for long.
 
 use crate::base::clock::Moment;
 use crate::client::commands::connection::{ServerConnection, next};
@@ -15,8 +15,8 @@ pub(crate) struct Scanned {
 }
 
 impl ServerConnection {
-    /// Walks on from a cursor ("0" at the beginning), past so many keys of the server, and returns
-    /// those that begin with the prefix. Some may come twice.
+    /// Walks on from a cursor ("0" at the beginning), past this many keys of the server, and
+    /// returns those that begin with the prefix. Some may come twice.
     pub(crate) fn scan(
         &mut self,
         cursor: &str,
@@ -39,8 +39,8 @@ impl ServerConnection {
     }
 
     /// Reads the holder of each of these keys, in their order. Value and time are read one after
-    /// the other, and without a script: that is twice as fast, and for people. A key that is on
-    /// another node by now counts as one that is gone.
+    /// the other, and without a script: that is twice as fast, and good enough for people. A key
+    /// that is on another node by now counts as gone.
     pub(crate) fn look_at_all(
         &mut self,
         keys: &[Vec<u8>],

@@ -43,7 +43,7 @@ pub(crate) enum Goal<'a> {
 }
 
 impl<'a> Wanted<'a> {
-    /// The times that the script needs: of the lease and, for a counter, how long that stays.
+    /// The times that the script needs: the lease and, for a counter, how long that stays.
     pub(crate) fn times(&self) -> [String; 2] {
         let stays = self
             .counter
@@ -86,7 +86,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// True if the answer of the script has a number behind the token: of the fence or of the slot.
+    /// True if the script's answer has a number after the token: that of the fence or of the slot.
     fn is_numbered(&self) -> bool {
         self.counter.is_some() || matches!(self.goal, Goal::Slot { .. })
     }
@@ -113,7 +113,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// The shortest command that takes the lock. It need not say who has the lock. Behind `ASKING`
+    /// The shortest command that takes the lock. It need not say who has the lock. After `ASKING`,
     /// it is the script: a proxy may send the `OK` to `ASKING` twice, and `SET` says `OK` as well.
     pub(crate) fn claim(
         &self,
@@ -129,7 +129,7 @@ impl<'a> Wanted<'a> {
         script.command(teach, &self.keys(), &args)
     }
 
-    /// Reads the reply of that command.
+    /// Reads the reply to that command.
     pub(crate) fn read_claim(&self, asking: bool, reply: Reply) -> Result<ClaimReply, Failure> {
         let reply = accept_change(reply);
         if self.is_plain() && !asking {
@@ -139,7 +139,7 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// Reads the reply of the script that takes the lock.
+    /// Reads the reply to the script that takes the lock.
     pub(crate) fn read_script(&self, reply: Result<Reply, Failure>) -> Result<ClaimReply, Failure> {
         if let (Goal::NoSlot { .. }, Ok(Reply::Bytes(said))) = (self.goal, &reply) {
             let is_alone = said.strip_prefix(self.token.as_bytes()) == Some(b" alone");

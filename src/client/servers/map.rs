@@ -13,7 +13,7 @@ const MOST_TRIES: usize = 16 * SLOTS as usize;
 
 pub(crate) struct Map {
     pub(crate) masters: Vec<Arc<Node>>,
-    /// For each slot the place of its master in `masters`, or [`NOBODY`].
+    /// For each slot, the place of its master in `masters`, or [`NOBODY`].
     owners: Box<[u16]>,
 }
 
@@ -72,8 +72,8 @@ impl Map {
             .any(|master| master.number == node.number)
     }
 
-    /// For each slot, whether it has another node than `before`. Empty if each surely has the same
-    /// one, as nearly every time.
+    /// For each slot, whether it has a different node than in `before`. Empty if each surely has
+    /// the same one, as is nearly always the case.
     pub(crate) fn differs_from(&self, before: &Map) -> Vec<bool> {
         let is_same = |(one, other): (&Arc<Node>, &Arc<Node>)| one.number == other.number;
         if self.owners == before.owners && self.masters.iter().zip(&before.masters).all(is_same) {

@@ -23,8 +23,7 @@ use crate::client::wire::socket::Ender;
 /// How many nodes were made.
 static COUNT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
 
-/// Called when other servers have keys than before, with a function that says of which keys this is
-/// true.
+/// Called when keys have moved to other servers, with a function that says which keys those are.
 pub(crate) type OnMove = OnceLock<Box<dyn Fn(&dyn Fn(&[u8]) -> bool) + Send + Sync>>;
 
 pub(crate) struct Node {
@@ -42,10 +41,10 @@ pub(crate) struct Node {
 /// What all nodes of a store have in common.
 pub(crate) struct Common {
     access: Access,
-    /// How to begin a connection since the one server has turned out to be a node of a cluster.
+    /// How to begin a connection once the one server has turned out to be a node of a cluster.
     as_node: OnceLock<Access>,
-    /// How many replicas the master has, also those that are down. [`UNKNOWN`] if nobody has said
-    /// so.
+    /// How many replicas the master has, including those that are down. [`UNKNOWN`] if nobody has
+    /// reported it.
     copies: AtomicU32,
     worker: Arc<Worker>,
     pool_size: u32,
@@ -63,7 +62,7 @@ impl Common {
     /// # Errors
     ///
     /// [`Error::InvalidOption`] if all replicas are to acknowledge a lock and no sentinel says how
-    /// many there are; an error of the system if the pools' thread cannot be started.
+    /// many there are; a system error if the pools' thread cannot be started.
     pub(crate) fn new(access: Access, settings: &Settings) -> Result<Common, Error> {
         let &Settings {
             connect_timeout,
@@ -103,13 +102,13 @@ impl Common {
         self.access().expects(Expected::ClusterNode)
     }
 
-    /// The one server is a node of a cluster. False if that is known.
+    /// Notes that the one server is a node of a cluster. False if that was already known.
     pub(crate) fn join_cluster(&self) -> bool {
         let as_node = self.access.clone().expecting(Expected::ClusterNode);
         self.as_node.set(as_node).is_ok()
     }
 
-    /// How many replicas the master has, as far as somebody has said so.
+    /// How many replicas the master has, if anybody has reported it.
     pub(crate) fn known_replicas(&self) -> Option<u32> {
         Some(self.copies.load(Ordering::Relaxed)).filter(|copies| *copies != UNKNOWN)
     }
@@ -151,8 +150,8 @@ impl Node {
     }
 
     /// The node has no slot any more: its threads have nothing left to do, and all its connections
-    /// end, also those in use. A thread that is blocked in one gets an error, and asks the node
-    /// that has the slot now.
+    /// end, including those in use. A thread that is blocked in one gets an error, and asks the
+    /// node that has the slot now.
     pub(crate) fn retire(&self) {
         let mut connections = self.connections.lock();
         self.retired.store(true, Ordering::Relaxed);
@@ -185,7 +184,7 @@ impl Node {
         expect_pong(replies.pop().unwrap_or(Reply::Nil))
     }
 
-    /// True if no key is here any more.
+    /// True if this node has no keys any more.
     pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
     }
@@ -218,8 +217,8 @@ impl Node {
         opened
             .map(|(link, _)| link)
             .map_err(|failure| match failure {
-                // A node has left, and a server that is no node has its address. This is no final
-                // answer: the caller tries again, and the next map has the right node.
+                // A node has left, and a server that is not a node has its address. This answer is
+                // not final: the caller tries again, and the next map has the right node.
                 Failure::Refused(refusal) if refusal.code == NO_NODE => {
                     Failure::NotSent(refusal.into())
                 }
@@ -227,9 +226,10 @@ impl Node {
             })
     }
 
-    /// Opens the connection on which invalidations come.
+    /// Opens the connection on which invalidations arrive.
     pub(crate) fn open_tracking(&self) -> Result<TrackingConnection, Failure> {
-        // A refusal of the connection may pass soon. (A refusal of what follows comes again.)
+        // A refused connection may succeed soon. (A later command that is refused will be refused
+        // again.)
         let link = self.open(Moment::NEVER).map_err(Failure::of_an_attempt)?;
         TrackingConnection::open(link, Moment::now().after(self.common.connect_timeout))
     }
@@ -237,10 +237,10 @@ impl Node {
 
 /// A link to send commands over.
 pub(crate) struct Lent {
-    /// `None` once it was given back.
+    /// `None` once it has been given back.
     pub(crate) link: Option<Box<Link>>,
-    /// The place in the pool from which it came. `None`: it belongs to one thread, which is the
-    /// keeper, or a caller whose command must not go over a connection that may be dead.
+    /// The slot in the pool that it came from. `None` if it belongs to one thread: the keeper, or a
+    /// caller whose command must not go over a connection that may be dead.
     pub(crate) slot: Option<BorrowedSlot>,
     pub(crate) node: Arc<Node>,
 }
@@ -331,7 +331,7 @@ mod tests {
         assert!(Moment::now() < deadline);
     }
 
-    /// A proxy may accept `CLIENT TRACKING`, and not pass it on.
+    /// A proxy may accept `CLIENT TRACKING` but not pass it on.
     #[test]
     fn a_node_that_sends_no_invalidation_refuses() {
         let subscribed = "*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n";

@@ -55,7 +55,7 @@ pub(crate) type Range = (RangeInclusive<u16>, Place);
 
 /// Reads the reply to `CLUSTER SLOTS` of the server at `asked`: the slots with their masters, and
 /// all replicas. Leaves out servers whose address that server does not know. Refuses a map that has
-/// more slots in all than a cluster, or more than [`MOST_MASTERS`] masters: a wrong reply does not
+/// more slots in all than a cluster, or more than [`MOST_MASTERS`] masters: so a wrong reply cannot
 /// fill the memory. (A slot may be in two ranges.)
 pub(crate) fn ranges(
     reply: &Reply,
@@ -129,8 +129,8 @@ fn read_server(server: &Reply) -> Option<(&str, u16)> {
     Some((host, u16::try_from(*port).ok()?))
 }
 
-/// The server at this host and port. Without a host, it is the one at which the server that named
-/// it was asked. `None` for a server whose address is not known (`?`).
+/// The server at this host and port. Without a host, it is the host where the server that named it
+/// was asked. `None` for a server whose address is not known (`?`).
 fn place(host: &str, port: u16, asked: &Place) -> Option<Place> {
     match asked {
         // The program has named it.
@@ -146,13 +146,13 @@ fn place(host: &str, port: u16, asked: &Place) -> Option<Place> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Redirect {
     pub(crate) to: Place,
-    /// `ASK`: the slot is on its way there. The command has to be sent behind `ASKING`, and the
-    /// next command for the slot to the old server again.
+    /// `ASK`: the slot is on its way there. The command has to be sent after `ASKING`, and the next
+    /// command for the slot goes to the old server again.
     pub(crate) asks: bool,
 }
 
 impl Redirect {
-    /// Reads an error of the server at `asked`: `MOVED slot host:port`, all of which is in the
+    /// Reads an error from the server at `asked`: `MOVED slot host:port`, all of which is in the
     /// message. (Redis writes an IPv6 address without brackets; with them it is read, too.) `None`
     /// for any other error.
     pub(crate) fn read(refusal: &Refusal, asked: &Place) -> Option<Redirect> {
@@ -209,8 +209,8 @@ pub(super) mod tests {
         btree_map(0..SLOTS, servers, 0..6)
     }
 
-    /// The reply for such a map, and what is read in it. The last slot of a range is that before
-    /// the next one.
+    /// The reply for such a map, and what is read in it. The last slot of a range is the one before
+    /// the next range.
     fn written(map: Sketch) -> (Reply, Vec<Range>) {
         let firsts = map.keys().skip(1).copied();
         let ends: Vec<_> = firsts.chain([SLOTS]).collect();
@@ -247,7 +247,7 @@ pub(super) mod tests {
             prop_assert_eq!(ranges(&reply, &at("asked", 9)).unwrap().0, expected);
         }
 
-        /// What a map costs is bounded, and it leads to no place that could not be shown.
+        /// A map's cost is bounded, and it leads to no place that could not be shown.
         #[test]
         fn any_map_is_read_or_refused(reply in garbled_reply(any_slots())) {
             if let Ok((ranges, replicas)) = ranges(&reply, &at("asked", 9)) {
@@ -286,8 +286,8 @@ pub(super) mod tests {
         }
     }
 
-    /// The first vector is that of the specification. `CLUSTER KEYSLOT` of Redis judges in the
-    /// tests of `tests/it/many/cluster.rs`.
+    /// The first vector is from the specification. In `tests/it/many/cluster.rs`, the judge is
+    /// Redis's `CLUSTER KEYSLOT`.
     #[test]
     fn the_slot_of_a_key_is_that_of_its_tag() {
         assert_eq!(crc16(b"123456789"), 0x31C3);

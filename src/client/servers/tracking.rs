@@ -3,7 +3,7 @@
 //! Redis calls this feature [client-side
 //! caching](https://redis.io/docs/latest/develop/reference/client-side-caching/). A connection with
 //! tracking on redirects its invalidations to this connection. After an invalidation of a key,
-//! Redis sends no other one until the key is read again.
+//! Redis sends no further one until the key is read again.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -122,7 +122,7 @@ mod tests {
             prop_assert_eq!(read(written(&keys)), Heard::Keys(keys));
         }
 
-        /// What is no list may mean any key. In a list, what is no key is left out.
+        /// Anything but a list may mean any key. In a list, anything but a key is left out.
         #[test]
         fn any_invalidation_names_keys_or_all(payload in garbled_reply(vec(vec(any::<u8>(), 0..20), 0..5).prop_map(|keys| written(&keys)))) {
             let expected = match &payload {

@@ -1,8 +1,8 @@
-//! What a program names: a URL, and what it says of the servers.
+//! What a program names: a URL, and what it says about the servers.
 //!
 //! [`target`] is all that is needed to connect. [`parse`] turns a URL into an [`address`]:
-//! `several` takes one apart that names sentinels or nodes of a cluster, and `one` has the `redis`
-//! crate read one that names a single server. This room may use `wire` and `base`.
+//! `several` takes apart a URL that names sentinels or nodes of a cluster, and `one` gives a URL
+//! that names a single server to the `redis` crate. This room may use `wire` and `base`.
 
 pub(crate) mod target;
 mod parse;

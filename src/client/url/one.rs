@@ -19,11 +19,11 @@ pub(super) fn one(url: &str) -> Result<Address, Error> {
     } else {
         url.to_owned()
     };
-    // The text is not shown, because its password may stand anywhere.
+    // The text is not shown, because its password may be anywhere.
     let mut parsed = redis::parse_redis_url(&escaped).ok_or_else(|| bad(None, form_of(url)))?;
     // If a slash, question mark or hash in a password is not escaped, the parser takes the rest of
-    // the password for the path, the query or the fragment. Out of the path it takes `..`, and what
-    // comes before that: so what was written is looked at, too.
+    // the password for the path, the query or the fragment. It removes `..` from the path, along
+    // with what comes before: so the text as written is checked, too.
     let behind_slashes = url.split_once("//").map_or("", |(_, rest)| rest);
     let written = behind_slashes
         .find(['/', '?', '#'])
@@ -105,7 +105,7 @@ fn address(info: &ConnectionInfo, tls: bool) -> Result<Address, Error> {
     };
     let login = info.redis_settings();
     if login.username().is_some() && login.password().is_none() {
-        // What looks like the user may be a password without its colon.
+        // The apparent user may be a password without its colon.
         let reason = "it has a user and no password, so nobody would log in: it is user:password@, or :password@";
         return Err(bad(None, reason));
     }
@@ -122,7 +122,7 @@ fn address(info: &ConnectionInfo, tls: bool) -> Result<Address, Error> {
     })
 }
 
-/// What to write in the place of a URL that cannot be read.
+/// What to write instead of a URL that cannot be read.
 fn form_of(url: &str) -> &'static str {
     let scheme = url
         .split_once("://")
@@ -149,7 +149,8 @@ fn form_of(url: &str) -> &'static str {
     }
 }
 
-/// What is wrong with a URL, and what of it may be shown: nothing, if it may have a password.
+/// What is wrong with a URL, and which part of it may be shown: nothing, if it may contain a
+/// password.
 pub(super) fn bad(shown: Option<&str>, reason: &'static str) -> Error {
     Error::InvalidOption {
         option: "url",

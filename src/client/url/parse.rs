@@ -1,8 +1,8 @@
 //! Turns a URL into an address: one server, the sentinels that know it, or nodes of a cluster.
 //!
-//! The `redis` crate parses the URL. It knows no list of hosts, so a URL with several hosts is
-//! taken apart here, and the `redis` crate gets the rest of it. No error shows a password, wherever
-//! in the URL it stands.
+//! The `redis` crate parses the URL. It does not accept a list of hosts, so a URL with several
+//! hosts is taken apart here, and the `redis` crate gets the rest of it. No error shows a password,
+//! wherever it is in the URL.
 
 use crate::base::error::Error;
 use crate::client::url::address::Address;
@@ -172,7 +172,8 @@ mod tests {
             prop_assert!(!is_hidden || !shown.contains("c4nary"), "{} shows {}", url, shown);
         }
 
-        /// Whatever stands before and after the password, and however wrong the rest of the URL is.
+        /// No matter what comes before and after the password, and how wrong the rest of the URL
+        /// is.
         #[test]
         fn no_message_holds_a_password(
             scheme in "redis|rediss|unix|redis\\+unix|valkey|http|rediss?\\+sentinel",

@@ -26,7 +26,7 @@ struct Several<'a> {
     /// What follows the hosts, without its slash.
     path: &'a str,
     query: Option<&'a str>,
-    /// What of the URL may be shown.
+    /// The part of the URL that may be shown.
     shown: Option<&'a str>,
 }
 
@@ -44,14 +44,14 @@ pub(super) fn several(url: &str) -> Option<Result<Address, Error>> {
 }
 
 impl<'a> Several<'a> {
-    /// Takes a URL apart, whose `rest` follows the scheme.
+    /// Takes apart a URL whose `rest` follows the scheme.
     fn split(url: &'a str, rest: &'a str, tls: bool) -> Result<Several<'a>, Error> {
         let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         let (userinfo, hosts) = authority
             .rsplit_once('@')
             .map_or((None, authority), |(it, rest)| (Some(it), rest));
-        // A `/`, `?` or `#` in a password that is not escaped ends the authority too soon, and the
-        // rest of the password is in the tail.
+        // An unescaped `/`, `?` or `#` in a password ends the authority too soon, and the rest of
+        // the password is in the tail.
         if tail.contains(['@', '#']) {
             return Err(bad(None, NOT_ESCAPED));
         }

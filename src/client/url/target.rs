@@ -18,7 +18,7 @@ pub(crate) struct Target {
 }
 
 impl Address {
-    /// Adds the settings of TLS: `tls` if the program has set it, and else the defaults.
+    /// Adds the TLS settings: `tls` if the program has set it, or else the defaults.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl Address {
 }
 
 impl Target {
-    /// Sets the function that is asked for the user and the password, in place of those in the URL.
+    /// Sets the function that is asked for the user and the password, instead of those in the URL.
     pub(crate) fn set_credentials(&mut self, ask: Option<AskCredentials>) -> Result<(), Error> {
         if ask.is_some() && self.credentials.is_some() {
             let reason = "the URL has a password already";
@@ -82,9 +82,9 @@ impl Target {
         Ok(())
     }
 
-    /// Sets how to log in to the sentinels (by default not at all), and their settings of TLS (by
-    /// default those of the master; `plaintext`: none). What a sentinel says is believed, so by
-    /// default it is as hard to stand in for a sentinel as for the master.
+    /// Sets how to log in to the sentinels (by default not at all), and their TLS settings (by
+    /// default those of the master; `plaintext`: none). Sentinels are believed, so by default it is
+    /// as hard to impersonate a sentinel as the master.
     pub(crate) fn set_sentinels(
         &mut self,
         login: Option<Login>,

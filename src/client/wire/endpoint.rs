@@ -66,8 +66,8 @@ impl Endpoint {
         }
     }
 
-    /// The ways to reach the server, one for each address of its host name. The way that worked
-    /// last comes first. The system looks the name up, and nothing bounds the time that it takes:
+    /// The ways to reach the server, one for each address of its host name. The last way that
+    /// worked comes first. The system looks the name up, and nothing bounds the time that it takes,
     /// so a connect timeout begins after this.
     pub(crate) fn ways(&self) -> Result<Vec<Way>, Failure> {
         match &self.place {
@@ -95,8 +95,8 @@ impl Endpoint {
 }
 
 impl Place {
-    /// Where a server is, as another server says. `None` if that is no host and port: it would be
-    /// shown in errors and logs.
+    /// Where a server is, as another server says. `None` if that is not a host and port, since it
+    /// would be shown in errors and logs.
     pub(crate) fn announced(host: &str, port: u16) -> Option<Place> {
         const LONGEST_NAME: usize = 253;
         let is_in_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
@@ -122,7 +122,7 @@ impl fmt::Display for Place {
 
 impl fmt::Debug for Login {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What was meant as the password may stand where the user belongs.
+        // The password may have been put where the user belongs.
         f.debug_struct("Login").finish_non_exhaustive()
     }
 }

@@ -8,9 +8,9 @@ use crate::client::wire::io_error;
 use crate::client::wire::refusal::Refusal;
 use crate::client::wire::resp::Reply;
 
-/// Why a command has no result, and whether Redis executed it. [`Unanswered`](Failure::Unanswered):
-/// Redis may have executed the command, or may still execute it. Any other failure: it has not, and
-/// will not.
+/// Why a command has no result, and whether Redis executed it. After
+/// [`Unanswered`](Failure::Unanswered), Redis may have executed the command, or may still execute
+/// it. After any other failure, it has not, and will not.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// Redis did not get the command: there was no connection, or only a part of the command was
@@ -60,10 +60,12 @@ impl Failure {
         }
     }
 
-    /// The failure of a command over a connection that has received what nobody asked for, or has
-    /// ended.
+    /// The failure of a command over a connection that has received something that nobody asked
+    /// for, or has ended.
     pub(crate) fn out_of_step() -> Failure {
-        Failure::unknown("the server ended the connection, or said more than it was asked")
+        Failure::unknown(
+            "the server closed the connection, or sent something that was not asked for",
+        )
     }
 
     /// The failure of a command whose fate is unknown, over a connection that is of no more use.
@@ -172,7 +174,7 @@ pub(crate) fn accept(reply: Reply) -> Result<Reply, Failure> {
     }
 }
 
-/// Reads the reply of `AUTH` and `SELECT`.
+/// Reads the reply to `AUTH` or `SELECT`.
 pub(crate) fn expect_ok(reply: Reply) -> Result<(), Failure> {
     match accept(reply)? {
         Reply::Ok => Ok(()),
@@ -180,7 +182,7 @@ pub(crate) fn expect_ok(reply: Reply) -> Result<(), Failure> {
     }
 }
 
-/// Reads the reply of `PING`.
+/// Reads the reply to `PING`.
 pub(crate) fn expect_pong(reply: Reply) -> Result<(), Failure> {
     match accept(reply)? {
         Reply::Line(pong) if pong == "PONG" => Ok(()),
@@ -198,7 +200,7 @@ pub(crate) fn nonsense(reply: &Reply) -> Failure {
 mod tests {
     use super::*;
 
-    /// With a right that is missing, a listener would try for ever.
+    /// With a right missing, a listener would keep trying forever.
     #[test]
     fn a_trial_may_succeed_later_unless_a_right_is_missing_or_the_key_is_elsewhere() {
         let is_refused = |error: &str| {

@@ -1,4 +1,4 @@
-//! What an `io::Error` says of a connection.
+//! What an `io::Error` says about a connection.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -28,7 +28,7 @@ pub(crate) fn ends_link(error: &io::Error) -> bool {
     )
 }
 
-/// A failure of TLS that comes again with the next connection. It travels inside an `io::Error`.
+/// A TLS failure that would come again with the next connection. It travels inside an `io::Error`.
 #[derive(Debug)]
 struct Final {
     cause: TlsCause,
@@ -62,7 +62,7 @@ pub(crate) fn plain_redis() -> io::Error {
     )
 }
 
-/// Why TLS failed, if that comes again with the next connection.
+/// Why TLS failed, if that would come again with the next connection.
 pub(crate) fn tls_cause_of(error: &io::Error) -> Option<TlsCause> {
     error.get_ref()?.downcast_ref::<Final>().map(|it| it.cause)
 }

@@ -27,12 +27,12 @@ pub(crate) const LONG_SILENCE: Duration = Duration::from_millis(100);
 /// How many links were opened.
 static COUNT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
 
-/// The role of a server, if it may be said.
+/// The role of a server, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A master, or not known.
+    /// A master, or unknown.
     Other,
-    /// What it has not may be at its master.
+    /// Its master may have what it lacks.
     Replica,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Link {
     /// How many replies are still to come. The replies of earlier batches come first, and are
     /// skipped.
     unread: usize,
-    /// How many of these replies answer the batch that was sent last.
+    /// How many of these replies answer the last batch sent.
     wanted: usize,
     /// When that batch was sent.
     sent: Moment,
@@ -95,7 +95,7 @@ pub(crate) struct Link {
     behind: bool,
     /// The listener to which Redis sends the invalidations of what is read over this link.
     pub(crate) listener: Option<u64>,
-    /// What the server has called itself at the login.
+    /// The role that the server stated at the login.
     pub(crate) role: Role,
     /// Which links of the pool are not used again. `None` if this one belongs to no pool.
     pub(crate) condemned: Option<Arc<Condemned>>,
@@ -190,18 +190,18 @@ impl Link {
     /// Sends a batch and collects its replies. Errors are replies, too: one command of a batch may
     /// fail while others succeed.
     ///
-    /// A proxy may send a reply twice. Then each later reply comes in the place of the one before
-    /// it: a busy lock could seem taken, and a lost hold renewed. So no reply counts if more has
-    /// come than was asked for by the end of the batch, and nothing is sent over a connection that
-    /// has received more since the borrower's last batch. What comes later still is not seen here:
-    /// so a script that takes or renews a lock names the token.
+    /// A proxy may send a reply twice. Then each later reply comes in place of the one before it: a
+    /// busy lock could seem taken, and a lost hold renewed. So if more has come by the end of the
+    /// batch than was asked for, no reply counts. And nothing is sent over a connection that has
+    /// received more since the borrower's last batch. Anything that comes even later is not seen
+    /// here, so a script that takes or renews a lock answers with the token.
     pub(crate) fn exchange(
         &mut self,
         batch: &Batch,
         deadline: Moment,
     ) -> Result<Vec<Reply>, Failure> {
         if self.broken {
-            // By an earlier batch of this borrower, which has had an answer to it: for example that
+            // An earlier batch of this borrower broke the link, and was answered: for example, that
             // the server takes no writes. This batch was not sent.
             return Err(Failure::not_sent("the connection is no longer used"));
         }
@@ -223,7 +223,7 @@ impl Link {
         self.stream.send(&batch.bytes, deadline).map_err(|error| {
             self.broken = true;
             match Failure::not_sent(error) {
-                // Redis may have got the first commands of the batch whole.
+                // Redis may have received the first commands of the batch in full.
                 Failure::NotSent(cause) if batch.count > 1 => Failure::unknown(cause),
                 other => other,
             }
@@ -233,7 +233,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads the replies of the batch that was sent last, and skips those of earlier ones.
+    /// Reads the replies to the last batch sent, and skips those to earlier ones.
     pub(crate) fn collect(&mut self, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let mut replies = Vec::with_capacity(self.wanted);
         while self.unread > 0 {
@@ -254,8 +254,8 @@ impl Link {
         Ok(replies)
     }
 
-    /// The failure of a batch of which these replies have come. A server that accepts no client
-    /// sends an error in the place of the first reply, and ends the connection: then the error says
+    /// The failure of a batch that has had only these replies. A server that accepts no client
+    /// sends an error in place of the first reply, and ends the connection: then that error says
     /// why.
     ///
     /// After a long silence, all links of the pool that have not answered since the send may be

@@ -1,4 +1,4 @@
-//! The beginning of a connection: by which way it is opened, who logs in, and what must be at the
+//! The beginning of a connection: which way it is opened, who logs in, and what must be at the
 //! other end.
 //!
 //! All commands of a login go out in one batch, so it costs one round trip.
@@ -23,14 +23,14 @@ use crate::client::wire::socket::{Ender, SHORTEST, Way};
 /// A function that returns a user and a password.
 pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
 
-/// The code of the refusal of a server that turns out to be a node of a cluster.
+/// The refusal code for a server that turns out to be a node of a cluster.
 pub(crate) const CLUSTER_NODE: &str = "CLUSTERNODE";
 
-/// The code of the refusal of a server that should be a node of a cluster, and is not.
+/// The refusal code for a server that should be a node of a cluster, and is not.
 pub(crate) const NO_NODE: &str = "NOCLUSTER";
 
-/// How often [`AskCredentials`] is called at a time, if it does not return. (Each call has a
-/// reference, and so have a few others.)
+/// How many calls of [`AskCredentials`] may be under way at a time, if they do not return. (Each
+/// call has a reference, and there are a few others.)
 const MOST_ASKED: usize = 100;
 
 /// How to begin a connection.
@@ -57,7 +57,7 @@ pub(crate) enum Expected {
     Server,
     /// The master that the sentinels named.
     Master,
-    /// A node of a cluster. If it is a replica, it names the master in place of each answer.
+    /// A node of a cluster. If it is a replica, it names the master instead of answering.
     ClusterNode,
     /// A sentinel. Its answers show what it is.
     Sentinel,
@@ -82,7 +82,7 @@ impl Access {
         Access { expected, ..self }
     }
 
-    /// Connects and logs in by the first of `ways` that works, and sends `first` with the login.
+    /// Connects and logs in over the first of `ways` that works, and sends `first` with the login.
     /// Also returns the replies to `first`. `connected` gets each connection's ender before the
     /// login, and can refuse the connection.
     ///
@@ -117,7 +117,8 @@ impl Access {
                     return Ok(opened);
                 }
                 Err(failure @ Failure::Refused(_)) if !failure.can_pass() => return Err(failure),
-                // Another address may be no server at all, and would hide why this one was refused.
+                // Another address may lead to no server at all, and that would hide why this server
+                // refused.
                 Err(_) if matches!(last, Some(Failure::Tls { .. } | Failure::Refused(_))) => {}
                 Err(failure) => last = Some(failure),
             }
@@ -130,7 +131,7 @@ impl Access {
     }
 
     /// Asks a server, over a connection that is opened for it. The questions go out with the login:
-    /// one round trip less counts where the server is far away.
+    /// saving a round trip matters where the server is far away.
     pub(crate) fn ask<const N: usize>(
         &self,
         endpoint: &Endpoint,
@@ -184,13 +185,13 @@ impl Access {
             }
             if link.probe() {
                 return Err(Failure::not_sent(
-                    "the server ended the connection, or said too much",
+                    "the server closed the connection, or sent too much",
                 ));
             }
             Ok(replies.collect())
         });
         answer.map_err(|failure| match failure {
-            // Even if the login was executed, no command of a lock was sent yet. A server that
+            // Even if the login was executed, no lock command has been sent yet. A server that
             // accepts no client sends the reason, and ends the connection.
             Failure::Unanswered { cause, .. } => match cause.downcast() {
                 Ok(refusal) if is_about_the_client(&refusal) => Failure::Refused(*refusal),
@@ -252,8 +253,8 @@ impl Access {
 impl Credentials {
     /// The user, if one is named, and the password.
     ///
-    /// The program's function runs on a thread of its own: it may be a thread that renews leases
-    /// that opens a connection, or a drop.
+    /// The program's function runs on a thread of its own: the connection may be opened by a thread
+    /// that renews leases, or in a drop.
     fn get(&self, deadline: Moment) -> Result<(Option<String>, String), Failure> {
         let asked = match self {
             Credentials::Fixed(Login { username, password }) => {
@@ -264,7 +265,7 @@ impl Credentials {
         let failed =
             |what| Failure::not_sent(format!("the function that returns the credentials {what}"));
         let ask = loop {
-            // Those that wait have no reference: if they had, enough of them would wait for each
+            // Callers that wait have no reference: if they had, enough of them would wait for each
             // other.
             let ask = Arc::clone(asked);
             if Arc::strong_count(&ask) <= MOST_ASKED {
@@ -272,7 +273,7 @@ impl Credentials {
             }
             drop(ask);
             if deadline <= Moment::now() {
-                return Err(failed("has not returned too often"));
+                return Err(failed("has too often failed to return"));
             }
             thread::sleep(Duration::from_millis(1));
         };
@@ -322,8 +323,8 @@ fn check_greeting(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
 }
 
 /// Asks a server that calls itself standalone whether it is a node of a cluster. Some servers and
-/// proxies call themselves so in a cluster. But it may also be a server that has the address of a
-/// node which has left: if locks were taken there, they would have two holders.
+/// proxies call themselves that even in a cluster. But it may also be a server that has the address
+/// of a node which has left: if locks were taken there, they would have two holders.
 fn knows_slots(link: &mut Link, deadline: Moment) -> Result<(), Failure> {
     link.stream.expect_list();
     let slots = link.exchange(&Batch::of(&["CLUSTER", "SLOTS"]), deadline)?;
@@ -348,7 +349,7 @@ fn told_by(greeting: &Reply) -> String {
 /// Reads the reply to a command that a login can do without: `None` if it was refused.
 ///
 /// Some refusals are about the connection, not about the command: too many clients, protected mode.
-/// Redis sends such a refusal as soon as it accepts the connection, so it comes in the place of the
+/// Redis sends such a refusal as soon as it accepts the connection, so it comes in place of the
 /// first reply.
 fn optional(reply: Reply) -> Result<Option<Reply>, Failure> {
     match accept(reply) {
@@ -413,7 +414,7 @@ mod tests {
         assert!(told_by(&list(["server", "redis", "version", &"7".repeat(10_000)])).len() < 1000);
     }
 
-    /// The sentinels may have named a master that is none any more.
+    /// The sentinels may have named a master that no longer is one.
     #[test]
     fn only_a_master_that_sentinels_name_must_be_no_replica() {
         let greeting = list(["server", "redis", "mode", "standalone", "role", "replica"]);
@@ -560,7 +561,7 @@ mod tests {
         }
     }
 
-    /// Such as a proxy that says `OK` to what it does not know.
+    /// Such as a proxy that says `OK` to commands that it does not know.
     #[test]
     fn a_server_without_a_map_is_no_node_of_a_cluster() {
         let hello = "*2\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n";
@@ -583,8 +584,8 @@ mod tests {
         open(&access, &endpoint(far), &ports, limit).unwrap();
     }
 
-    /// A host may have several addresses. Why one of them is not trusted says more than that nobody
-    /// listens at another.
+    /// A host may have several addresses. The reason why one of them is not trusted says more than
+    /// that nobody listens at another.
     #[cfg(feature = "tls")]
     #[test]
     fn a_failure_of_tls_is_reported_though_another_address_is_dead() {

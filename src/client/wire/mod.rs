@@ -4,8 +4,8 @@
 //! bytes, [`socket`] its deadlines, and [`tls`] its cryptography. [`subscription`] is one that
 //! receives messages. [`endpoint`] is where it leads, [`resp`] the bytes of commands and replies.
 //! [`failure`] says why a command has no result, and whether Redis executed it; [`refusal`] is an
-//! error that the server sent, and `io_error` says what an error of the socket or of TLS means for
-//! the connection. [`system`] has the sockets of the system. This room may use `base`.
+//! error that the server sent, and `io_error` says what a socket or TLS error means for the
+//! connection. [`system`] has the system's sockets. This room may use `base`.
 
 pub(crate) mod pool;
 pub(crate) mod login;

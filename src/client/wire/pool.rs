@@ -4,7 +4,7 @@
 //! r2d2 keeps the slots. A thread that borrows an empty slot opens a link in it. So a failure to
 //! connect reaches the caller that it concerns, with its cause and by the caller's deadline. If
 //! r2d2's own worker opened the links, it would reduce the cause to a string, block while a server
-//! stays silent, and try an unreachable server for ever.
+//! stays silent, and try an unreachable server forever.
 
 use std::convert::Infallible;
 use std::io;
@@ -31,15 +31,15 @@ const LONGEST_GET: Duration = Duration::from_secs(10);
 /// [swept](Pool::sweep), each sweep counts as a use for r2d2, so the sweep closes it.)
 const LONGEST_IDLE: Duration = Duration::from_secs(600);
 
-/// A link that has answered within this time is lent without a look at its socket. A look could not
-/// exclude a repeated reply anyway, since that may come behind the look. And two looks take 3 % of
-/// the time of a lock and its release, on one core with Redis.
+/// A link that has answered within this time is lent without checking its socket. A check could not
+/// rule out a repeated reply anyway, since that may come after the check. And two checks take 3 %
+/// of the time of a lock and its release, on one core with Redis.
 const FRESH: Duration = Duration::from_micros(50);
 
 /// A function that gets the number of a link that was closed. All pools of a store have the same.
 pub(crate) type OnClose = OnceLock<Box<dyn Fn(u64) + Send + Sync>>;
 
-/// The thread that r2d2 makes slots with. All pools of a store share it.
+/// The thread on which r2d2 makes slots. All pools of a store share it.
 pub(crate) struct Worker {
     threads: Arc<ScheduledThreadPool>,
     /// The process that started the thread.
@@ -79,7 +79,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         if process::id() != self.pid {
-            // As with the drop of a pool: the thread may have held a mutex at the fork.
+            // As when a pool is dropped: the thread may have held a mutex at the fork.
             mem::forget(Arc::clone(&self.threads));
         }
     }
@@ -87,8 +87,8 @@ impl Drop for Worker {
 
 impl Pool {
     /// `is_swept`: somebody calls [`Self::sweep`] now and then. If not, r2d2 closes links that
-    /// nobody has used for long. (For that it keeps a job as long as its thread lives, also after
-    /// the pool.)
+    /// nobody has used for long. (For that, it keeps a job for as long as its thread lives, even
+    /// after the pool is gone.)
     pub(crate) fn new(size: u32, is_swept: bool, worker: &Worker, on_close: Arc<OnClose>) -> Pool {
         let slots = r2d2::Pool::builder()
             .max_size(size)
@@ -123,7 +123,7 @@ impl Pool {
             }
             other => other,
         };
-        // If possible one with a link: r2d2 lends the slot that came back last.
+        // Preferably one with a link: r2d2 lends the slot that was last returned.
         let free = {
             let mut empty = Vec::new();
             loop {
@@ -179,8 +179,8 @@ impl Pool {
     }
 
     /// Drops the slot's link if it may be dead. If it has not answered just now ([`FRESH`]), also
-    /// drops it if it has ended, or has received what nobody asked for: a proxy may repeat an
-    /// answer, and the borrower would take it for the answer to its own command.
+    /// drops it if it has ended, or has received something that nobody asked for: a proxy may
+    /// repeat an answer, and the borrower would take it for the answer to its own command.
     fn drop_stale(&self, slot: &mut Slot, now: Moment) {
         let is_over = |link: &mut Box<Link>| now.since(link.answered) > FRESH && link.probe();
         if let Some(link) = slot.take_if(|link| self.condemned.includes(link) || is_over(link)) {
@@ -188,7 +188,7 @@ impl Pool {
         }
     }
 
-    /// Has no link used again that has not answered since this moment.
+    /// Prevents the reuse of links that have not answered since this moment.
     pub(crate) fn condemn(&self, since: Moment) {
         self.condemned.condemn(since);
     }
@@ -248,7 +248,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         if process::id() != self.pid {
             // This is a forked child, without r2d2's worker. If the worker held one of r2d2's
-            // mutexes at the fork, that mutex stays locked for ever here, and the drop would block.
+            // mutexes at the fork, that mutex stays locked here forever, and the drop would block.
             // So the slots are never dropped.
             mem::forget(self.slots.clone());
         }
@@ -256,8 +256,8 @@ impl Drop for Pool {
 }
 
 /// Calls `build`, which panics if it cannot start a thread. A trial thread comes first: if that
-/// fails, there is a reason of the system, and no message of a panic. If the system refuses the
-/// next thread even so, the panic is caught.
+/// fails, there is a reason from the system, and no panic message. If the system refuses the next
+/// thread even so, the panic is caught.
 fn start<T>(build: impl FnOnce() -> T) -> Result<T, Error> {
     let no_thread = |source| Error::System {
         cause: SystemCause::NoThread,
@@ -272,8 +272,8 @@ fn start<T>(build: impl FnOnce() -> T) -> Result<T, Error> {
     panic::catch_unwind(AssertUnwindSafe(build)).map_err(refused)
 }
 
-/// What r2d2 lends. It is never broken for r2d2, even without a link: if r2d2 dropped a slot, it
-/// would not wake a thread that waits for one.
+/// What r2d2 lends. r2d2 never considers it broken, even when it has no link: if r2d2 dropped a
+/// slot, it would not wake a thread that waits for one.
 pub(crate) type Slot = Option<Box<Link>>;
 
 /// What r2d2 needs to make slots.

@@ -1,4 +1,4 @@
-//! An error that a server answers: its code, its text as it may be shown, and what it says of the
+//! An error that a server returns: its code, the text that may be shown, and what it says about the
 //! command.
 
 use std::fmt;
@@ -6,9 +6,9 @@ use std::fmt;
 /// How many characters of a server's error are kept. The errors of Redis itself are shorter.
 const LONGEST_MESSAGE: usize = 500;
 
-/// The codes of the errors that Redis and Valkey answer *instead of* executing a command that a
-/// lock sends. (`NOFENCE` is the answer of `claim_fenced.lua` to a counter that is no number, and
-/// `NOGATE` that of `no_reader.lua` to a writer that has lost its gate.)
+/// The codes of the errors that Redis and Valkey return *instead of* executing a command that a
+/// lock sends. (`NOFENCE` is the answer of `claim_fenced.lua` to a counter that is not a number,
+/// and `NOGATE` that of `no_reader.lua` to a writer that has lost its gate.)
 const DID_NOTHING: &str = "
     ASK BUSY CLUSTERDOWN CROSSSLOT DENIED EXECABORT LOADING MASTERDOWN MISCONF MOVED NOAUTH NOFENCE
     NOGATE NOGOODSLAVE NOPERM NOPROTO NOREPLICAS NOSCRIPT OOM READONLY REDIRECT TRYAGAIN WRONGPASS
@@ -40,11 +40,11 @@ const DID_NOTHING_ERR: [&str; 20] = [
     "wrong number of arguments",
 ];
 
-/// An error that Redis answered.
+/// An error that Redis returned.
 ///
-/// What it means is read in the text as Redis sent it, and people get another text, which does not
-/// show the password of the connection. So a password that occurs in a well-known error changes
-/// nothing of what that error means.
+/// Its meaning is read from the text as Redis sent it. People see a different text, which does not
+/// show the connection's password. So a password that occurs in a well-known error does not change
+/// what that error means.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Refusal {
@@ -73,7 +73,7 @@ impl Refusal {
             Some(text) => legible(text),
             // If only the password were removed, the gap in a well-known text would reveal a short
             // password.
-            None => format!("{code} (not shown: the answer holds the password)"),
+            None => format!("{code} (not shown: the answer contains the password)"),
         };
         Refusal {
             code,
@@ -106,7 +106,7 @@ impl Refusal {
         self.said.split(' ').nth(2)
     }
 
-    /// True for an error that Redis is known to answer instead of executing the command.
+    /// True for an error that Redis is known to return instead of executing the command.
     pub(crate) fn did_nothing(&self) -> bool {
         // Before Redis 7, an error that a script passes on begins with the script's line:
         // `@user_script: 14: The user ...`.
@@ -164,21 +164,22 @@ pub(crate) fn legible(text: &str) -> String {
     shown
 }
 
-/// The text without line ends, and without what would change the order in which it is shown.
+/// The text without line ends, and without characters that would change the order in which it is
+/// shown.
 fn plain(text: &str) -> String {
     let turns = |c| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.replace(|c: char| c.is_control() || turns(c), " ")
 }
 
-/// True for a well-known code other than `ERR`: it tells nobody a password.
+/// True for a well-known code other than `ERR`: it gives away no password.
 fn is_known(code: &str) -> bool {
     DID_NOTHING.split_ascii_whitespace().any(|it| it == code)
 }
 
-/// The code of an error. Before Redis 7, an error inside a script has its code behind the script's
+/// The code of an error. Before Redis 7, an error inside a script has its code after the script's
 /// line: `ERR Error running script (call to f_...): @user_script:1: WRONGTYPE Operation ...`. The
-/// line may stand there twice, and a `-` before the code: `...: @user_script:7: @user_script: 7:
-/// -READONLY You ...`.
+/// line may be there twice, and the code may have a `-` before it: `...: @user_script:7:
+/// @user_script: 7: -READONLY You ...`.
 fn code_of(error: &str) -> &str {
     let (code, message) = error.split_once(' ').unwrap_or((error, ""));
     let inside = || {
@@ -204,7 +205,7 @@ mod tests {
     proptest! {
         #![proptest_config(garbled::cases())]
 
-        /// Whatever a server answers, it does not show the password, and forges no line of a log.
+        /// No server's answer shows the password or forges a line in a log.
         #[test]
         fn any_error_is_one_line_without_the_password(
             error in garbled::text(prop_oneof![
@@ -254,7 +255,7 @@ mod tests {
         );
     }
 
-    /// A terminal or an editor would show such a text in another order, or on more lines.
+    /// A terminal or an editor would show such a text in a different order, or on more lines.
     #[test]
     fn the_text_of_a_server_is_one_line_from_left_to_right() {
         let odd = "\n\u{85}\u{2028}\u{2029}\u{202e}\u{2066}\u{2069}\u{200e}\u{200f}\u{61c}";
@@ -326,7 +327,7 @@ mod tests {
         let concealed = |said: &str, password| Refusal::new(said, password).message;
         let unknown = "ERR unknown command 'AUTH', with args beginning with: 'worker' 'canar";
         assert_eq!(concealed(unknown, "canary"), "ERR unknown command 'AUTH'");
-        let not_shown = "(not shown: the answer holds the password)";
+        let not_shown = "(not shown: the answer contains the password)";
         assert_eq!(
             concealed("ERR what is canary?", "canary"),
             format!("ERR {not_shown}")

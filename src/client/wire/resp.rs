@@ -15,20 +15,21 @@ use crate::client::wire::refusal::Refusal;
 /// counter of a fenced lock, which has the prefix twice and the name once: less than 192 KiB.
 pub(crate) const LONGEST_REPLY: usize = 256 * 1024;
 
-/// The longest reply to `CLUSTER SLOTS`: ten thousand ranges of slots, each with three nodes. And
-/// to `SCAN`: twenty of the longest keys, and Redis names few more than it is asked for.
+/// The longest reply to `CLUSTER SLOTS` or `SCAN`. The former has ten thousand ranges of slots,
+/// each with three nodes; the latter has twenty of the longest keys, and Redis names few more than
+/// it is asked for.
 const LONGEST_LIST: usize = 4 * 1024 * 1024;
 
-/// How much of the longest reply an element of an array takes at least. It has three bytes or more,
-/// and takes some ten times as much memory, an error some forty times.
+/// The least that an array element counts toward the longest reply. It has three bytes or more, and
+/// takes about ten times as much memory; an error takes about forty times as much.
 const LEAST_ELEMENT: usize = 16;
 
 /// How deep arrays may nest. The deepest reply that is expected has two levels: an invalidation,
 /// which is a message with a list of keys.
 const DEEPEST: usize = 8;
 
-/// The size of the buffer, unless a longer reply needs more. Most replies have less than a hundred
-/// bytes.
+/// The size of the buffer, unless a longer reply needs more. Most replies are shorter than a
+/// hundred bytes.
 const USUAL_ROOM: usize = 4096;
 
 /// One or more commands, written and ready to be sent.
@@ -37,7 +38,7 @@ pub(crate) struct Batch {
     pub(crate) bytes: Vec<u8>,
     /// How many commands there are, and so how many replies will come.
     pub(crate) count: usize,
-    /// For how long Redis may wait before it answers, besides the time that any answer takes.
+    /// How long Redis may wait before it answers, on top of the time that any answer takes.
     pub(crate) blocks_for: Duration,
 }
 
@@ -83,7 +84,7 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    /// What the reply is, for an error about it.
+    /// The kind of reply, for an error about it.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Reply::Nil => "nil",
@@ -113,8 +114,8 @@ impl Reply {
         }
     }
 
-    /// The value of a field, if this is a map. RESP2 writes a map as an array of names and values
-    /// in turn.
+    /// The value of a field, if this is a map. RESP2 writes a map as an array of alternating names
+    /// and values.
     pub(crate) fn field(&self, name: &str) -> Option<&str> {
         let Reply::Array(parts) = self else {
             return None;
@@ -129,17 +130,17 @@ impl Reply {
 
 /// Reads replies one by one, however the bytes arrive.
 ///
-/// After a time-out, the part of a reply that has come stays here. The next call continues with the
-/// rest.
+/// After a time-out, the part of a reply that has arrived stays here. The next call continues with
+/// the rest.
 pub(crate) struct Reader {
     buffer: Vec<u8>,
     /// The part of the buffer that was received and is not yet read.
     received: Range<usize>,
-    /// How many bytes of that part were searched for the end of a line, in vain.
+    /// How many bytes of that part were searched in vain for the end of a line.
     searched: usize,
     /// The arrays that are not complete yet, from the outermost to the innermost.
     arrays: Vec<Array>,
-    /// How many bytes of the current reply have been read, with [`LEAST_ELEMENT`] for a shorter
+    /// How many bytes of the current reply have been read, counting [`LEAST_ELEMENT`] for a shorter
     /// element.
     length: usize,
     /// The most bytes that a reply may have.
@@ -172,7 +173,7 @@ impl Reader {
         }
     }
 
-    /// From now on, a reply may be as long as the map of a large cluster, or as many keys.
+    /// From now on, a reply may be as long as the map of a large cluster, or a list of many keys.
     pub(crate) fn expect_list(&mut self) {
         self.longest = LONGEST_LIST;
     }
@@ -234,7 +235,7 @@ impl Reader {
     }
 
     /// Puts a reply into the innermost array. Puts each array that is then full into the array
-    /// around it. Returns a reply that belongs into no array.
+    /// around it. Returns a reply that belongs to no array.
     fn closed(&mut self, mut reply: Reply) -> Option<Reply> {
         while let Some(array) = self.arrays.last_mut() {
             array.elements.push(reply);
@@ -273,8 +274,8 @@ impl Reader {
 }
 
 /// Reads the piece at the beginning of `bytes`. Returns the piece and its length, or `None` if it
-/// has not come whole. It is an error if the piece takes more than `longest` bytes: what the reply
-/// that it belongs to may still take. An error does not show the password.
+/// has not arrived whole. A piece of more than `longest` bytes is an error: that is how much its
+/// reply may still take. An error does not show the password.
 ///
 /// The first `searched` bytes are not searched for the end of the line again: a line may come byte
 /// by byte.
@@ -288,12 +289,12 @@ fn piece(
         return Ok(None);
     };
     if !b"+-:$*".contains(kind) {
-        // These bytes begin a record of TLS: most servers send one before they close.
+        // These bytes begin a TLS record: most servers send one before they close.
         let is_tls = matches!(bytes, [0x15 | 0x16, 3, ..]);
         return Err(if is_tls {
             unread("the server seems to speak TLS, for which a URL begins with `rediss`")
         } else {
-            garbage("a reply of no known kind")
+            garbage("a reply of an unknown kind")
         });
     }
     let mut from_there = bytes[*searched..].windows(2);
@@ -337,7 +338,7 @@ fn array(elements: usize, length: usize, room: usize) -> io::Result<Option<(Piec
     }
 }
 
-/// The `count` bytes from `start` on, behind the line that announces them. A line end follows them.
+/// The `count` bytes from `start` on, after the line that announces them. A line end follows them.
 fn blob(
     bytes: &[u8],
     count: usize,
@@ -435,8 +436,8 @@ pub(crate) mod tests {
         plain.prop_recursive(4, 24, 4, |inner| vec(inner, 0..4).prop_map(Reply::Array))
     }
 
-    /// Changes one part of a reply, to which `at` counts down: takes a part of it out, adds one,
-    /// puts another text into its text, or puts something else there.
+    /// Changes the part of a reply that `at` counts down to: removes a part of it, adds one,
+    /// inserts a text into its text, or replaces it.
     fn garble(reply: &mut Reply, at: &mut usize, place: Index, other: &Reply) {
         if *at > 0 {
             *at -= 1;
@@ -492,7 +493,7 @@ pub(crate) mod tests {
             }
             reply
         });
-        // Where the bytes are a reply no more, its parts have changed all the same.
+        // Even where the bytes are no longer a reply, its parts have changed.
         (of_parts, any::<bool>()).prop_flat_map(|(reply, in_bytes)| {
             let bytes = if in_bytes { encode(&reply) } else { Vec::new() };
             garbled::bytes(Just(bytes))
@@ -539,7 +540,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The memory that a reply takes, at least.
+    /// The least memory that a reply takes.
     fn size(reply: &Reply) -> usize {
         size_of::<Reply>()
             + match reply {
@@ -551,8 +552,8 @@ pub(crate) mod tests {
             }
     }
 
-    /// All replies in these bytes, and what then ends the reading. At no time does the reader have
-    /// much more memory than the bytes that it has received.
+    /// All replies in these bytes, and what then ends the reading. The reader never has much more
+    /// memory than the bytes that it has received.
     fn all(bytes: &[u8], pieces: &[usize]) -> Result<(Vec<Reply>, ErrorKind), TestCaseError> {
         let mut reader = Reader::new();
         let mut receive = dripping(bytes, pieces);
@@ -617,7 +618,7 @@ pub(crate) mod tests {
         );
     }
 
-    /// A reply of many short elements takes more memory than a long one of few.
+    /// A reply with many short elements takes more memory than a long one with few.
     #[test]
     fn a_large_map_is_read_and_one_of_tiny_elements_is_refused() {
         let node = format!(
@@ -637,7 +638,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Otherwise, a line that comes byte by byte would take minutes of a processor.
+    /// Otherwise, a line that comes byte by byte would take minutes of processor time.
     #[test]
     fn no_byte_is_searched_twice_for_the_end_of_a_line() {
         let mut reader = Reader::new();

@@ -70,7 +70,7 @@ impl Socket {
             #[cfg(unix)]
             Way::Unix(path) => {
                 // While the other end accepts nothing, and its queue is full, `connect` blocks, and
-                // would do so for ever. It blocks no longer than a write may.
+                // would do so forever. It blocks no longer than a write may.
                 let address = SockAddr::unix(path)?;
                 let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
                 let mut socket = Socket::new(socket, deadline);

@@ -56,7 +56,7 @@ impl Stream {
         })
     }
 
-    /// From now on, a reply may be as long as the map of a large cluster, or as many keys.
+    /// From now on, a reply may be as long as the map of a large cluster, or a list of many keys.
     pub(crate) fn expect_list(&mut self) {
         self.reader.expect_list();
     }
@@ -76,8 +76,8 @@ impl Stream {
         }
     }
 
-    /// The next reply, which may be an error. After a time-out, the part that has come stays here,
-    /// and the next call continues with the rest.
+    /// The next reply, which may be an error. After a time-out, the part that has arrived stays
+    /// here, and the next call continues with the rest.
     pub(crate) fn receive(&mut self, deadline: Moment) -> io::Result<Reply> {
         let socket = self.socket.until(deadline);
         let tls = &mut self.tls;
@@ -102,7 +102,8 @@ impl Stream {
         let socket = &mut self.socket;
         let probe = match &mut self.tls {
             Some(tls) => tls.probe(socket),
-            // The byte is dropped: a connection that receives unasked bytes is not used again.
+            // The byte is dropped: a connection that receives bytes that nobody asked for is not
+            // used again.
             None => {
                 !matches!(socket.read_now(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
             }

@@ -108,13 +108,15 @@ impl Subscription {
                     continue;
                 }
                 Ok(None) => {
-                    return Err(Failure::not_sent("the server answered what nobody asked"));
+                    return Err(Failure::not_sent(
+                        "the server sent something that nobody asked for",
+                    ));
                 }
                 Err(error) if !io_error::leaves_link_standing(&error) => {
                     return Err(Failure::not_sent(error));
                 }
                 Err(_) if dead_at <= Moment::now() => {
-                    return Err(Failure::not_sent("its connection gives no sign of life"));
+                    return Err(Failure::not_sent("its connection shows no sign of life"));
                 }
                 Err(_) => None,
             };
@@ -142,7 +144,7 @@ fn payload(message: Reply) -> io::Result<Option<Reply>> {
         // A plain `PONG` also ends here: it means that the connection has not subscribed.
         _ => Err(io::Error::new(
             ErrorKind::InvalidData,
-            "the server sent something that is no message",
+            "the server sent something that is not a message",
         )),
     }
 }

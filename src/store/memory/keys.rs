@@ -13,7 +13,7 @@ pub(super) struct Keys {
     pub(super) by_name: HashMap<String, StoredKey>,
     /// Until then, each command fails.
     pub(super) away_until: Moment,
-    /// The fencing token that was given last, of all keys.
+    /// The last fencing token that was given, for any key.
     pub(super) fence: u64,
 }
 
@@ -46,7 +46,7 @@ impl Keys {
         Moment::now() < self.away_until
     }
 
-    /// The entry of a key, if its value is the token. Otherwise what it is instead.
+    /// The entry of a key, if its value is the token. Otherwise, what it is instead.
     pub(super) fn of_token(&mut self, key: &str, token: &str) -> Result<&mut StoredKey, Compared> {
         match self.live(key) {
             Some(entry) if entry.value == token => Ok(entry),
@@ -55,7 +55,7 @@ impl Keys {
         }
     }
 
-    /// Does what the scripts do that take a lock.
+    /// Does what the scripts that take a lock do.
     pub(super) fn claim(&mut self, wanted: Wanted<'_>) -> Result<ClaimReply, Failure> {
         let busy = |entry: Option<&mut StoredKey>| Some(ClaimReply::Busy(Some(entry?.holder())));
         let (slots, gate, mine) = match wanted.goal {
@@ -106,7 +106,7 @@ impl Keys {
     pub(super) fn take(&mut self, wanted: Wanted<'_>) -> Option<u64> {
         if self.by_name.len() == self.by_name.capacity() {
             self.by_name.retain(|_, entry| entry.is_live());
-            // So the keys are looked through again after as many new ones as there are now.
+            // So the keys are next looked through after as many new ones as there are now.
             self.by_name.reserve(self.by_name.len() + 1);
         }
         let value = wanted.token.to_owned();
@@ -129,8 +129,8 @@ impl Keys {
     }
 }
 
-/// The fencing token after this one. As on Redis: never less than the time, so that a resource
-/// accepts it after a restart.
+/// The fencing token after this one. As on Redis, it is never less than the time, so that a
+/// resource accepts it after a restart.
 pub(in crate::store) fn next_fence(last: u64) -> u64 {
     (last + 1).max(u64::try_from(since_1970().as_micros()).unwrap_or(0))
 }

@@ -202,7 +202,7 @@ impl MemoryStore {
         Some(entry.holder())
     }
 
-    /// Commands fail for `span` from now on, whatever was said before.
+    /// Commands fail for `span` from now on, whatever was set before.
     pub(crate) fn go_away(&self, span: Duration) {
         self.keys.lock().away_until = Moment::now().after(span);
     }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Bytes arrive, at the server or here; none is the end of the connection.
+/// Bytes arrive, at the server or here; no bytes mean the end of the connection.
 fn arrive(connection: u64, address: SocketAddr, way: usize, bytes: Vec<u8>) {
     let late = world(|world| {
         let (now, link) = (world.now, world.link(address));
@@ -18,7 +18,8 @@ fn arrive(connection: u64, address: SocketAddr, way: usize, bytes: Vec<u8>) {
             .filter(|left| *left > 0)
     });
     if let Some(Some(nanos)) = late {
-        // Sent again by the system. What follows has been held back as well, and stays behind.
+        // The system sends them again. Later bytes have been held back as well, and stay after
+        // them.
         let again = move || arrive(connection, address, way, bytes);
         return super::later(Duration::from_nanos(nanos), again);
     }

@@ -10,15 +10,16 @@ use super::world;
 pub(crate) struct Link {
     /// The time that bytes take one way: shortest and longest.
     pub(crate) latency: (u64, u64),
-    /// Nothing arrives there, and here, until then. It arrives later, as the systems send it again.
+    /// Until then, nothing arrives there, or here. It arrives later, since the systems send it
+    /// again.
     pub(crate) silent_until: [u64; 2],
-    /// Connects hang until then. What is open goes on.
+    /// Connects hang until then. Open connections go on.
     pub(crate) hangs_until: u64,
     /// Connects are refused until then.
     pub(crate) refuses_until: u64,
-    /// Answers are sent twice, one of so many. Zero: never.
+    /// One in this many answers is sent twice. Zero: never.
     pub(crate) repeats: u32,
-    /// A connection is reset in the middle of what it carries, one of so many times. Zero: never.
+    /// A connection is reset in the middle of what it carries, one in this many times. Zero: never.
     pub(crate) resets: u32,
 }
 
@@ -57,7 +58,7 @@ pub(crate) fn add_address(name: &str, address: SocketAddr) {
     });
 }
 
-/// What listens at an address is at another one from now on, behind the same name.
+/// From now on, what listens at `from` is at `to`, under the same name.
 pub(crate) fn readdress(from: SocketAddr, to: SocketAddr) {
     world(|world| {
         if let Some(answerer) = world.network.listening.remove(&from) {

@@ -1,13 +1,13 @@
 //! Runs threads in thousands of orders, in virtual time, all by a seed: for unit tests.
 //!
-//! Inside of a run, the tools of [`sync`](crate::base::sync) are those of this module. Each of them
+//! Inside a run, the tools of [`sync`](crate::base::sync) are those of this module. Each of them
 //! lets another thread run before an operation that other threads can see. All threads of a run are
-//! tasks of shuttle on one system thread, so one world is the state of a run. Outside of a run, the
-//! tools behave as the real ones.
+//! shuttle's tasks on one system thread, so a run's state is a single world. Outside a run, the
+//! tools behave like the real ones.
 //!
 //! The clock advances by a little at each step, and to the next timer when no thread can run. Now
-//! and then it advances to the next timer though threads can run: they were slow. Since a thread
-//! that waits is known here, and not to shuttle, the order is decided here alone.
+//! and then it advances to the next timer even though threads can run, as if they were slow. Since
+//! only this module, and not shuttle, knows which threads wait, it alone decides the order.
 
 mod carrying;
 mod link;
@@ -21,7 +21,7 @@ mod slots;
 mod threads;
 mod tools;
 
-/// Thread-locals. Inside of a run, each thread of the run has its own.
+/// Thread-locals. Inside a run, each thread of the run has its own.
 macro_rules! per_thread {
     ($($(#[$attribute:meta])* static $name:ident: $type:ty = $new:expr;)*) => {$(
         $(#[$attribute])*
@@ -65,18 +65,19 @@ pub(crate) const START: u64 = 1_000_000_000_000;
 /// How far the clock advances when a thread yields.
 const YIELD: u64 = 20_000;
 
-/// Nobody wakes from a longer wait. (A stall must not get to its end.)
+/// Nobody wakes from a longer wait. (A stall must not reach its end.)
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 
 /// How the threads of a run are ordered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
-    /// Another thread may run at one of so many steps.
+    /// Another thread may run at one in this many steps.
     pub(crate) switches: u32,
-    /// All threads are slow, so that a timer comes first, at one of so many switches. Zero: never.
+    /// All threads are slow, so that a timer comes first, at one in this many switches. Zero:
+    /// never.
     pub(crate) stalls: u32,
-    /// A wait with a longer timeout than this never ends by itself. So a lost wake-up shows as a
-    /// deadlock, even if outside of these tests the timeout would end the wait.
+    /// A wait with a longer timeout than this never ends by itself. So a lost wake-up shows up as a
+    /// deadlock, even if the timeout would end the wait outside these tests.
     pub(crate) longest: Duration,
 }
 
@@ -94,7 +95,7 @@ struct World {
     running: usize,
     /// The task that shuttle has to run next.
     chosen: Option<usize>,
-    /// When each is due, and its place in `dues`.
+    /// When each timer is due, and its place in `dues`.
     timers: BinaryHeap<Reverse<(u64, usize)>>,
     /// `None`: it was done.
     dues: Vec<Option<Due>>,
@@ -106,7 +107,7 @@ struct World {
     is_over: bool,
     failure: Option<String>,
     trace: Trace,
-    /// As whom [`as_process`] acts, one for each process.
+    /// The tasks as which [`as_process`] acts, one for each process.
     ghosts: Vec<State>,
 }
 
@@ -126,7 +127,7 @@ struct State {
     locals: threads::Locals,
 }
 
-/// What happened in a run: a hash of it in each run, the text if somebody will read it.
+/// What happened in a run: always its hash, and the text if somebody will read it.
 #[derive(Default)]
 struct Trace {
     hash: u64,
@@ -135,11 +136,11 @@ struct Trace {
 
 thread_local! {
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
-    /// Whether runs of this system thread keep their text.
+    /// Whether runs on this system thread keep their text.
     static KEEPS_TEXT: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Calls `f` with the world. `None` outside of a run.
+/// Calls `f` with the world. `None` outside a run.
 fn world<T>(f: impl FnOnce(&mut World) -> T) -> Option<T> {
     // After a run, its leftovers see the real tools again. (A call within `f` panics.)
     WORLD
@@ -148,7 +149,7 @@ fn world<T>(f: impl FnOnce(&mut World) -> T) -> Option<T> {
         .flatten()
 }
 
-/// True inside of a run.
+/// True inside a run.
 pub(crate) fn inside() -> bool {
     world(|_| ()).is_some()
 }
@@ -159,7 +160,7 @@ pub(crate) fn fail(why: impl Into<String>) {
     shuttle::thread::yield_now();
 }
 
-/// Fails the run, also out of a call that no thread makes. The run ends at the next step.
+/// Fails the run, even from a call that no thread makes. The run ends at the next step.
 pub(crate) fn has_failed(why: impl Into<String>) {
     world(|world| {
         world.failure = Some(why.into());
@@ -172,7 +173,7 @@ pub(crate) fn end() {
     world(|world| world.is_over = true);
 }
 
-/// Writes what happens into the run's trace.
+/// Records what happens in the run's trace.
 pub(crate) fn trace(what: impl FnOnce() -> String) {
     world(|world| {
         if let Some(text) = &mut world.trace.text {
@@ -191,12 +192,12 @@ pub(crate) fn trace(what: impl FnOnce() -> String) {
     });
 }
 
-/// Whether the runs that this system thread begins keep the text of their traces.
+/// Sets whether runs that this system thread begins keep the text of their traces.
 pub(crate) fn keep_text(keeps: bool) {
     KEEPS_TEXT.set(keeps);
 }
 
-/// The clock's time inside of a run, as the process of the thread reads it. `None` outside.
+/// The clock's time inside a run, as the process of the thread reads it. `None` outside.
 pub(crate) fn time() -> Option<u64> {
     world(|world| {
         world.tick();
@@ -220,7 +221,7 @@ pub(crate) fn advance(span: Duration) {
     world(|world| world.now += u64::try_from(span.as_nanos()).expect("a short time"));
 }
 
-/// Lets another thread run, perhaps. True inside of a run.
+/// May let another thread run. True inside a run.
 pub(crate) fn step() -> bool {
     let switches = world(|world| {
         world.steps += 1;
@@ -233,8 +234,8 @@ pub(crate) fn step() -> bool {
     switches.is_some()
 }
 
-/// Whatever happens next: this thread goes on only if it is its turn. (Shuttle is not asked for
-/// that, which costs more than all else in a switch.)
+/// Lets the next thing happen: this thread goes on only if it is next. (Shuttle is not asked
+/// about that: asking it would cost more than everything else in a switch.)
 fn switch() {
     let (me, next) = (running(), runs::next(None));
     if next != me {
@@ -274,7 +275,7 @@ fn wake(task: usize) {
     });
 }
 
-/// Calls `f` as if a thread of that process did, while no other thread runs: to judge.
+/// Calls `f` as if from a thread of that process, while no other thread runs: for judging.
 pub(crate) fn as_process<T>(process: usize, f: impl FnOnce() -> T) -> T {
     let before = world(|world| {
         world.is_alone = true;
@@ -288,7 +289,7 @@ pub(crate) fn as_process<T>(process: usize, f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The names of the threads that have not ended, but for this one and those of dead processes.
+/// The names of the threads that have not ended, except this one and those of dead processes.
 pub(crate) fn threads_left() -> Vec<String> {
     world(|world| {
         let is_left = |(number, task): &(usize, &State)| {
@@ -308,7 +309,7 @@ fn running() -> Option<usize> {
     world(|world| world.running)
 }
 
-/// Calls `call` later, outside of any thread: it must not use the tools of threads.
+/// Calls `call` later, outside any thread: it must not use a thread's tools.
 pub(crate) fn later(span: Duration, call: impl FnOnce() + 'static) {
     world(|world| {
         let due = world
@@ -320,22 +321,22 @@ pub(crate) fn later(span: Duration, call: impl FnOnce() + 'static) {
 
 /// A random number of the run.
 fn random() -> u64 {
-    world(|world| world.chance.random()).expect("inside of a run")
+    world(|world| world.chance.random()).expect("inside a run")
 }
 
-/// 128 random bits. `None` outside of a run.
+/// 128 random bits. `None` outside a run.
 pub(crate) fn random_bits() -> Option<u128> {
     inside().then(|| u128::from(random()) << 64 | u128::from(random()))
 }
 
-/// A random number from zero to below one. `None` outside of a run.
+/// A random number from zero to below one. `None` outside a run.
 pub(crate) fn random_fraction() -> Option<f64> {
     inside().then(|| f64::from((random() >> 40) as u32) / f64::from(1 << 24))
 }
 
 /// A random number below `n`.
 pub(crate) fn below(n: u64) -> u64 {
-    world(|world| world.chance.random_range(0..n)).expect("inside of a run")
+    world(|world| world.chance.random_range(0..n)).expect("inside a run")
 }
 
 /// True one time in `n`.
@@ -343,7 +344,7 @@ pub(crate) fn one_in(n: u32) -> bool {
     below(u64::from(n)) == 0
 }
 
-/// The number of the thread that runs, as a token has it. `None` outside.
+/// The number of the thread that runs, as it appears in a token. `None` outside.
 pub(crate) fn thread_number() -> Option<u64> {
     running().map(|task| task as u64 + 1)
 }

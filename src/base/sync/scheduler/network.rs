@@ -1,6 +1,6 @@
 //! The network of a run: names, connections, and what can go wrong with them.
 //!
-//! What listens at an address is no thread. It is called when bytes arrive, and sends its answers.
+//! A listener at an address is not a thread. It is called when bytes arrive, and sends its answers.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -42,7 +42,7 @@ pub(crate) struct Connection {
     /// When the last bytes arrive there, and here: no bytes overtake others.
     pub(super) last: [u64; 2],
     pub(super) server_knows: bool,
-    /// Whatever is sent vanishes, and no end ever sees an end of the other one.
+    /// Whatever is sent vanishes, and neither end ever sees the other one close.
     pub(super) is_lost: bool,
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn listen(address: SocketAddr, name: &str, answerer: Rc<RefCell<dyn A
     });
 }
 
-/// The addresses of a name. `None` outside of a run.
+/// The addresses of a name. `None` outside a run.
 pub(crate) fn resolve(host: &str, port: u16) -> Option<io::Result<Vec<SocketAddr>>> {
     world(|world| {
         if let Ok(address) = host.parse() {
@@ -89,7 +89,7 @@ pub(crate) fn resolve(host: &str, port: u16) -> Option<io::Result<Vec<SocketAddr
     })
 }
 
-/// Connects within `limit`. `None` outside of a run.
+/// Connects within `limit`. `None` outside a run.
 pub(crate) fn connect(address: SocketAddr, limit: Duration) -> Option<io::Result<Socket>> {
     step();
     let (silent, refused, there) = world(|world| {
@@ -203,7 +203,7 @@ impl Socket {
         written.unwrap_or_else(|| Err(ErrorKind::NotConnected.into()))
     }
 
-    /// Ends the connection, also for a thread that is blocked in it.
+    /// Ends the connection, even for a thread that is blocked in it.
     pub(crate) fn shutdown(&self) {
         end_here(self.0, End::Closed);
         tell_the_server(self.0);
@@ -231,7 +231,7 @@ pub(crate) fn send(connection: u64, bytes: &[u8]) {
     });
 }
 
-/// The server closes the connection, behind what it has sent.
+/// The server closes the connection, after what it has sent.
 pub(crate) fn close(connection: u64) {
     world(|world| {
         if let Some(open) = world.connection(connection) {
@@ -241,7 +241,8 @@ pub(crate) fn close(connection: u64) {
     });
 }
 
-/// The connections that a server believes open. (Without those of processes that cannot close any.)
+/// The connections that a server believes open. (Those of processes that cannot close any are left
+/// out.)
 pub(crate) fn open_connections() -> Vec<u64> {
     world(|world| {
         let is_open = |it: &(&u64, &Connection)| {
@@ -286,7 +287,7 @@ pub(super) fn end_here(connection: u64, end: End) {
     }
 }
 
-/// The server learns that the connection has ended, behind what was sent.
+/// The server learns that the connection has ended, after what was sent.
 pub(super) fn tell_the_server(connection: u64) {
     world(|world| {
         let Some(open) = world.connection(connection) else {

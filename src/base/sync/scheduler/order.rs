@@ -15,7 +15,7 @@ use super::process::Process;
 use super::runs::Ended;
 use super::{GHOST, KEEPS_TEXT, Order, START, State, Trace, World};
 
-/// A run with more steps than this does not end.
+/// A run with more steps than this counts as endless.
 const MOST_STEPS: u64 = 2_000_000;
 
 pub(super) enum Due {
@@ -58,7 +58,8 @@ impl World {
     }
 
     pub(super) fn ended(mut self, panic: Option<String>) -> Ended {
-        // What killed threads leave must not be dropped: a guard's drop would release its lock.
+        // Do not drop anything that killed threads left behind: a guard's drop would release its
+        // lock.
         let left = self.tasks.drain(..).filter(|task| !task.has_ended);
         left.for_each(std::mem::forget);
         self.trace.note(self.now);
@@ -147,8 +148,8 @@ impl World {
             .copied()
     }
 
-    /// True if there is more to do now than what the running thread does. (To switch costs more
-    /// than this.)
+    /// True if there is more to do now than what the running thread does. (A switch costs more than
+    /// this check.)
     pub(super) fn has_more_to_do(&self) -> bool {
         let (running, now) = (self.running, self.now);
         let is_due = self.timers.peek().is_some_and(|it| it.0.0 <= now);
@@ -210,7 +211,8 @@ impl World {
 }
 
 impl Trace {
-    /// Something has happened: another order of the same things gives another hash.
+    /// Notes that something has happened: a different order of the same things gives a different
+    /// hash.
     fn note(&mut self, what: u64) {
         self.hash = (self.hash.rotate_left(5) ^ what).wrapping_mul(0x517c_c1b7_2722_0a95);
     }

@@ -69,10 +69,10 @@ pub(crate) fn process(drift: i64) -> usize {
         world.processes.push(Process::new(number, drift));
         number
     })
-    .expect("inside of a run")
+    .expect("inside a run")
 }
 
-/// The process id and the host of this thread's process. `None` outside of a run.
+/// The process id and the host of this thread's process. `None` outside a run.
 pub(crate) fn id() -> Option<(u32, String)> {
     world(|world| {
         let process = world.state(world.running).process;
@@ -82,7 +82,7 @@ pub(crate) fn id() -> Option<(u32, String)> {
 }
 
 /// No thread of the process ever runs again, and no destructor of one. Its system `closes` its
-/// connections, unless that is without power: then they stay open at the other end.
+/// connections, unless that has lost power: then they stay open at the other end.
 pub(crate) fn kill(process: usize, closes: bool) {
     world(|world| world.processes[process].is_dead = true);
     if closes {
@@ -100,7 +100,7 @@ pub(crate) fn pause(process: usize, span: Duration) {
     later(span, || ()); // So that the clock gets there.
 }
 
-/// True if no process of the run has this id, or if that one was killed. `None` outside of a run.
+/// True if no process of the run has this id, or if that one was killed. `None` outside a run.
 pub(crate) fn is_dead(pid: u32) -> Option<bool> {
     world(|world| {
         world
@@ -110,7 +110,7 @@ pub(crate) fn is_dead(pid: u32) -> Option<bool> {
     })
 }
 
-/// A static of which each process of a run has its own.
+/// A static that each process of a run has a copy of.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T> {
     real: T,

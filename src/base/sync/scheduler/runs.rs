@@ -32,8 +32,8 @@ pub(crate) struct Ended {
     pub(crate) took: Duration,
 }
 
-/// How many orders a test plays that can play so many: a sixth, and at least three. With the
-/// variable `RELATCH_NIGHT`, all of them.
+/// How many orders a test plays out of this many: a sixth, and at least three. With the variable
+/// `RELATCH_NIGHT`, all of them.
 pub(crate) fn orders(times: u64) -> u64 {
     if env::var_os("RELATCH_NIGHT").is_some() {
         times
@@ -150,7 +150,7 @@ pub(crate) fn in_orders(
     );
 }
 
-/// For managers of a run, whose pools use no threads of r2d2.
+/// For managers in a run, whose pools use none of r2d2's threads.
 pub(crate) static UNUSED: LazyLock<Arc<ScheduledThreadPool>> = LazyLock::new(|| {
     let name = "unused-{}";
     Arc::new(

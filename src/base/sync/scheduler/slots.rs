@@ -1,5 +1,5 @@
-//! What stands in for r2d2 inside of a run: r2d2 would block the system thread of all, and would
-//! let a thread of its own make the slots.
+//! What stands in for r2d2 inside a run: r2d2 would block the system thread that all threads run
+//! on, and would make the slots on a thread of its own.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use r2d2::ManageConnection;
 use super::tools::{Condvar, Mutex};
 use crate::base::clock::Moment;
 
-/// A pool as r2d2 has it. Outside of a run, it is one of r2d2.
+/// A pool like r2d2's. Outside a run, it is one of r2d2's.
 pub(crate) enum SlotPool<M: ManageConnection> {
     Real(r2d2::Pool<M>),
     Simulated(Arc<Slots<M>>),
@@ -89,7 +89,7 @@ impl<M: ManageConnection> Clone for SlotPool<M> {
 }
 
 impl<M: ManageConnection> Slots<M> {
-    /// The slot that came back last, or a new one.
+    /// The slot that was last returned, or a new one.
     fn take(self: &Arc<Self>, state: &mut State<M::Connection>) -> Option<Slot<M>> {
         let slot = state.idle.pop().or_else(|| {
             let slot = (state.made < self.most)

@@ -26,7 +26,7 @@ pub(crate) struct Local<T: 'static> {
     new: fn() -> T,
 }
 
-/// The thread has ended so far that the thread-local is destroyed.
+/// The thread is ending, and the thread-local is already destroyed.
 #[derive(Debug)]
 pub(crate) struct Destroyed;
 
@@ -80,7 +80,7 @@ impl<T: 'static> Local<Cell<T>> {
     }
 }
 
-/// Destroys the thread's locals, one after the other: a destructor may use the others. Those that
+/// Destroys the thread's locals, one after another: a destructor may use the others. Those that
 /// have nothing to drop can be used to the end.
 pub(super) fn end_of_thread() {
     let next = |world: &mut super::World| {

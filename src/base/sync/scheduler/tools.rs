@@ -21,7 +21,7 @@ pub(crate) struct Mutex<T> {
 #[derive(Debug)]
 pub(crate) struct MutexGuard<'a, T> {
     mutex: &'a Mutex<T>,
-    /// `None` only inside of `unlocked`.
+    /// `None` only inside `unlocked`.
     data: Option<parking_lot::MutexGuard<'a, T>>,
     is_simulated: bool,
 }

@@ -1,5 +1,5 @@
 -- Swaps the token of a lock that was handed over for the token of the hold that goes on with it. Of
--- all that try this, one finds the old token.
+-- all callers that try this, only one finds the old token.
 --
 -- The script may be sent again after a lost answer. If the first one was executed, the key holds
 -- the new token. No other hold can have had the lock since then: a token that is gone never comes
@@ -8,15 +8,15 @@
 -- executed late may find a lease that is longer than its own.
 --
 -- With a counter, the script also numbers the hold, as `claim_fenced.lua` does, which says why it
--- is done in this way. A hold is numbered once: a repeated script answers what is stored. Whatever
+-- is done in this way. A hold is numbered once: a repeated script returns what is stored. Whatever
 -- can fail comes before the key's `SET`. The old number is not stored: one that is ahead of the
--- counter and of the clock may be made up, and the counter would stay ahead for as long.
+-- counter and of the clock may be made up, and the counter would stay ahead for just as long.
 --
 -- KEYS[1]  the lock's key in Redis
 -- KEYS[2]  the counter's key; missing if the hold is not to be numbered
 -- ARGV[1]  the token of the hold that begins
 -- ARGV[2]  the lease of that hold in milliseconds
--- ARGV[3]  how long the counter stays at least, in milliseconds; empty without a counter
+-- ARGV[3]  the least time that the counter stays, in milliseconds; empty without a counter
 -- ARGV[4]  the token that was handed over
 -- ARGV[5]  the number of that hold: the new one is larger
 --
@@ -27,7 +27,7 @@
 --                       alone; the rest of its TTL in milliseconds (-1: it has none)
 --
 -- Before Redis 7, a server may be set to replicate scripts as they are. It then refuses a write
--- behind `TIME` and `PTTL`.
+-- after `TIME` and `PTTL`.
 if redis.replicate_commands then redis.replicate_commands() end
 local call = redis.call
 local found = call('GET', KEYS[1])

@@ -1,12 +1,12 @@
--- Takes a lock if it is free. Otherwise answers who has it, and for how much longer.
+-- Takes a lock if it is free. Otherwise returns who has it, and for how much longer.
 --
 -- The script reads the key only if the lock is busy. If the connection has tracking on, Redis sends
 -- an invalidation when the key that was read changes. A script is atomic: no release can come
 -- between `SET` and `GET`.
 --
--- That the lock is taken is told by the token, which answers no other command. A proxy may send an
--- answer twice, such as the `OK` to a command in front of this script: if the script said `OK` as
--- well, the repeated one would give away a lock that is held.
+-- The token says that the lock is taken, since it answers no other command. A proxy may send an
+-- answer twice, such as the `OK` to a command before this script: if the script said `OK` as well,
+-- the repeated one would give away a lock that is held.
 --
 -- KEYS[1]  the lock's key in Redis
 -- ARGV[1]  the token of the hold that begins

@@ -1,23 +1,23 @@
--- Takes a lock if it is free, and numbers the hold. Otherwise answers who has the lock, and for how
+-- Takes a lock if it is free, and numbers the hold. Otherwise returns who has the lock, and for how
 -- much longer. The number is larger than that of every earlier hold of this lock.
 --
 -- The counter may be gone: expired, evicted, deleted, or lost in a restart or a failover. A number
--- that only counts would then come again, and a resource could not tell the old hold from the new
--- one. So the number is never less than the server's time in microseconds. That is larger than
--- every earlier number, unless the server's clock was set back and the counter was lost as well.
+-- that only counts would then repeat, and a resource could not tell the old hold from the new one.
+-- So the number is never less than the server's time in microseconds. That is larger than every
+-- earlier number, unless the server's clock was set back and the counter was lost as well.
 --
 -- Whatever can fail comes before the lock's `SET`: no lock is taken without a number. The counter
 -- is not read while another holder has the lock: with tracking on, Redis would send an
--- invalidation for it as well. (Before 7.2 it does so in any case, for each key of a script.)
+-- invalidation for it as well. (Before 7.2, it does so in any case, for each key of a script.)
 --
--- The number is kept as digits, and compared as such where both have the same length: reading and
+-- The number is kept as digits, and compared as digits where both have the same length: reading and
 -- writing numbers would take longer than all commands of this script but one.
 --
 -- KEYS[1]  the lock's key in Redis
 -- KEYS[2]  the counter's key
 -- ARGV[1]  the token of the hold that begins
 -- ARGV[2]  the lease of that hold in milliseconds
--- ARGV[3]  how long the counter stays at least, in milliseconds
+-- ARGV[3]  the least time that the counter stays, in milliseconds
 --
 -- Replies  'token n'       the key was free, and holds the token now; n is the hold's number
 --          {value, ms}     the value that the key holds, up to 256 bytes, and the rest of its TTL
@@ -25,7 +25,7 @@
 --          {value, ms, n}  the same, if the value is the token: n is its number (0: not known)
 --
 -- Before Redis 7, a server may be set to replicate scripts as they are. It then refuses a write
--- behind `TIME`.
+-- after `TIME`.
 if redis.replicate_commands then redis.replicate_commands() end
 local call = redis.call
 local found = call('GET', KEYS[1])

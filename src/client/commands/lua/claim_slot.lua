@@ -1,13 +1,13 @@
--- Takes the first slot that is free. If none is, answers who has the one whose lease ends first, and
--- for how much longer.
+-- Takes the first slot that is free. If none is, returns who has the one whose lease ends first,
+-- and for how much longer.
 --
--- The slots may have a gate. Nobody takes a slot while somebody else has the gate; who holds it
--- may. Check and taking are one step, so no reader passes a writer.
+-- The slots may have a gate. Nobody takes a slot while somebody else has the gate; whoever holds it
+-- may. The check and the taking are one step, so no reader passes a writer.
 --
--- The script reads the slots only if all are taken. So each of them is tracked then, and a change of
--- any of them wakes the caller. Why the answer has the token is said in `claim.lua`.
+-- The script reads the slots only if all are taken. So each of them is tracked then, and a change
+-- of any of them wakes the caller. `claim.lua` says why the answer has the token.
 --
--- KEYS     the slots' keys in Redis, in the order in which they are to be taken; behind them the
+-- KEYS     the slots' keys in Redis, in the order in which they are to be taken; then the
 --          gate's key, if they have a gate
 -- ARGV[1]  the token of the hold that begins
 -- ARGV[2]  the lease of that hold in milliseconds

@@ -1,4 +1,4 @@
--- Deletes a key whatever its value, and answers the value.
+-- Deletes a key whatever its value, and returns the value.
 --
 -- KEYS[1]  the lock's key in Redis
 --
@@ -7,7 +7,7 @@
 --                       and the rest of its TTL in milliseconds (-1: it had none)
 --
 -- Before Redis 7, a server may be set to replicate scripts as they are. It then refuses a write
--- behind `PTTL`.
+-- after `PTTL`.
 if redis.replicate_commands then redis.replicate_commands() end
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then

@@ -1,9 +1,9 @@
 -- Compare and keep: ends a hold whose lock is to stay taken for a while. Nobody owns the lock from
 -- then on, and the key expires by itself.
 --
--- The new value is no token. So a renewal that comes late extends nothing, and no process counts as
--- the holder that may be gone. A second execution of this script changes nothing, so the script may
--- be sent again after a lost answer.
+-- The new value is not a token. So a renewal that comes late extends nothing, and no process counts
+-- as a holder that may be gone. A second execution of this script changes nothing, so the script
+-- may be sent again after a lost answer.
 --
 -- KEYS[1]  the lock's key in Redis
 -- ARGV[1]  the token of the hold that ends

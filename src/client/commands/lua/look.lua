@@ -1,4 +1,4 @@
--- Answers who has a lock, and for how much longer. Changes nothing.
+-- Returns who has a lock, and for how much longer. Changes nothing.
 --
 -- KEYS[1]  the lock's key in Redis
 -- KEYS[2]  the counter's key; missing if the hold's number is not asked for

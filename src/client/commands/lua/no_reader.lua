@@ -1,12 +1,12 @@
--- Answers whether all slots behind a gate are free, for who holds the gate. Otherwise answers who has
--- the slot whose lease ends first, and for how much longer. Changes nothing.
+-- Tells the holder of a gate whether all slots behind it are free. If not, returns who has the slot
+-- whose lease ends first, and for how much longer. Changes nothing.
 --
 -- The gate is read in the same step: if the caller has lost it, new readers may come.
 --
--- The answer is none that a command in front of this one may have: the token alone answers the one
--- that took the gate.
+-- No command before this one may have the same answer: the one that took the gate is answered by
+-- the bare token.
 --
--- KEYS     the slots' keys in Redis, and behind them the gate's
+-- KEYS     the slots' keys in Redis, and then the gate's
 -- ARGV[1]  the caller's token of the gate
 --
 -- Replies  'token alone'  the gate holds the token, and no slot is taken

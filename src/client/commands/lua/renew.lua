@@ -14,7 +14,7 @@
 --             -1  the key holds another value, and is left alone
 --
 -- Before Redis 7, a server may be set to replicate scripts as they are. It then refuses a write
--- behind `PTTL`.
+-- after `PTTL`.
 if redis.replicate_commands then redis.replicate_commands() end
 local found = redis.call('GET', KEYS[1])
 if found == ARGV[1] then

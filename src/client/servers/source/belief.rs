@@ -1,7 +1,7 @@
-//! Whom to believe of the servers that are asked for the map.
+//! Which of the servers that are asked for the map to believe.
 //!
 //! For a moment after a failover, some still name the old master, and a planned failover leaves it
-//! writable. So does a node that was cut off from the others for a while. A client that knows
+//! writable. A node that was cut off from the others for a while does the same. A client that knows
 //! better must not go back there: it would find none of its new locks, and take them for lost.
 //!
 //! Each failover has an epoch of its own, higher than those before. But the sentinel that leads a
@@ -16,8 +16,8 @@ use crate::client::servers::source::View;
 use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::Failure;
 
-/// For how long an epoch counts while nobody shows it, if not all can be asked. (Servers that were
-/// set up anew begin with a lower epoch.) All are asked every ten seconds, so one that knows the
+/// How long an epoch counts while nobody shows it, if not all can be asked. (Servers that were set
+/// up anew begin with a lower epoch.) All are asked every ten seconds, so a server that knows the
 /// epoch may miss two questions.
 const COUNTS_FOR: Duration = Duration::from_secs(30);
 
@@ -29,16 +29,15 @@ const MOST_DOUBTS: u32 = 3;
 pub(crate) struct Epochs {
     /// The newest epoch that a server which is well has shown.
     newest: u64,
-    /// Since when nobody has shown it. `None` if the last poll has.
+    /// Since when nobody has shown it. `None` if somebody did in the last poll.
     missing_since: Option<Moment>,
-    /// The master from which this process has switched away last, and the newest epoch at that
-    /// time.
+    /// The master that this process last switched away from, and the newest epoch at that time.
     left: Option<(Place, u64)>,
 }
 
 impl Epochs {
-    /// True if a server that says so has not heard of the latest failover. Without an epoch, nobody
-    /// can tell.
+    /// True if the server with this view has not heard of the latest failover. Without an epoch,
+    /// nobody can tell.
     fn is_outdated(&self, view: &View, doubted: Option<&Place>) -> bool {
         let Some(epoch) = view.epoch else {
             return false;
@@ -68,7 +67,7 @@ impl Epochs {
         self.left = Some((master.clone(), self.newest));
     }
 
-    /// Forgets all, because nobody knows better than this view.
+    /// Forgets everything, because nobody knows better than this view.
     fn begin_anew(&mut self, view: &View) {
         *self = Epochs {
             newest: view.epoch.unwrap_or_default(),
@@ -77,15 +76,15 @@ impl Epochs {
     }
 }
 
-/// A question to one server after the other.
+/// A question to one server after another.
 pub(crate) struct Poll<'a> {
     epochs: &'a mut Epochs,
-    /// A master that could not be used. An answer that names it counts less than one of the same
+    /// A master that could not be used. An answer that names it counts less than one with the same
     /// epoch that does not.
     doubted: Option<&'a Place>,
     /// All are asked, and the newest epoch counts.
     asks_all: bool,
-    /// Of the views that are up to date, the one that says most; and of the others.
+    /// The most informative of the views that are up to date, and of the others.
     current: Option<View>,
     outdated: Option<View>,
     /// How many views come from servers that are not well.
@@ -110,7 +109,7 @@ impl<'a> Poll<'a> {
         }
     }
 
-    /// Takes in what one server has answered. True if no other one has to be asked.
+    /// Takes in what one server has answered. True if no other server has to be asked.
     pub(crate) fn hear(&mut self, from: &Arc<Endpoint>, answer: Result<View, Failure>) -> bool {
         let view = match answer {
             Ok(view) => view,
@@ -140,7 +139,7 @@ impl<'a> Poll<'a> {
     }
 
     /// The view that is believed. One that is out of date is believed only if all have answered, or
-    /// nobody has shown the newer epoch for long: a flight back to the old master would cost more
+    /// nobody has shown the newer epoch for a while: going back to the old master would cost more
     /// than a late map. Without a view, returns the failures.
     pub(crate) fn believe(self) -> Result<View, Vec<(Arc<Endpoint>, Failure)>> {
         let Poll {
@@ -274,7 +273,7 @@ mod tests {
         );
     }
 
-    /// The process was stopped for long before it asked.
+    /// The process was stopped for a long time before it asked.
     #[test]
     fn only_polls_show_that_an_epoch_is_missing() {
         let mut epochs = epochs(7);

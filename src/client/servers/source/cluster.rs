@@ -48,7 +48,7 @@ impl Source for Cluster {
         })
     }
 
-    /// That a node refuses the question says more than that another is away.
+    /// A node that refuses the question says more than one that is away.
     fn explain(&self, failures: Vec<(Arc<Endpoint>, Failure)>) -> Failure {
         let mut failures: Vec<_> = failures.into_iter().map(|(_, failure)| failure).collect();
         match failures.iter().rposition(|it| !it.can_pass()) {

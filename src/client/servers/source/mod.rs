@@ -37,7 +37,7 @@ pub(super) trait Source: Send + Sync {
     fn prefer(&self, _: &Place) {}
 
     /// True if an answer costs little. Then all are asked now and then, and each time that a node
-    /// of the map cannot be used: for that, a command waits.
+    /// of the map cannot be used, since a command waits for that.
     fn is_quick(&self) -> bool;
 
     /// Subscribes to the reports of one of them. `None` if they send none.
@@ -67,9 +67,9 @@ pub(super) struct Limits<'a> {
 }
 
 pub(super) enum News<'a> {
-    /// So many slots have another node. The view that says so.
+    /// This many slots have a different node, according to this view.
     Moved(usize, &'a View),
-    /// Nobody has sent a map, and it is not known that this fails.
+    /// Nobody has sent a map, and this was not known before.
     Failing(&'a Failure),
     /// A map has come again.
     Back,
@@ -81,12 +81,12 @@ pub(super) enum News<'a> {
     Stuck(&'static str),
 }
 
-/// What a server says of where the keys are.
+/// What a server says about where the keys are.
 #[derive(Debug)]
 pub(crate) struct View {
     /// Where the server is, as it was named to this process.
     pub(crate) sender: Place,
-    /// None if it does not know.
+    /// Empty if it does not know.
     pub(crate) ranges: Vec<Range>,
     /// Servers that may know the next masters, if those of this map are gone.
     pub(crate) replicas: BTreeSet<Place>,

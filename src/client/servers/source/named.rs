@@ -66,7 +66,7 @@ mod tests {
     use crate::client::servers::slots::tests::{any_host, is_sound};
     use crate::client::wire::resp::tests::{garbled_reply, list};
 
-    /// What a sentinel says of a server that it watches, or of another sentinel.
+    /// What a sentinel says about a server that it watches, or about another sentinel.
     fn any_server() -> impl Strategy<Value = (String, u16, u64, u32)> {
         (any_host(), 1..=u16::MAX, any::<u64>(), any::<u32>())
     }

@@ -2,8 +2,8 @@
 //!
 //! The procedure is that of [Redis's guide for
 //! clients](https://redis.io/docs/latest/develop/reference/sentinel-clients/): the sentinels are
-//! asked one after the other, each for a short time, and the one that answered is asked first the
-//! next time. Whether the answer is right shows the login at the server that was named.
+//! asked one after another, each for a short time, and the one that answered is asked first the
+//! next time. The login at the server that was named shows whether the answer is right.
 
 use std::io;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub(crate) struct Sentinels {
     tls: Option<tls::Client>,
     /// Whether to ask how many replicas there are.
     counts_replicas: bool,
-    /// The one that answered last comes first.
+    /// The last one to answer comes first.
     known: Mutex<Vec<Known>>,
 }
 
@@ -215,7 +215,7 @@ impl Source for Sentinels {
         known.rotate_left(at.unwrap_or(0));
     }
 
-    /// A switch of this master, or a promoted or new replica of it.
+    /// True for a switch of this master, or a promoted or new replica of it.
     fn is_change(&self, report: &str) -> bool {
         let words: Vec<_> = report.split(' ').collect();
         match words[..] {

@@ -1,7 +1,7 @@
 //! The map that says which node has a key, and what shows that it is out of date.
 //!
-//! The map of one server never changes. Another one is asked for by the thread in `thread`, and by
-//! no other thread: at the beginning, every ten seconds, when a change is reported, and whenever
+//! The map of one server never changes. Any other map is read by the thread in `thread`, and by no
+//! other thread: at the beginning, every ten seconds, when a change is reported, and whenever
 //! something shows that the map may be out of date (`MOVED`, a node that cannot be reached or is
 //! silent, `READONLY`, `CLUSTERDOWN`). If a node is in no map any more, its connections end.
 //!
@@ -96,14 +96,14 @@ impl Topology {
         let _ = self.shared.on_move.set(Box::new(call)); // The keeper sets it once.
     }
 
-    /// True if each key may be on a node of its own.
+    /// True if each key may be on a different node.
     pub(crate) fn is_cluster(&self) -> bool {
         self.common.is_cluster()
     }
 
     /// Speaks to Redis once. In a cluster, reads the map, and speaks to one node that it names,
-    /// unless that one has sent it: a map may name nodes that only its cluster can reach. A failure
-    /// comes with the name of the server that could not be reached.
+    /// unless that node sent the map: a map may name nodes that only its cluster can reach. A
+    /// failure comes with the name of the server that could not be reached.
     pub(crate) fn ping(&self, deadline: Moment) -> Result<(), (Failure, String)> {
         if !self.is_cluster() {
             let answer = self.reach("", deadline, Node::ping);
@@ -134,8 +134,8 @@ impl Topology {
         Err((last, name))
     }
 
-    /// Connects to the node that has this key. If that fails, and the node turns out to be another
-    /// one, connects there.
+    /// Connects to the node that has this key. If that fails, and another node turns out to have
+    /// the key, connects there.
     pub(crate) fn reach<T>(
         &self,
         key: &str,
@@ -155,8 +155,8 @@ impl Topology {
         }
     }
 
-    /// Handles a failure to connect to a node. True if the map has another node by now, or the node
-    /// is to be used in another way.
+    /// Handles a failure to connect to a node. True if the map has a different node by now, or this
+    /// node is to be used differently.
     fn knows_better(&self, node: &Node, failure: &Failure, deadline: Moment) -> bool {
         match failure {
             Failure::OutOfTime(_) => return false,
@@ -173,8 +173,8 @@ impl Topology {
             .has_left(node, if waits { reading } else { 0 }, deadline.min(limit))
     }
 
-    /// The server is a node of a cluster. Its map goes on until there is another one: the node
-    /// names the owners of the slots that it has not.
+    /// Notes that the server is a node of a cluster. Its map stays in use until there is another
+    /// one: the node names the owners of the slots that it does not have.
     fn join_cluster(&self) {
         let only = || self.shared.state.lock().nodes.endpoints().pop();
         if self.shared.source.get().is_none()
@@ -202,7 +202,7 @@ impl Topology {
     }
 
     /// All nodes that have keys. Connects to one of them, to learn whether there are others. The
-    /// map of a cluster must be fresh: what a node has that it lacks would not be found.
+    /// map of a cluster must be fresh: keys on a node that it lacks would not be found.
     pub(crate) fn masters(&self, deadline: Moment) -> Result<Vec<Arc<Node>>, Failure> {
         if !self.is_cluster() {
             let lent = self.reach("", deadline, Node::lend)?;
@@ -220,7 +220,7 @@ impl Topology {
     }
 
     /// The node that has the slot of this key, if a map is at hand. Does not wait: if there is no
-    /// map or no such node, has the map read.
+    /// map or no such node, asks for a reading of the map.
     pub(crate) fn known_node_of(&self, key: &str) -> Option<Arc<Node>> {
         let node = self.shared.state.lock().nodes.owner(key.as_bytes());
         if node.is_none() {
@@ -229,8 +229,8 @@ impl Topology {
         node
     }
 
-    /// Where to send a command again that was answered by `refusal` at `node`, and whether behind
-    /// `ASKING`. `None` if the error is no redirect.
+    /// Where to resend a command that `node` answered with `refusal`, and whether after `ASKING`.
+    /// `None` if the error is no redirect.
     pub(crate) fn redirected(&self, refusal: &Refusal, node: &Node) -> Option<(Arc<Node>, bool)> {
         let Redirect { to, asks } = Redirect::read(refusal, node.endpoint.place())?;
         self.join_cluster();
@@ -317,16 +317,17 @@ impl Topology {
         reading
     }
 
-    /// The map. Waits for the first one as long as for a connection, however many are asked for it.
+    /// The map. Waits for the first one as long as for a connection, however many servers are asked
+    /// for it.
     pub(crate) fn map(&self, deadline: Moment) -> Result<Arc<Map>, Failure> {
         if let Some(map) = self.shared.state.lock().nodes.map() {
-            return Ok(Arc::clone(map)); // Each command comes by here.
+            return Ok(Arc::clone(map)); // Each command passes through here.
         }
         let limit = Moment::now().after(self.common.connect_timeout);
         self.map_since(Moment::PAST, deadline.min(limit))
     }
 
-    /// The map as it is, or was up to a second ago: for who asks all nodes.
+    /// The map as it is, or was up to a second ago: for callers that ask all nodes.
     fn fresh_map(&self, deadline: Moment) -> Result<Arc<Map>, Failure> {
         self.map_since(Moment::now().before(LEAST_INTERVAL), deadline)
     }

@@ -28,8 +28,8 @@ pub(super) struct Nodes {
 
 struct KnownNode {
     node: Arc<Node>,
-    /// When a redirect led to it last, unless a map has left it since. While a slot is on its way
-    /// to a node, the map may not name it.
+    /// When a redirect last led to it, unless a map has dropped it since. While a slot is on its
+    /// way to a node, the map may not name it.
     led_to: Option<Moment>,
 }
 
@@ -111,7 +111,7 @@ impl Nodes {
     }
 
     /// Forgets, and returns, the nodes that the map does not name and to which no redirect has led
-    /// for so long.
+    /// for this long.
     pub(super) fn forget(&mut self, span: Duration) -> Vec<Arc<Node>> {
         let map = &self.map;
         let is_gone = |it: &KnownNode| {

@@ -98,7 +98,7 @@ impl Shared {
         state.begun + 1
     }
 
-    /// True if the map has another node in the place of this one. Waits for the end of a reading.
+    /// True if the map has another node in place of this one. Waits for the end of a reading.
     pub(super) fn has_left(&self, node: &Node, reading: u64, deadline: Moment) -> bool {
         let mut state = self.state.lock();
         let has_left = |state: &State| state.nodes.map().is_some_and(|map| !map.has(node));
@@ -117,7 +117,7 @@ impl Shared {
             if let Some(map) = state.nodes.map().filter(|_| state.began >= since) {
                 return Ok(Arc::clone(map));
             }
-            // The failure of a reading that ended before this call is no answer to it: the reason
+            // The failure of a reading that ended before this call does not answer it: the reason
             // may be gone.
             if let Some(failure) = state.failure.as_ref().filter(|_| state.ended > asked) {
                 return Err(failure.copy());

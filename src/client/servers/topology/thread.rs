@@ -1,7 +1,7 @@
-//! The thread that asks for the map, and tells which keys have another node than before.
+//! The thread that asks for the map, and tells which keys have a different node than before.
 //!
-//! It asks one server after the other until one answers that is well and up to date. Since only
-//! this thread asks, and pauses, a storm of errors costs about one map a second.
+//! It asks one server after another until it finds one that is well and up to date. Since only this
+//! thread asks, and pauses, a storm of errors costs about one map a second.
 
 use std::mem;
 use std::ops::ControlFlow;
@@ -20,7 +20,7 @@ use crate::client::wire::failure::Failure;
 use crate::client::wire::resp::Reply;
 use crate::client::wire::subscription::Subscription;
 
-/// How often the map is asked for although nothing shows that it is out of date. A node that was
+/// How often the map is asked for even if nothing shows that it is out of date. A node that was
 /// demoted may keep its connections open and stay silent: then no waiter would learn of its
 /// successor. A report can be lost, too, and the sentinel that sends the reports may be cut off
 /// from the others, together with the old master.
@@ -29,7 +29,7 @@ const LOOKS_EVERY: Duration = Duration::from_secs(10);
 /// The pause after a map of a cluster was read. Meanwhile, threads follow redirects.
 pub(super) const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest pause after a map that was no news, or after none, where an answer costs little.
+/// The longest pause after a map that brought no news, or after no map, where answers cost little.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// How often the thread checks whether it has to stop, while nothing is reported.
@@ -134,7 +134,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Asks one server after the other. With `asks_all`, the newest answer counts.
+    /// Asks one server after another. With `asks_all`, the newest answer counts.
     fn read(
         &mut self,
         source: &dyn Source,
@@ -179,11 +179,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Takes in what a server says, and tells which keys have another node now (`on_move`). True if
-    /// there are such keys, or no map was known before.
+    /// Takes in what a server says, and tells which keys have a different node now (`on_move`).
+    /// True if there are such keys, or no map was known before.
     ///
-    /// A command that finds its node in the map before may still open a connection there, or use
-    /// one: all of them end here, before the keys are told.
+    /// A command that found its node in the old map may still open a connection there, or use one:
+    /// all of these connections end here, before the keys are reported.
     fn take_in(&mut self, source: &dyn Source, view: &View, began: Moment) -> bool {
         let shared = self.shared;
         if let Some(copies) = view.copies {
@@ -442,7 +442,7 @@ mod tests {
         }
     }
 
-    /// By the time that the keys are told, no thread gets a connection there.
+    /// By the time the keys are reported, no thread gets a connection there.
     #[test]
     fn the_node_that_was_left_is_retired_before_its_keys_are_told() {
         let shared = self::shared(SENTINELS);

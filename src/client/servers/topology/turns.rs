@@ -1,4 +1,4 @@
-//! Those that may know the map are asked one after the other.
+//! Asks those that may know the map, one after another.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::client::wire::endpoint::Endpoint;
 use crate::client::wire::failure::Failure;
 use crate::client::wire::socket::Ender;
 
-/// The longest time that one server gets to connect and to answer, unless all are silent: one whose
-/// answer costs little, and another one.
+/// The longest time that one server gets to connect and to answer, unless all are silent: if its
+/// answer costs little, and if not.
 const LONGEST_ASK: [Duration; 2] = [Duration::from_millis(300), Duration::from_millis(500)];
 
-/// Asks one candidate after the other, until `ask` is content. Returns how many were silent. A
+/// Asks one candidate after another, until `ask` is satisfied. Returns how many were silent. A
 /// silent one leaves half of the time in which a caller wants to be connected for others; with
 /// patience, each gets all of it.
 pub(super) fn in_turn(

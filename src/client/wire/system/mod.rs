@@ -1,5 +1,5 @@
-//! What a connection has of the system and of r2d2: sockets, the addresses of a name, and slots. In
-//! unit tests, `simulated` stands in its place.
+//! What a connection gets from the system and from r2d2: sockets, the addresses of a name, and
+//! slots. In unit tests, `simulated` takes its place.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
@@ -19,15 +19,15 @@ const ASKED_AFTER: Duration = Duration::from_secs(30);
 /// Connects within `limit`.
 pub(super) fn connect(address: SocketAddr, limit: Duration) -> io::Result<Handle> {
     let stream = TcpStream::connect_timeout(&address, limit)?;
-    // With Nagle's algorithm, a clean-up that is written behind an unanswered command would wait
-    // for that answer.
+    // With Nagle's algorithm, a clean-up that is written after an unanswered command would wait for
+    // that answer.
     stream.set_nodelay(true)?;
     let socket = Handle::from(stream);
     socket.set_tcp_keepalive(&keepalive())?;
     Ok(socket)
 }
 
-/// The settings of TCP keepalive: see [`ASKED_AFTER`].
+/// The TCP keepalive settings: see [`ASKED_AFTER`].
 fn keepalive() -> TcpKeepalive {
     let keepalive = TcpKeepalive::new().with_time(ASKED_AFTER);
     #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
@@ -63,7 +63,7 @@ pub(super) fn slots<M: r2d2::ManageConnection>(pool: r2d2::Pool<M>) -> SlotPool<
     pool
 }
 
-/// The threads that a pool makes slots with.
+/// The threads on which a pool makes slots.
 pub(super) fn threads<E>(
     start: impl FnOnce() -> Result<ScheduledThreadPool, E>,
 ) -> Result<Arc<ScheduledThreadPool>, E> {

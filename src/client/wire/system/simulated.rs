@@ -1,5 +1,5 @@
-//! What stands in for [`system`](real) in unit tests: inside of a run of the simulator, sockets,
-//! names and slots are those of the scheduler.
+//! What stands in for [`system`](real) in unit tests: inside a run of the simulator, sockets, names
+//! and slots are those of the scheduler.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};

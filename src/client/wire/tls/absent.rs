@@ -1,11 +1,11 @@
-//! What stands for TLS in a build without it: a type that has no values.
+//! What stands in for TLS in a build without it: a type that has no values.
 
 use std::io;
 
 use super::Layer;
 use crate::base::error::Error;
 
-/// The settings of TLS, and its configuration.
+/// The TLS settings and the TLS configuration.
 #[derive(Clone, Debug)]
 pub(crate) enum Tls {}
 

@@ -1,4 +1,4 @@
-//! Why there is no connection over TLS, from the errors of rustls.
+//! Why there is no TLS connection, from rustls's errors.
 
 use std::io::{self, ErrorKind};
 
@@ -57,7 +57,7 @@ fn is_tls(head: &[u8]) -> bool {
     matches!(head, [0x14..=0x18] | [0x14..=0x18, 3, ..])
 }
 
-/// True if the server says that it does not accept the certificate of the client.
+/// True if the server says that it does not accept the client's certificate.
 fn is_about_certificate(alert: AlertDescription) -> bool {
     matches!(
         alert,
@@ -78,7 +78,7 @@ fn is_about_certificate(alert: AlertDescription) -> bool {
 
 fn of_certificate(error: &CertificateError) -> TlsCause {
     match error {
-        // A bad signature: another authority has the name of one that is trusted.
+        // A bad signature: an untrusted authority has the name of a trusted one.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => TlsCause::UnknownIssuer,
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             TlsCause::WrongName

@@ -14,15 +14,16 @@ use crate::client::wire::io_error;
 use crate::client::wire::resp::LONGEST_REPLY;
 use crate::client::wire::socket::Socket;
 
-/// How much is encrypted before it is sent: one record at most. If that record leaves only in part,
-/// the server cannot read it. So a command whose last record has not left whole is not executed.
+/// How much is encrypted before it is sent: one record at most. If only a part of that record is
+/// sent, the server cannot read it. So a command whose last record was not sent whole is not
+/// executed.
 const RECORD: usize = 16 * 1024;
 
 /// How many bytes may come without any data in them. (After the handshake, a server sends a few
-/// hundred bytes with which a later handshake is shorter.)
+/// hundred bytes that shorten a later handshake.)
 const MOST_WITHOUT_DATA: usize = LONGEST_REPLY;
 
-/// The configuration of TLS, ready for any number of connections. Cheap to clone.
+/// The TLS configuration, ready for any number of connections. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Client {
     pub(crate) config: Arc<ClientConfig>,
@@ -48,7 +49,7 @@ impl Client {
             None => ServerName::try_from(host.to_owned()).map_err(|_| {
                 io_error::tls_refused(
                     TlsCause::WrongName,
-                    "the host is no name that a certificate can have",
+                    "the host is not a name that a certificate can have",
                 )
             })?,
         };
@@ -73,7 +74,7 @@ impl fmt::Debug for Client {
 }
 
 impl Channel {
-    /// Has rustls move bytes in both directions. If it `waits` for nothing, it reads what has
+    /// Lets rustls move bytes in both directions. If it `waits` for nothing, it reads what has
     /// arrived, and writes nothing.
     fn run<T>(
         &mut self,
@@ -101,7 +102,7 @@ impl Channel {
         })
     }
 
-    /// Sends all that has been encrypted, behind `bytes` if there are any.
+    /// Encrypts `bytes`, if there are any, and sends all that has been encrypted.
     fn send(&mut self, bytes: &[u8], socket: &mut Socket) -> io::Result<()> {
         let sent = self.run(socket, true, |mut tls| {
             tls.write_all(bytes)?;
@@ -116,15 +117,15 @@ impl Channel {
         self.run(socket, false, |mut tls| Ok(tls.fill_buf()?.is_empty()))
     }
 
-    /// Why the server has closed the connection, if it has told; or else `error`, which came first.
-    /// A server that refuses the client's certificate may have closed the connection before all is
-    /// written. What it has told has arrived by then.
+    /// Why the server has closed the connection, if it has said why; or else `error`, which came
+    /// first. A server that refuses the client's certificate may have closed the connection before
+    /// all is written. What it said has arrived by then.
     fn reason(&mut self, error: io::Error, socket: &mut Socket) -> io::Error {
         if self.has_answered || !io_error::ends_link(&error) {
             return error;
         }
         while self.connection.wants_write() {
-            // In a handshake, rustls reads nothing before all is sent. This goes nowhere.
+            // In a handshake, rustls reads nothing before all is sent. These bytes go nowhere.
             let _ = self.connection.write_tls(&mut io::sink());
         }
         match self.look(socket) {
@@ -141,7 +142,7 @@ impl Layer for Channel {
             ErrorKind::TimedOut if self.is_silent() => Some(
                 "the server sent nothing in the time for the TLS handshake, and may not speak TLS",
             ),
-            ErrorKind::TimedOut => Some("the TLS handshake was not done in time"),
+            ErrorKind::TimedOut => Some("the TLS handshake did not finish in time"),
             ErrorKind::UnexpectedEof => {
                 Some("the server closed the connection in the TLS handshake")
             }
@@ -182,8 +183,8 @@ impl Layer for Channel {
     }
 }
 
-/// Has rustls do what may call code of the program: a verifier, a key log, a logger. If that
-/// panics, the connection ends, and the thread of the manager or the drop of a guard goes on.
+/// Lets rustls do what may call the program's code: a verifier, a key log, a logger. If that
+/// panics, the connection ends, and the manager's thread or a guard's drop goes on.
 fn contain<T>(call: impl FnOnce() -> T) -> Result<T, Error> {
     let panicked = |_| Error::General("a verifier, a key log or a logger panicked".to_owned());
     panic::catch_unwind(AssertUnwindSafe(call)).map_err(panicked)

@@ -1,8 +1,8 @@
-//! TLS: the settings, and the bytes of a connection that is encrypted.
+//! TLS: the settings, and the bytes of an encrypted connection.
 //!
-//! rustls does the cryptography, and moves its bytes by the calls of [`Socket`]. So the handshake
-//! and each read and write end by the same deadlines as without TLS. Without the feature
-//! `tls-no-provider`, nothing of this is compiled: a type without values stands for it.
+//! rustls does the cryptography, and moves its bytes through the calls of [`Socket`]. So the
+//! handshake and each read and write end by the same deadlines as without TLS. Without the feature
+//! `tls-no-provider`, none of this is compiled: a type without values stands in for it.
 
 #[cfg(not(feature = "tls-no-provider"))]
 mod absent;
@@ -24,7 +24,7 @@ use std::io;
 
 use crate::client::wire::socket::Socket;
 
-/// The bytes of a connection that is encrypted.
+/// The bytes of an encrypted connection.
 pub(crate) trait Layer: Send + Sync {
     /// Does the handshake. After a time-out, the caller can call this again.
     fn shake_hands(&mut self, socket: &mut Socket) -> io::Result<()>;
@@ -35,12 +35,12 @@ pub(crate) trait Layer: Send + Sync {
     /// Writes all bytes. After an error, at least the last of them cannot be read by the server.
     fn write(&mut self, bytes: &[u8], socket: &mut Socket) -> io::Result<()>;
 
-    /// Reads some bytes. Zero means that the server has ended the connection. After a time-out,
-    /// what has come of a record stays here.
+    /// Reads some bytes. Zero means that the server has ended the connection. After a time-out, the
+    /// part of a record that has arrived stays here.
     fn read(&mut self, buffer: &mut [u8], socket: &mut Socket) -> io::Result<usize>;
 
-    /// True if the connection has ended. Does not wait. A server may send messages without
-    /// data at any time: they do not end the connection. What comes with data is kept, and found by
+    /// True if the connection has ended. Does not wait. A server may send messages without data at
+    /// any time: they do not end the connection. Data is kept, and found by
     /// [`unread`](Self::unread).
     fn probe(&mut self, socket: &mut Socket) -> bool;
 
@@ -130,7 +130,7 @@ pub(crate) mod tests {
         configs().1
     }
 
-    /// Does the handshake of a server, and sends what it sends after it.
+    /// Does a server's handshake, and sends what a server sends after that.
     fn accept(listener: &TcpListener, config: ServerConfig) -> io::Result<Server> {
         let mut tls = ServerConnection::new(Arc::new(config)).unwrap();
         let mut socket = listener.accept().unwrap().0;

@@ -1,4 +1,4 @@
-//! The settings of TLS that a program can make.
+//! The TLS settings that a program can choose.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::base::error::Error;
 /// [`Builder::tls`](crate::Builder::tls).
 ///
 /// Without any setting, connections trust what the system trusts, and the certificate has to name
-/// the host of the URL. Certificates and keys are text in PEM form. The manager reads all of this
+/// the host in the URL. Certificates and keys are text in PEM form. The manager reads all of this
 /// once, when it is built.
 ///
-/// This type exists with the feature `tls`, which brings the cryptography of *ring*, and with the
+/// This type exists with the feature `tls`, which brings *ring*'s cryptography, and with the
 /// feature `tls-no-provider`, which leaves the choice to the program: see
 /// [`provider`](Tls::provider).
 ///
@@ -55,8 +55,8 @@ impl Tls {
         Tls::default()
     }
 
-    /// A configuration of rustls (0.23), used as it is. Only [`server_name`](Tls::server_name) can
-    /// be set beside it.
+    /// A rustls (0.23) configuration, used as it is. Only [`server_name`](Tls::server_name) can be
+    /// set along with it.
     ///
     /// ```
     /// # #[cfg(feature = "tls")] {
@@ -80,8 +80,8 @@ impl Tls {
     /// The certificates of the authorities to trust, in PEM form. Defaults to those that the system
     /// trusts. (On Android, the crate `rustls-platform-verifier` has to be initialized for that.)
     ///
-    /// They replace the system's. To trust one certificate alone, name that certificate, which then
-    /// must not be the certificate of an authority.
+    /// They replace the system's. To trust a single certificate, give that certificate, which must
+    /// then not be an authority's.
     ///
     /// ```
     /// # let pem = "-----BEGIN CERTIFICATE-----";
@@ -111,8 +111,8 @@ impl Tls {
 
     /// The name that the server's certificate must have. Defaults to the host of the URL.
     ///
-    /// For a server that is reached by an address which its certificate does not name. With several
-    /// servers, all their certificates need this name.
+    /// This is for a server that is reached at an address that its certificate does not name. With
+    /// several servers, all their certificates need this name.
     ///
     /// ```
     /// let tls = relatch::Tls::new().server_name("redis.example.org");
@@ -123,10 +123,10 @@ impl Tls {
         self
     }
 
-    /// The cryptography of rustls (0.23). Defaults to *ring* with the feature `tls`. With the
+    /// The crypto provider for rustls (0.23). Defaults to *ring* with the feature `tls`. With the
     /// feature `tls-no-provider` alone, a provider has to be given here or in
-    /// [`from_config`](Tls::from_config). The provider that a process may install as its default is
-    /// not used.
+    /// [`from_config`](Tls::from_config). A default provider that the process has installed is not
+    /// used.
     ///
     /// ```
     /// # #[cfg(feature = "tls")] {
@@ -139,7 +139,7 @@ impl Tls {
         self
     }
 
-    /// What a connection needs: the ready configuration of `from_config`, or one that is made of
+    /// What a connection needs: the ready configuration of `from_config`, or one that is made from
     /// the other settings.
     fn client(self) -> Result<Client, Bad> {
         let name = self.server_name.as_ref().map(|name| {
@@ -150,7 +150,7 @@ impl Tls {
         let has_others =
             self.roots.is_some() || self.certificate.is_some() || self.provider.is_some();
         if self.config.is_some() && has_others {
-            let reason = "beside `from_config`, only `server_name` can be set";
+            let reason = "with `from_config`, only `server_name` can be set";
             return Err((None, reason));
         }
         let config = match self.config {
@@ -188,13 +188,13 @@ impl Tls {
             bad("the key of `client_certificate` has to be a private key in PEM form")
         })?;
         builder.with_client_auth_cert(chain, key).map_err(|_| {
-            bad("the key of `client_certificate` does not fit the certificate, or is of no supported kind")
+            bad("the key of `client_certificate` does not match the certificate, or is not of a supported kind")
         })
     }
 }
 
 impl Client {
-    /// Makes the configuration: of `tls`, or of the defaults. An error names the `option`.
+    /// Makes the configuration from `tls`, or from the defaults. An error names the `option`.
     pub(crate) fn new(tls: Option<Tls>, option: &'static str) -> Result<Client, Error> {
         let client = tls.unwrap_or_default().client();
         client.map_err(|(value, reason)| Error::InvalidOption {
@@ -205,7 +205,7 @@ impl Client {
     }
 }
 
-/// The provider of a program that gives none.
+/// The provider if the program gives none.
 #[cfg(feature = "tls")]
 #[expect(
     clippy::unnecessary_wraps,
@@ -231,7 +231,7 @@ fn roots_in(pem: &[u8]) -> Result<RootCertStore, &'static str> {
     Ok(roots)
 }
 
-/// The certificates in a text, of which there has to be one at least.
+/// The certificates in a text, which has to have at least one.
 fn certificates_in(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     let certificates: Vec<_> = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
