@@ -8,7 +8,7 @@ use crate::base::error::Error;
 use crate::base::key::MAX_BYTES;
 use crate::base::owner::Owner;
 
-/// What a parcel begins with: the name and the version of its format.
+/// The start of every parcel: the name and the version of its format.
 const VERSION: &str = "relatch1";
 
 /// A lock that its holder has [handed over](crate::LockGuard::hand_over), and that nobody has
@@ -88,7 +88,7 @@ impl fmt::Display for LockParcel {
 impl FromStr for LockParcel {
     type Err = Error;
 
-    /// Reads the `Display` form. White space around it is no part of it.
+    /// Reads the `Display` form. Surrounding white space is ignored.
     ///
     /// # Errors
     ///
