@@ -185,9 +185,8 @@ impl LockManager {
         self.session.held()
     }
 
-    /// The threads of this process that wait for a lock of this manager, those that have waited
-    /// longest first, with whom each waits for and how long it has left. Sends nothing, and does
-    /// not block.
+    /// The threads of this process that wait for a lock of this manager, longest wait first. Says
+    /// whom each waits for, and how long it has left. Sends nothing, and does not block.
     ///
     /// A thread is listed from its first sleep on. It may be waiting for a thread of this process,
     /// for another process, or for a Redis that gives no answer.
