@@ -88,8 +88,8 @@ impl DetachedHold {
         self.try_attach().map_err(|(_, error)| error)
     }
 
-    /// [`attach`](DetachedHold::attach), with the same errors. If the thread does not get the hold,
-    /// the caller keeps it.
+    /// Like [`attach`](DetachedHold::attach), with the same errors. If the thread does not get the
+    /// hold, the caller keeps it.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();

@@ -34,7 +34,7 @@ impl LockGuard {
         self.detach_or_keep().map_err(|(_, error)| error)
     }
 
-    /// [`detach`](LockGuard::detach), but an error returns the guard.
+    /// Like [`detach`](LockGuard::detach), but an error returns the guard.
     #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
     pub(crate) fn detach_or_keep(mut self) -> Result<DetachedHold, (LockGuard, Error)> {
         match handing_over::detach(&self.session, &self.held) {
@@ -93,8 +93,8 @@ impl LockGuard {
         self.try_hand_over().map_err(|(_, error)| error)
     }
 
-    /// [`hand_over`](LockGuard::hand_over), with the same errors. If the thread keeps the hold, it
-    /// keeps the guard, too.
+    /// Like [`hand_over`](LockGuard::hand_over), with the same errors. If the thread keeps the
+    /// hold, it keeps the guard, too.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -157,7 +157,7 @@ impl Hold {
         self.facts.lock().renewals
     }
 
-    /// Until when the hold can be trusted, unless it is lost earlier.
+    /// The end of the time for which the hold can be trusted, unless it is lost earlier.
     pub(crate) fn valid_until(&self) -> Moment {
         self.validity.end()
     }
@@ -211,13 +211,13 @@ impl Hold {
             .filter(|_| self.latest_end <= now.after(lease))
     }
 
-    /// True once the thread has ended and the hold is not valid any more: nobody will ask for it
+    /// True once the thread has exited and the hold is no longer valid: nobody will ask for it
     /// again.
     pub(crate) fn can_be_forgotten(&self, now: Moment) -> bool {
         self.thread_has_ended() && !self.is_valid(now)
     }
 
-    /// The thread has ended without a release. Nobody will release the hold, so renewal stops.
+    /// The thread has exited without a release. Nobody will release the hold, so renewal stops.
     pub(crate) fn mark_thread_ended(&self) {
         self.facts.lock().thread_has_ended = true;
     }

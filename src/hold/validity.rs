@@ -58,7 +58,7 @@ impl Validity {
         }
     }
 
-    /// A renewal was answered at `now`. False if the hold is not trusted any more.
+    /// A renewal was answered at `now`. False if the hold is no longer trusted.
     pub(super) fn renew(&self, until: Option<Moment>, now: Moment) -> bool {
         self.change(|old| {
             (now < Moment::from_nanos(old)).then(|| until.map_or(old, Moment::as_nanos))

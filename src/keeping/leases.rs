@@ -59,7 +59,7 @@ impl Tokens {
     /// until that thread reports the result.
     ///
     /// When one hold is due, the others are renewed with it, up to an eighth of their period early.
-    /// So ten thousand holds that were taken one after the other are renewed in a few pipelines.
+    /// So ten thousand holds that were taken one after another are renewed in a few pipelines.
     pub(crate) fn take_due(&mut self, now: Moment, mine: impl Fn(&str) -> bool) -> WorkDue {
         let mut due = WorkDue {
             remove: self.take_orphans(now, &mine),

@@ -123,14 +123,15 @@ impl Lock {
     /// # Errors
     ///
     /// - [`Error::Timeout`]: the wait ended before this thread got the lock. The error names the
-    ///   holder, if an answer from Redis did. If the deadline cut the last attempt short, it has a
-    ///   source.
+    ///   holder, if an answer from Redis did. If the deadline cut the last attempt short, the error
+    ///   has a source.
     /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
     ///   unchanged. Or this manager's `force_unlock` deleted the key while this call was still
     ///   taking the lock.
     /// - [`Error::OuterLost`]: this thread holds a different lock, and has lost it. A loss during
     ///   the wait ends the wait.
-    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis is silent, or refused.
+    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis gave no answer, or
+    ///   refused.
     /// - [`Error::NotALock`]: the Redis key holds a value that is not a string, or has held the
     ///   same string for 250 ms and never expires. If that string is a token of this crate, the
     ///   next renewal of its holder sets an expiry again. So `lock` waits for half of this lock's
@@ -157,10 +158,10 @@ impl Lock {
     /// Sends one `SET` and, if the lock is busy, a script that says which process has it (`GET` and
     /// `PTTL`). Sends nothing if another thread of this manager has the lock. If another thread of
     /// this manager is waiting for it, that thread asks. Blocks only for the answers: at most the
-    /// connect timeout and the response timeout together (100 ms more if what was taken is given
-    /// back because of an error). If the key never expires, the thread looks at it again after a
-    /// quarter of a second, since the holder's renewal may set an expiry in the meantime. (If the
-    /// two timeouts are shorter, such a key is just busy.)
+    /// connect timeout and the response timeout together (100 ms more if the lock is given back
+    /// because of an error). If the key never expires, the thread looks at it again after a quarter
+    /// of a second, since the holder's renewal may set an expiry in the meantime. (If the two
+    /// timeouts are shorter, such a key is just busy.)
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -183,8 +184,9 @@ impl Lock {
     /// **Keep the guard in a variable with a name**, as for [`try_lock`](Lock::try_lock): a block
     /// after `.is_some()` runs without the lock.
     ///
-    /// The limit covers each wait: for other threads, for a connection, and for Redis. (100 ms more
-    /// if what was taken is given back because of an error.) Zero is [`try_lock`](Lock::try_lock).
+    /// The limit covers each wait: for other threads, for a connection, and for Redis. (It may take
+    /// 100 ms more if the lock is given back because of an error.) Zero is
+    /// [`try_lock`](Lock::try_lock).
     ///
     /// ```
     /// # use std::time::Duration;

@@ -82,7 +82,7 @@ impl Lock {
     /// than the lease. The last lease then runs out: the hold lasts at most one lease longer, and
     /// is lost. Defaults to the manager's, which is no limit.
     ///
-    /// Once this time is over (or earlier, if the lease was made longer, by that difference),
+    /// Once this time is over (or earlier, by the difference, if the lease was made longer),
     /// [`confirm`](crate::LockGuard::confirm), [`ensure`](crate::LockGuard::ensure) (if it would
     /// have to renew), [`set_lease`](crate::LockGuard::set_lease) and
     /// [`hand_over`](crate::LockGuard::hand_over) return
@@ -212,9 +212,8 @@ impl Lock {
         self.set(|options| options.reentrant = on)
     }
 
-    /// Ends waits for this lock when `stop` is stopped: they return
-    /// [`Error::Stopped`](crate::Error::Stopped). By default, nothing but a
-    /// [shutdown](crate::LockManager::shutdown) of the manager ends them.
+    /// Lets `stop` end waits for this lock: they return [`Error::Stopped`](crate::Error::Stopped).
+    /// By default, nothing but a [shutdown](crate::LockManager::shutdown) of the manager ends them.
     ///
     /// Once it is stopped, the lock cannot be taken through this `Lock` or its clones. A thread
     /// that holds it still re-enters it.

@@ -28,8 +28,8 @@ const MOST_AT_ONCE: usize = 64;
 /// comes *after* one that is still to be taken, the order is broken: then only a limited
 /// [`wait`](Lock::wait), or [`Error::WouldDeadlock`] within a process, ends a deadlock.
 ///
-/// The locks are taken one after the other, as by [`Lock::lock`], and released together: n free
-/// locks cost n + 1 round trips.
+/// The locks are taken one after another, as by [`Lock::lock`], and released together: n free locks
+/// cost n + 1 round trips.
 ///
 /// ```
 /// # use std::time::Duration;

@@ -45,12 +45,12 @@ impl MemoryControls {
         })
     }
 
-    /// Makes a lock lost for this cause, and deletes its key, even that of a lock that is only
-    /// [kept](crate::Lock::keep_at_least). False if nobody has the lock. Does not wait.
+    /// Takes a lock away from its holder, with this cause, and deletes its key, even that of a lock
+    /// that is only [kept](crate::Lock::keep_at_least). False if nobody has the lock. Does not
+    /// wait.
     ///
-    /// [`LostCause::Expired`] is what happens to a process that was stopped for longer than the
-    /// lease, and [`LostCause::Deleted`] what a `DEL` or `FLUSHALL` does, or a failover that loses
-    /// the lock.
+    /// [`LostCause::Expired`] is the cause in a process that was stopped for longer than the lease,
+    /// and [`LostCause::Deleted`] after a `DEL` or `FLUSHALL`, or a failover that loses the lock.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -81,7 +81,7 @@ impl MemoryControls {
         holder.owner().is_some()
     }
 
-    /// Lets nothing answer for `span`: a call that would ask Redis fails with
+    /// Makes the store unreachable for `span`: a call that would ask Redis fails with
     /// [`Error::Unavailable`](crate::Error::Unavailable) or, in a release, with
     /// [`Error::Unconfirmed`](crate::Error::Unconfirmed). Does not wait.
     ///

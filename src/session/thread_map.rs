@@ -353,7 +353,7 @@ mod tests {
         let two = enter(1, Arc::clone(&two.hold), turn);
         assert_eq!((lost(three.entered), lost(two.entered)), (None, None));
         drop_last_guard(&two);
-        // It is lost by the clock alone, between two moments at which nothing else changes.
+        // It is lost by the clock alone: just before its end, all is still well.
         three
             .hold
             .set_lease(Lease::new(Duration::from_secs(1)), Moment::now());

@@ -168,8 +168,8 @@ impl Builder {
     /// valid for one lease from the moment when its `SET` or its last acknowledged renewal was
     /// sent.
     ///
-    /// *Too few replicas.* The lock is not taken: its key is deleted again, and a waiter tries
-    /// until its wait ends or, without a limit, for
+    /// *Too few replicas.* The lock is not taken: its key is deleted again, and a waiter keeps
+    /// trying until its wait ends or, without a limit, for
     /// [`tolerate_outage`](Builder::tolerate_outage). The error then says how many replicas
     /// answered. A hold whose renewals are not acknowledged ends with its last acknowledged lease.
     ///

@@ -149,7 +149,7 @@ impl Builder {
     /// Nothing interrupts the work under the lock: it has to look at
     /// [`is_valid`](crate::LockGuard::is_valid) between its steps.
     ///
-    /// The calls come one after the other, on a thread of their own (`relatch-on-lost`): a slow or
+    /// The calls come one after another, on a thread of their own (`relatch-on-lost`): a slow or
     /// panicking callback stops no renewal, and a callback may take locks of this manager. A
     /// callback that hangs delays the calls for later losses, and if it never returns, there are no
     /// more calls. Dropping the last handle waits for the calls that are due, for little more than

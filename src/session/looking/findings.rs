@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::store::{Info, Missing};
 
-/// One thing that was looked at.
+/// One thing that was examined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -13,7 +13,7 @@ pub struct Finding {
     pub verdict: Verdict,
     /// What was found.
     pub found: String,
-    /// What to do about it. `None` if it is well.
+    /// What to do about it. `None` if all is well.
     pub advice: Option<&'static str>,
 }
 

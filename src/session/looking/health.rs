@@ -11,7 +11,7 @@ use crate::session::looking::findings::{self, Finding, Verdict};
 use crate::store::{ClaimReply, Compared, Extension, Failure, Goal, Node, Seen, Wanted};
 use crate::waiting::core::Core;
 
-/// What [`LockManager::check`](crate::LockManager::check) has found out.
+/// The results of [`LockManager::check`](crate::LockManager::check).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Health {
