@@ -53,7 +53,7 @@ impl LockGuard {
     /// Returns `Ok` only if Redis has just said that the lock is this hold's, and at least `span`
     /// of the lease is left by this machine's clock. Call it before a step that cannot be undone.
     ///
-    /// Renews the lease, however much is left of it, and waits for the answer, at most for the
+    /// Renews the lease, however much is left of it, and waits for the answer, for at most the
     /// response timeout. So it notices that Redis has forgotten the key (because of a flush or a
     /// failover), or that somebody has replaced it. Redis may still forget the key within `span`:
     /// no lease can prevent the harm of that, but a [fence](LockGuard::fence) can.
@@ -85,7 +85,7 @@ impl LockGuard {
     /// Returns `Ok` only if at least `span` of the lease is left, by this machine's clock. Meant
     /// for long work, between its steps: it costs nothing as long as the lease is renewed.
     ///
-    /// If less is left, `ensure` renews the lease now and waits for the answer, at most for the
+    /// If less is left, `ensure` renews the lease now and waits for the answer, for at most the
     /// response timeout. Otherwise it sends nothing, and cannot notice that Redis has forgotten the
     /// key. Before a step that cannot be undone, call [`confirm`](LockGuard::confirm).
     ///
@@ -153,7 +153,7 @@ impl LockGuard {
 
     /// Sets a new lease, renews the hold with it now, and keeps renewing with it.
     ///
-    /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis
+    /// Blocks for the answer, for at most the response timeout. A longer lease counts once Redis
     /// has answered; a shorter one counts from the call. But Redis does not shorten the earlier
     /// lease, so after a crash other processes may have to wait until the earlier lease ends.
     /// `set_lease` never creates the key again.

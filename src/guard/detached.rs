@@ -25,7 +25,7 @@ use crate::waiting::queues::Turn;
 /// no [`Error::WouldDeadlock`] reports that they wait for each other.
 ///
 /// A detached hold that is forgotten ([`std::mem::forget`]) keeps the lock until the process ends,
-/// at most for [`max_hold`](crate::Lock::max_hold): there is no thread whose exit would show that
+/// for at most [`max_hold`](crate::Lock::max_hold): there is no thread whose exit would show that
 /// nobody needs it.
 ///
 /// ```

@@ -53,7 +53,7 @@ impl LockGuard {
     /// Hands the lock over to another process or another manager: whoever has the parcel can
     /// [`adopt`](crate::Lock::adopt) the lock.
     ///
-    /// Renews the lease, and waits for the answer, at most for the response timeout (and as long
+    /// Renews the lease, and waits for the answer, for at most the response timeout (and as long
     /// again for the release, if an error drops the guard). From then on this process neither
     /// trusts nor renews the hold, and does not release it. Nobody else can take the lock while the
     /// lease lasts. If nobody has adopted it by the end of the lease, it is free. To take it back,

@@ -30,7 +30,7 @@ pub use crate::guard::watch::LockWatch;
 /// A lock that this thread holds, until the guard is dropped or [unlocked](LockGuard::unlock).
 ///
 /// A thread may have several guards of one lock, and drop them in any order. Dropping the last
-/// guard releases the lock in Redis: it sends the release and waits for the answer, at most for the
+/// guard releases the lock in Redis: it sends the release and waits for the answer, for at most the
 /// response timeout. Dropping a guard never panics, and logs errors. [`unlock`](LockGuard::unlock)
 /// returns the error instead.
 ///
@@ -61,7 +61,7 @@ pub use crate::guard::watch::LockWatch;
 /// lock is lost.
 ///
 /// A forgotten guard ([`std::mem::forget`]) keeps the lock while its thread lives and for one lease
-/// after that: the keeper renews the hold like any other, at most for
+/// after that: the keeper renews the hold like any other, for at most
 /// [`max_hold`](crate::Lock::max_hold). Without renewal, the guard keeps the lock for one lease. If
 /// the thread takes the lock again after that lease, it gets [`Error::Lost`].
 #[must_use = "the lock is released as soon as the guard is dropped"]
@@ -173,7 +173,7 @@ impl LockGuard {
 
     /// Drops the guard, and returns the result.
     ///
-    /// The last guard of a hold sends the compare-and-delete and waits for its answer, at most for
+    /// The last guard of a hold sends the compare-and-delete and waits for its answer, for at most
     /// the [response timeout](crate::Builder::response_timeout). That time includes connecting.
     /// Other guards send nothing.
     ///

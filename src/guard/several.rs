@@ -102,7 +102,7 @@ impl MultiLockGuard {
     /// of each lease is left. Call it before a step that cannot be undone: see
     /// [`LockGuard::confirm`](crate::LockGuard::confirm).
     ///
-    /// Renews all leases together and waits for the answers, at most for the response timeout.
+    /// Renews all leases together and waits for the answers, for at most the response timeout.
     ///
     /// ```
     /// # use std::time::Duration;

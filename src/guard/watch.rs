@@ -112,7 +112,7 @@ impl LockWatch {
         }
     }
 
-    /// Blocks until the hold is lost, at most for `limit`, and returns how it was lost.
+    /// Blocks until the hold is lost, for at most `limit`, and returns how it was lost.
     ///
     /// Returns the cause as soon as the lease runs out or the manager finds that the key is gone.
     /// Returns `None` if the hold was released, or was not lost within `limit`. Sends nothing.

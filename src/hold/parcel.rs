@@ -15,9 +15,9 @@ const VERSION: &str = "relatch1";
 /// [adopted](crate::LockManager::adopt) yet.
 ///
 /// A parcel is text: its `Display` form is one line of printable ASCII, whatever the lock's key is,
-/// and `parse` reads it. Send it to the process that goes on with the work: over a pipe, in a job
-/// of a queue, in a column of a table. The text is all that it takes to adopt the lock, so do not
-/// log it. `Debug` leaves the token out.
+/// and `parse` reads it. Send it to the process that goes on with the work: over a pipe, in a
+/// queued job, in a table column. The text is all that it takes to adopt the lock, so do not log
+/// it. `Debug` leaves the token out.
 ///
 /// ```
 /// use relatch::LockParcel;
@@ -143,7 +143,7 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Without the token, which is all that it takes to adopt the lock.
+/// Leaves out the token, which is all that it takes to adopt the lock.
 impl fmt::Debug for LockParcel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockParcel")

@@ -265,7 +265,7 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
         for _ in 0..below(8) {
             on_the_way();
         }
-        // From its first renewal on, which comes after a third of its lease, Redis tracks the key.
+        // Redis tracks the key from its first renewal on, which comes after a third of its lease.
         let after = if one_in(2) { 98 + below(8) } else { below(250) };
         thread::sleep(Duration::from_millis(after));
         if deleted {

@@ -13,7 +13,7 @@ use crate::base::error::LostCause;
 use crate::base::owner::Owner;
 use crate::hold::Hold;
 
-/// A hold that was lost, as the callback of [`on_lost`](crate::Builder::on_lost) gets it.
+/// A lost hold, as passed to the callback of [`on_lost`](crate::Builder::on_lost).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LostLock {

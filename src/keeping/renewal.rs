@@ -5,7 +5,8 @@
 //! server, and shuttle runs them in many orders.
 //!
 //! If the keeper's connection has broken, Redis may execute an earlier command after a later one.
-//! `renew.lua` never shortens a lease, so a late renewal ends no hold that its holder still trusts.
+//! `renew.lua` never shortens a lease, so a late renewal does not end a hold that its holder still
+//! trusts.
 
 use std::iter;
 use std::sync::Arc;

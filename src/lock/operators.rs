@@ -66,7 +66,8 @@ impl Lock {
         Ok(holders)
     }
 
-    /// Deletes the lock's Redis key, whatever its value, and returns who held it. For operators.
+    /// Deletes the lock's Redis key, whatever its value, and returns who held it. This is for
+    /// operators.
     ///
     /// The holder loses the lock, and its work may still go on. If the holder uses this manager,
     /// its hold is lost when this method returns, and the next thread in this process's queue asks
@@ -91,8 +92,9 @@ impl Lock {
         self.looking()?.force_unlock()
     }
 
-    /// [`force_unlock`](Lock::force_unlock) if the key still has this value. For operators who have
-    /// looked at the [`holder`](Lock::holder) first, and who mean that hold and no later one.
+    /// [`force_unlock`](Lock::force_unlock) if the key still has this value. This is for operators
+    /// who have looked at the [`holder`](Lock::holder) first, and who mean that hold and no later
+    /// one.
     ///
     /// `Ok(true)` means that the key had this value and is deleted, and `Ok(false)` that it had a
     /// different value or was not there. Redis compares and deletes in one step. Blocks as

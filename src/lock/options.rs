@@ -148,9 +148,9 @@ impl Lock {
     /// default: no longer than it is held. For a reentry with this option, the time counts from
     /// that reentry, and the latest end that any of them asked for applies.
     ///
-    /// For a job that several processes start at about the same time, and that only one of them
-    /// should run: if the job takes less time than the machines' clocks differ by, a process that
-    /// is late would find the lock free, and run the job again.
+    /// This is for a job that several processes start at about the same time, and that only one of
+    /// them should run: if the job takes less time than the machines' clocks differ by, a process
+    /// that is late would find the lock free, and run the job again.
     ///
     /// An outermost release before that time does not delete the key. It lets the key expire when
     /// the time is over, by compare-and-set in one script, just as a release is compare-and-delete.

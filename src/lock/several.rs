@@ -180,7 +180,7 @@ impl MultiLock {
         self.with_lock_result(|_| Ok(body()))
     }
 
-    /// Runs a closure that can fail under the locks: see [`Lock::with_lock_result`].
+    /// Runs a fallible closure under the locks: see [`Lock::with_lock_result`].
     ///
     /// ```
     /// # use std::time::Duration;

@@ -203,13 +203,13 @@ impl LockManager {
     }
 
     /// The locks with this manager's prefix that are in Redis now, of whatever program, with who
-    /// has each and for how long. For operators and their tools.
+    /// has each and for how long. This is for operators and their tools.
     ///
     /// The survey sends nothing until it is iterated. Then it walks through all keys of the
     /// database, on each master of a cluster, by `SCAN` in steps of less than a millisecond, and
     /// looks at what it finds (`GETRANGE` and `PTTL`, in batches). So it takes two round trips for
     /// every 500 keys of the database, or more if the keys that it finds have long names. It needs
-    /// the rights `+scan +getrange +pttl`. Each step blocks for the answer, at most for the
+    /// the rights `+scan +getrange +pttl`. Each step blocks for the answer, for at most the
     /// response timeout. When `limit` is over, the next step is an error.
     ///
     /// A lock that is there from beginning to end is found; twice if Redis resizes its key table in
@@ -291,7 +291,7 @@ impl LockManager {
     /// hold, for `limit` at most, and returns what is held after that: an empty list means that no
     /// thread holds a lock of this manager.
     ///
-    /// For the end of a program, before it returns from `main` or calls
+    /// Call this at the end of a program, before it returns from `main` or calls
     /// [`process::exit`](std::process::exit). Without it, other processes would have to wait until
     /// the leases end. Threads that hold locks can finish their work, and re-enter what they hold;
     /// a job that needs one more lock gets [`Error::Stopped`](crate::Error::Stopped) halfway. What

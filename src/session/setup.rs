@@ -1,5 +1,5 @@
-//! The state that all handles of a manager share: how it begins and ends, and whether it may be
-//! used.
+//! The state that all handles of a manager share: how the manager begins and ends, and whether it
+//! may be used.
 
 use std::fmt;
 use std::io;

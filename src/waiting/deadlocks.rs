@@ -1,4 +1,4 @@
-//! Early ends of the wait of a thread that holds locks: a deadlock within the process, through any
+//! Reasons to end the wait of a thread that holds locks: a deadlock within the process, through any
 //! of its managers, or the loss of one of these locks.
 //!
 //! A thread waits for one lock at a time, and a lock has one holder. (Any of several slots may be

@@ -87,8 +87,8 @@ impl Listener {
         Some(self.client_id.load(Ordering::Acquire)).filter(|id| *id != 0)
     }
 
-    /// Handles what Redis answered when it was asked to send invalidations to the client
-    /// `client_id`. True if the listener will receive them.
+    /// Handles Redis's answer to the request that it send invalidations to the client `client_id`.
+    /// True if the listener will receive them.
     pub(crate) fn will_hear(&self, client_id: u64, tracking: Tracking) -> bool {
         match tracking {
             Tracking::Off | Tracking::Direct => false,

@@ -11,8 +11,8 @@ use crate::store::Tls;
 
 impl Builder {
     /// Asks `provider` for a user and a password each time a connection is opened, instead of
-    /// taking a login from the URL. For passwords that expire. (An empty user means no user: a
-    /// Redis with `requirepass` and without ACLs.)
+    /// taking a login from the URL. This is for passwords that expire. (An empty user means no
+    /// user: a Redis with `requirepass` and without ACLs.)
     ///
     /// Each call is on a thread of its own. Nobody waits longer for it than for the connection, so
     /// `provider` has to return soon, and must not take a lock of this manager. If it panics,

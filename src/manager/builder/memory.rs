@@ -10,8 +10,8 @@ use crate::session::Session;
 
 impl LockManager {
     /// A manager whose locks are in the memory of this process, with every option at its default.
-    /// For tests, and for a program that runs in one process and may get a second one later. Opens
-    /// no socket.
+    /// It is for tests, and for a program that runs in one process and may get a second one later.
+    /// Opens no socket.
     ///
     /// Threads exclude each other, queue, re-enter, time out and lose locks as with a Redis: only
     /// the store is different. A key has its lease, and the keeper's thread renews it. A process

@@ -76,9 +76,9 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A lock of its own was taken, renewed, seen and given back in this time.
+/// A test lock was taken, renewed, seen and given back in this time.
 pub(super) fn of_cycle(took: Duration, lease: Duration) -> Finding {
-    let found = format!("a lock of its own was taken, renewed, seen and given back, in {took:.1?}");
+    let found = format!("a test lock was taken, renewed, seen and given back, in {took:.1?}");
     if took > lease / 10 {
         let advice =
             "more than a tenth of the lease: use a longer lease, or a Redis that is closer";

@@ -160,7 +160,7 @@ impl Examination<'_> {
         let ClaimReply::Taken { .. } = connection.claim(wanted, *deadline)? else {
             return Ok(false);
         };
-        // Longer, so that the script has something to do.
+        // This is longer, so that the script has something to do.
         let extension = Extension {
             key,
             token,
