@@ -38,22 +38,22 @@
 //! The URL decides: `redis+sentinel://user:password@s1:26379,s2:26379/mymaster/0` leads to the
 //! master that the sentinels know by that name, and `redis+cluster://user:password@n1:6379,n2:6379`
 //! to the master of each lock's slot. (With `rediss`, both use TLS.) [Engines](guide::engines)
-//! helps to choose, and says what a failover does to a lock.
+//! helps you choose, and says what a failover does to a lock.
 //!
 //! # Features
 //!
-//! None is on by default. `tls` adds TLS (by rustls, with the cryptography of *ring*) for URLs that
+//! None is on by default. `tls` adds TLS (rustls, with *ring* for the cryptography) for URLs that
 //! begin with `rediss`. `tls-no-provider` adds the same without any cryptography: the program then
-//! gives its own, in `Tls::provider`. `metrics` also gives what [`Stats`] counts to the recorder of
-//! the [`metrics`](https://docs.rs/metrics) crate, under the names of [`Stats::prometheus`], summed
-//! over all managers of the process. `tracing` makes each wait and each hold a span of the
-//! [`tracing`](https://docs.rs/tracing) crate.
+//! supplies its own, in `Tls::provider`. `metrics` also sends the counts of [`Stats`] to the
+//! recorder of the [`metrics`](https://docs.rs/metrics) crate, under the names of
+//! [`Stats::prometheus`], summed over all managers in the process. `tracing` makes each wait and
+//! each hold a span of the [`tracing`](https://docs.rs/tracing) crate.
 //!
 //! # About threads
 //!
-//! A hold belongs to its thread, and so do its guards. If a thread ends without releasing a lock,
+//! A hold belongs to its thread, and so do its guards. If a thread exits without releasing a lock,
 //! the keeper stops renewing the lease, and the lease runs out. After a `fork`, the child holds
-//! nothing: through a manager of its parent, [`current`](Lock::current) and
+//! nothing: through its parent's manager, [`current`](Lock::current) and
 //! [`held`](LockManager::held) find nothing, guards are not valid, and each operation that can fail
 //! returns [`Error::Forked`].
 //!
@@ -61,8 +61,8 @@
 //! thread-locals.
 //!
 //! [Each manager has threads of its own](guide::running): they renew leases, listen for
-//! invalidations and report losses. The same page has how a waiter waits, and what is logged under
-//! which target.
+//! invalidations and report losses. The same page explains how a waiter waits, and what each log
+//! target gets.
 
 pub mod guide {
     //! The pages of the guide. They are also in the folder `docs` of the
@@ -94,18 +94,18 @@ pub mod guide {
     //! | [guarantees] | what a program sees of its locks, whatever fails |
     //! | [fencing] | how a resource refuses a holder that comes back too late |
 
-    // Prose names products, such as PostgreSQL.
+    // The prose names products, such as PostgreSQL.
     #![allow(clippy::doc_markdown)]
 
-    // In front of each page, `guide-links.md` defines its links anew: in `docs`, they lead to
-    // files. The first definition of a link counts.
+    // Before each page, `guide-links.md` redefines its links: in `docs`, they lead to files. The
+    // first definition of a link counts.
 
     #[doc = include_str!("../docs/guide-links.md")]
     #[doc = include_str!("../docs/hello.md")]
     pub mod hello {}
 
     pub mod running {
-        //! Threads, waiting and log lines of a program that has a manager.
+        //! Threads, waiting and log lines in a program that has a manager.
         //!
         //! # Threads
         //!
@@ -118,15 +118,15 @@ pub mod guide {
         //! | `relatch-keeper` | knows when each lease is due for renewal, and reports losses | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`](crate::Builder::on_lost), the first hold; or the first orphan (a key that a lost answer may have left behind); with [`Builder::warn_after`](crate::Builder::warn_after), the manager |
         //! | `relatch-renewer`, for each server | renews leases, and finishes late releases | the first renewal, or the first orphan |
         //! | `relatch-on-lost` | calls [`Builder::on_lost`](crate::Builder::on_lost)'s callback | a loss, until no call is due |
-        //! | `relatch-log`, one in the process | logs and counts for the other threads, which must not stand still with the program's logger | a line, until none is left |
+        //! | `relatch-log`, one in the process | logs and counts for the other threads, which must not hang when the program's logger does | a line, until none is left |
         //! | `relatch-login` | asks [`Builder::credentials`](crate::Builder::credentials) | each connection, until it returns |
         //! | `relatch-listen`, for each server | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
-        //! | `relatch-sentinel` | receives the sentinels' reports of another master | with sentinels: the first connection |
+        //! | `relatch-sentinel` | receives the sentinels' reports of a new master | with sentinels: the first connection |
         //! | `relatch-cluster` | reads the map of the cluster | in a cluster: the first command |
         //!
-        //! Only a cluster has more than one server in this table: each master with locks of this
-        //! manager. These threads end when the program drops the last handle or guard. The drop
-        //! [waits](crate::LockManager) for all but the first two and `relatch-login`.
+        //! In this table, only a cluster has more than one server: each master that has locks of
+        //! this manager. These threads end when the program drops the last handle or guard. The
+        //! drop [waits](crate::LockManager) for all but the first two and `relatch-login`.
         //!
         //! # Waiting
         //!
@@ -144,12 +144,12 @@ pub mod guide {
         //! off among themselves in one round trip, [for a few
         //! milliseconds](crate::Builder::local_handoff). Then other processes have a chance.
         //!
-        //! Between processes there is no order. From the holders that it saw, each waiter estimates
-        //! how many processes want the lock. Before it asks, it sleeps: for each of these
-        //! processes, as long as a few round trips take, but at most 250 ms in all. Without this
-        //! sleep, each release would cost as many commands as there are waiting processes. A woken
-        //! waiter that saw one other process asks at once three times out of four. A woken waiter
-        //! that saw none always asks at once.
+        //! Between processes there is no order. From the holders that it has seen, each waiter
+        //! estimates how many processes want the lock. Before it asks, it sleeps for a few round
+        //! trips per process, but for at most 250 ms in all. Without this sleep, each release would
+        //! cost as many commands as there are waiting processes. A woken waiter that saw one other
+        //! process asks at once three times out of four. A woken waiter that saw none always asks
+        //! at once.
         //!
         //! # Log targets and levels
         //!
@@ -158,17 +158,17 @@ pub mod guide {
         //!
         //! | target | `error` | `warn` | `info` | `debug` |
         //! |---|---|---|---|---|
-        //! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
-        //! | `relatch::listener` | | waiters have to poll (logged once, until invalidations come again); the thread panicked, or still connects when the last handle is dropped | invalidations come again | |
-        //! | `relatch::sentinel` | | no sentinel reports another master (logged once, until one does); the thread panicked, or still connects when the last handle is dropped | another master; reports come again | |
-        //! | `relatch::cluster` | | no node sends a map (logged once, until one does); the thread panicked, or still asks when the last handle is dropped | a node sends a map again | a node without a map, or with an old one; how many slots have another node |
+        //! | `relatch::acquire` | | an answer that came after the lease had ended | a lock taken over from a dead process | each failed attempt |
+        //! | `relatch::listener` | | waiters have to poll (logged once, until invalidations come again); the thread panicked, or is still connecting when the last handle is dropped | invalidations come again | |
+        //! | `relatch::sentinel` | | no sentinel reports a new master (logged once, until reports come again); the thread panicked, or is still connecting when the last handle is dropped | a new master; reports come again | |
+        //! | `relatch::cluster` | | no node sends a map (logged once, until one does); the thread panicked, or is still asking when the last handle is dropped | a node sends a map again | a node without a map, or with an old one; how many slots have moved to another node |
         //! | `relatch::connection` | | | | each new connection: version, mode and role of the server |
-        //! | `relatch::keeper` | | each try that left leases without renewal, unless Redis refuses it for good; the thread panicked | | |
-        //! | `relatch::refused` | Redis refuses for good to renew a lease, or to delete the key of a release: once for each | | | |
+        //! | `relatch::keeper` | | each try that left leases unrenewed, unless Redis permanently refuses it; the thread panicked | | |
+        //! | `relatch::refused` | Redis permanently refuses to renew a lease, or to delete the key of a release: once for each | | | |
         //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
         //! | `relatch::log` | | how many lines were dropped because the logger was slow | | |
         //! | `relatch::slow` | | a wait or a hold that lasts longer than [`Builder::warn_after`](crate::Builder::warn_after) says | | |
-        //! | `relatch::wait` | | | a wait lasts for 5 s, 10 s, 20 s and so on: who has the lock, and what is left of the lease | a thread is about to sleep until it has a lock; how that wait ended |
+        //! | `relatch::wait` | | | a wait that has lasted for 5 s, 10 s, 20 s and so on: who has the lock, and how much of the lease is left | a thread is about to sleep until it has a lock; how that wait ended |
         //! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |
         //! | `relatch::force_unlock` | | a lock that was force-unlocked, and its holder | | |
     }

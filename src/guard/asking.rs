@@ -1,4 +1,4 @@
-//! What a guard is asked: whether the hold is still valid, and for how long; and its lease.
+//! Questions to a guard: whether the hold is still valid, and for how long; and its lease.
 
 use std::slice;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::session::upkeep::Upkeep;
 
 impl LockGuard {
     /// Whether this process may still trust the hold. `true` means that no other process can have
-    /// the lock, as far as this one knows.
+    /// the lock, as far as this process knows.
     ///
     /// Compares the clock with the end of the lease. Sends nothing and does not block. The answer
     /// is also right in a process that was stopped and then continues. It turns `false` before
     /// another process can take the lock, unless Redis forgot the key early ([what is not
-    /// promised](crate#what-is-not-promised)). `true` may be out of date when the program acts upon
-    /// it.
+    /// promised](crate#what-is-not-promised)). `true` may be out of date by the time the program
+    /// acts on it.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -32,7 +32,7 @@ impl LockGuard {
         self.session.trusts(self.hold())
     }
 
-    /// For how long the hold may still be trusted; zero if it is lost. Sends nothing.
+    /// How long the hold may still be trusted; zero if it is lost. Sends nothing.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -53,10 +53,10 @@ impl LockGuard {
     /// Returns `Ok` only if Redis has just said that the lock is this hold's, and at least `span`
     /// of the lease is left by this machine's clock. Call it before a step that cannot be undone.
     ///
-    /// Renews the lease, whatever is left of it, and waits for the answer, at most for the response
-    /// timeout. So it notices that Redis has forgotten the key (by a flush, a failover), or that
-    /// somebody has replaced it. Redis may still forget the key within `span`: what no lease can
-    /// prevent, a [fence](LockGuard::fence) can.
+    /// Renews the lease, however much is left of it, and waits for the answer, for at most the
+    /// response timeout. So it notices that Redis has forgotten the key (because of a flush or a
+    /// failover), or that somebody has replaced it. Redis may still forget the key within `span`:
+    /// no lease can prevent the harm of that, but a [fence](LockGuard::fence) can.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -82,10 +82,10 @@ impl LockGuard {
         self.upkeep().confirm(span)
     }
 
-    /// Returns `Ok` only if at least `span` of the lease is left, by this machine's clock. For long
-    /// work, between its steps: it costs nothing as long as the lease is renewed.
+    /// Returns `Ok` only if at least `span` of the lease is left, by this machine's clock. Meant
+    /// for long work, between its steps: it costs nothing as long as the lease is renewed.
     ///
-    /// If less is left, `ensure` renews the lease now and waits for the answer, at most for the
+    /// If less is left, `ensure` renews the lease now and waits for the answer, for at most the
     /// response timeout. Otherwise it sends nothing, and cannot notice that Redis has forgotten the
     /// key. Before a step that cannot be undone, call [`confirm`](LockGuard::confirm).
     ///
@@ -153,7 +153,7 @@ impl LockGuard {
 
     /// Sets a new lease, renews the hold with it now, and keeps renewing with it.
     ///
-    /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis
+    /// Blocks for the answer, for at most the response timeout. A longer lease counts once Redis
     /// has answered; a shorter one counts from the call. But Redis does not shorten the earlier
     /// lease, so after a crash other processes may have to wait until the earlier lease ends.
     /// `set_lease` never creates the key again.
@@ -171,8 +171,8 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// - [`Error::InvalidOption`]: the lease is too short or too long, also for what
-    ///   [`max_hold`](crate::Lock::max_hold) leaves. Nothing was sent.
+    /// - [`Error::InvalidOption`]: the lease is too short or too long, or longer than
+    ///   [`max_hold`](crate::Lock::max_hold) still allows. Nothing was sent.
     /// - [`Error::InvalidOption`] for `max_hold`: time is up, as no lease extends the hold any more
     ///   ([`max_hold`](crate::Lock::max_hold)). Nothing was sent.
     /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that

@@ -11,21 +11,21 @@ use crate::hold::{Hold, Unlocked};
 use crate::session::{Session, handing_over};
 use crate::waiting::queues::Turn;
 
-/// A lock that this process holds, and none of its threads: on its way from one thread to another.
+/// A lock that this process holds, but none of its threads: on its way from one thread to another.
 /// [`LockGuard::detach`] makes one.
 ///
 /// The hold goes on all the while: it has the same token and fence, and its lease is renewed. It is
-/// `Send`, so a channel or a field of a job can carry it. [`attach`](DetachedHold::attach) makes a
-/// guard of it again, in whatever thread that is called. Dropping it releases the lock, as dropping
-/// the guard does: never panics, waits for the answer at most for the response timeout, and logs
-/// errors.
+/// `Send`, so a channel or a field of a job can carry it. [`attach`](DetachedHold::attach) turns it
+/// into a guard again, in whichever thread calls it. Dropping the detached hold releases the lock,
+/// as dropping the guard does: it never panics, waits for the answer for at most the response
+/// timeout, and logs errors.
 ///
 /// While a hold is detached, no thread re-enters it. A thread that wants the lock waits, and the
 /// thread that detached it waits like any other. Nobody knows which thread will attach the hold, so
-/// no [`Error::WouldDeadlock`] tells that they wait for each other.
+/// no [`Error::WouldDeadlock`] reports that they wait for each other.
 ///
 /// A detached hold that is forgotten ([`std::mem::forget`]) keeps the lock until the process ends,
-/// at most for [`max_hold`](crate::Lock::max_hold): there is no thread whose end would show that
+/// for at most [`max_hold`](crate::Lock::max_hold): there is no thread whose exit would show that
 /// nobody needs it.
 ///
 /// ```
@@ -47,7 +47,7 @@ use crate::waiting::queues::Turn;
 pub struct DetachedHold {
     session: Arc<Session>,
     hold: Arc<Hold>,
-    /// The hold's turn in the queue of this process. `None` once the hold was released or attached.
+    /// The hold's turn in this process's queue. `None` once the hold has been released or attached.
     turn: Option<Turn>,
 }
 
@@ -77,8 +77,8 @@ impl DetachedHold {
     ///
     /// # Errors
     ///
-    /// With an error, the hold is dropped, which releases the lock.
-    /// [`try_attach`](DetachedHold::try_attach) gives it back.
+    /// On error, the hold is dropped, which releases the lock.
+    /// [`try_attach`](DetachedHold::try_attach) returns the hold instead.
     ///
     /// - [`Error::Lost`]: the hold can no longer be trusted.
     /// - [`Error::AlreadyHeld`]: this thread holds the lock, through another hold. (Then at least
@@ -88,8 +88,8 @@ impl DetachedHold {
         self.try_attach().map_err(|(_, error)| error)
     }
 
-    /// [`attach`](DetachedHold::attach), with the same errors. If the thread does not get the hold,
-    /// the caller keeps it.
+    /// Like [`attach`](DetachedHold::attach), with the same errors. If the thread does not get the
+    /// hold, the caller keeps it.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -129,7 +129,7 @@ impl DetachedHold {
         self.release()
     }
 
-    /// As [`LockGuard::watch`].
+    /// Like [`LockGuard::watch`].
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();

@@ -22,19 +22,19 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// With an error, the guard is dropped.
+    /// On error, the guard is dropped.
     ///
-    /// - [`Error::OtherGuards`]: this thread has more guards of the lock, and keeps them. Functions
+    /// - [`Error::OtherGuards`]: this thread has more guards of the lock, and keeps them: functions
     ///   that it called, or that called this one, rely on them. [`current`](crate::Lock::current)
     ///   makes another one.
     /// - [`Error::Lost`]: the hold can no longer be trusted.
-    /// - [`Error::NotHeld`]: the thread is ending, and its map of holds is gone.
+    /// - [`Error::NotHeld`]: the thread is exiting, and its map of holds is gone.
     /// - [`Error::Forked`].
     pub fn detach(self) -> Result<DetachedHold, Error> {
         self.detach_or_keep().map_err(|(_, error)| error)
     }
 
-    /// [`detach`](LockGuard::detach), which gives the guard back with an error.
+    /// Like [`detach`](LockGuard::detach), but an error returns the guard.
     #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
     pub(crate) fn detach_or_keep(mut self) -> Result<DetachedHold, (LockGuard, Error)> {
         match handing_over::detach(&self.session, &self.held) {
@@ -50,21 +50,21 @@ impl LockGuard {
         }
     }
 
-    /// Hands the lock over to another process, or to another manager: the one that has the parcel
-    /// can [`adopt`](crate::Lock::adopt) the lock.
+    /// Hands the lock over to another process or another manager: whoever has the parcel can
+    /// [`adopt`](crate::Lock::adopt) the lock.
     ///
-    /// Renews the lease, and waits for the answer, at most for the response timeout (and as long
+    /// Renews the lease, and waits for the answer, for at most the response timeout (and as long
     /// again for the release, if an error drops the guard). From then on this process neither
     /// trusts nor renews the hold, and does not release it. Nobody else can take the lock while the
-    /// lease lasts. If nobody adopts it by then, it is free. To take it back, adopt the parcel
-    /// here. A hand-over is no loss, so nothing is reported to
+    /// lease lasts. If nobody has adopted it by the end of the lease, it is free. To take it back,
+    /// adopt the parcel here. A hand-over is no loss, so nothing is reported to
     /// [`on_lost`](crate::Builder::on_lost).
     ///
     /// If this process ends before the lock is adopted, a waiter with
     /// [`reclaim_dead`](crate::Lock::reclaim_dead) on the same machine takes the lock. It does not
     /// if this manager is not [`reclaimable`](crate::Builder::reclaimable).
-    /// [`keep_at_least`](crate::Lock::keep_at_least) does not follow the lock: the adopter's
-    /// counts.
+    /// [`keep_at_least`](crate::Lock::keep_at_least) does not travel with the lock: the adopter's
+    /// setting counts.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -79,8 +79,8 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// With an error, the guard is dropped, so this thread gives the lock back.
-    /// [`try_hand_over`](LockGuard::try_hand_over) lets it go on.
+    /// On error, the guard is dropped, so this thread gives the lock back.
+    /// [`try_hand_over`](LockGuard::try_hand_over) lets the thread keep it.
     ///
     /// - [`Error::OtherGuards`]: this thread has more guards of the lock.
     /// - [`Error::Lost`]: the hold can no longer be trusted.
@@ -93,8 +93,8 @@ impl LockGuard {
         self.try_hand_over().map_err(|(_, error)| error)
     }
 
-    /// [`hand_over`](LockGuard::hand_over), with the same errors. If the hold stays, so does the
-    /// guard.
+    /// Like [`hand_over`](LockGuard::hand_over), with the same errors. If the thread keeps the
+    /// hold, it keeps the guard, too.
     ///
     /// ```
     /// # use std::time::Duration;

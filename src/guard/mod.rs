@@ -2,8 +2,8 @@
 //!
 //! `LockGuard` is here; `asking` has its questions. `several` has the guard of several locks, and
 //! `watch` lets other threads observe a hold. `detached` is a hold that belongs to no thread, and
-//! `handing_over` has the ways out of a thread. This room may use `session`, `waiting`, `hold` and
-//! `base`.
+//! `handing_over` has the ways in which a hold leaves its thread. This room may use `session`,
+//! `waiting`, `hold` and `base`.
 
 mod handing_over;
 mod asking;
@@ -30,7 +30,7 @@ pub use crate::guard::watch::LockWatch;
 /// A lock that this thread holds, until the guard is dropped or [unlocked](LockGuard::unlock).
 ///
 /// A thread may have several guards of one lock, and drop them in any order. Dropping the last
-/// guard releases the lock in Redis: it sends the release and waits for the answer, at most for the
+/// guard releases the lock in Redis: it sends the release and waits for the answer, for at most the
 /// response timeout. Dropping a guard never panics, and logs errors. [`unlock`](LockGuard::unlock)
 /// returns the error instead.
 ///
@@ -51,17 +51,17 @@ pub use crate::guard::watch::LockWatch;
 /// | Does this thread hold it, in a function that did not take it? | [`assert_held`](crate::Lock::assert_held), [`current`](crate::Lock::current) | nothing |
 /// | May the hold be trusted, by the clock? | [`is_valid`](LockGuard::is_valid); for how long: [`remaining`](LockGuard::remaining) | nothing |
 /// | Is it good for a while longer, between two steps of long work? | [`ensure`](LockGuard::ensure) | nothing, or a renewal if too little of the lease is left |
-/// | Does Redis say that it is mine, for so long, before a step that cannot be undone? | [`confirm`](LockGuard::confirm) | a renewal: one round trip |
+/// | Does Redis say that it is mine, for a given time, before a step that cannot be undone? | [`confirm`](LockGuard::confirm) | a renewal: one round trip |
 /// | Does Redis say that it is mine, if the lease must not or cannot be extended (`max_hold`, too few replicas)? | [`verify`](LockGuard::verify) | a read: one round trip |
 /// | Must another thread stop when it is lost, or before? | [`watch`](LockGuard::watch), [`on_lost`](crate::Builder::on_lost) | nothing |
 /// | Was it mine until the end? | [`unlock`](LockGuard::unlock) | the release |
 ///
 /// While a thread has a guard of a hold that is lost, it takes no other lock: see
-/// [`Error::OuterLost`]. So drop a guard that is kept for long, such as a leader's, when its lock
-/// is lost.
+/// [`Error::OuterLost`]. So drop a guard that is kept for a long time, such as a leader's, when its
+/// lock is lost.
 ///
-/// A forgotten guard ([`std::mem::forget`]) keeps the lock while its thread lives and for a lease
-/// longer: the keeper renews the hold like any other, at most for
+/// A forgotten guard ([`std::mem::forget`]) keeps the lock while its thread lives and for one lease
+/// after that: the keeper renews the hold like any other, for at most
 /// [`max_hold`](crate::Lock::max_hold). Without renewal, the guard keeps the lock for one lease. If
 /// the thread takes the lock again after that lease, it gets [`Error::Lost`].
 #[must_use = "the lock is released as soon as the guard is dropped"]
@@ -99,10 +99,10 @@ impl LockGuard {
         self.hold().key.name()
     }
 
-    /// The number of the slot that this guard holds, of those that
-    /// [`slots`](crate::LockManager::slots) has: 1 is the first. `None` for a lock.
+    /// The number of the [slot](crate::LockManager::slots) that this guard holds, counted from 1.
+    /// `None` for a lock.
     ///
-    /// As long as the hold can be trusted, no other holder has this number.
+    /// As long as the hold can be trusted, no other holder has the same number.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -173,7 +173,7 @@ impl LockGuard {
 
     /// Drops the guard, and returns the result.
     ///
-    /// The last guard of a hold sends the compare-and-delete and waits for its answer, at most for
+    /// The last guard of a hold sends the compare-and-delete and waits for its answer, for at most
     /// the [response timeout](crate::Builder::response_timeout). That time includes connecting.
     /// Other guards send nothing.
     ///
@@ -190,11 +190,11 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: Redis did not have this token any more, or had said so before. Or the
-    ///   lease had run out before this call, and no answer came. (If it had run out, and Redis
-    ///   still had the token, nobody else had the lock: `Ok`.)
-    /// - [`Error::OuterLost`]: this lock is released, but another one, which this thread holds
-    ///   around it, was lost.
+    /// - [`Error::Lost`]: Redis no longer had this token, or had said so before. Or the lease had
+    ///   run out before this call, and no answer came. (If it had run out, and Redis still had the
+    ///   token, nobody else had the lock: `Ok`.)
+    /// - [`Error::OuterLost`]: this lock is released, but an outer one, which this thread still
+    ///   holds, was lost.
     /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its
     ///   way. The hold was valid until this call, so the work counts. Do not repeat it;
     ///   [`with_lock`](crate::Lock::with_lock) succeeds. The key may exist for a while longer.
@@ -211,7 +211,7 @@ impl LockGuard {
     /// lock: for a job that has failed, so that another process can try at once.
     ///
     /// If other guards of the hold are alive, the last one keeps nothing either, unless a reentry
-    /// asks for that after this call. Sends and blocks as `unlock`, with the same errors.
+    /// asks for that after this call. Sends and blocks as `unlock` does, with the same errors.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -233,14 +233,15 @@ impl LockGuard {
         reason = "they are those of `unlock`, which lists them"
     )]
     pub fn unlock_now(self) -> Result<Unlocked, Error> {
-        // (In a forked child, a thread of the parent may have locked the hold for ever.)
+        // (In a forked child, a thread of the parent may have left the hold's mutex locked
+        // forever.)
         if self.session.core.own_process(Moment::now()).is_ok() {
             self.hold().keep_nothing();
         }
         self.unlock()
     }
 
-    /// What `unlock` and `drop` share. Returns how deep the lock is still held.
+    /// The common part of `unlock` and `drop`. Returns how deep the lock is still held.
     fn leave_(&mut self) -> Result<Unlocked, Error> {
         self.left = true;
         self.session.leave(&self.held)

@@ -20,9 +20,9 @@ use crate::session::upkeep::Upkeep;
 /// [unlocked](MultiLockGuard::unlock). [`MultiLock::lock`](crate::MultiLock::lock) returns one.
 ///
 /// It counts as one guard of each of the locks. If one of them is lost, the set is lost, and
-/// [`remaining`](MultiLockGuard::remaining) is zero. For what it lacks, such as `watch` and
-/// `verify`, [`Lock::current`](crate::Lock::current) makes a guard of one lock. A set cannot be
-/// detached.
+/// [`remaining`](MultiLockGuard::remaining) is zero. It lacks some methods, such as `watch` and
+/// `verify`: for these, [`Lock::current`](crate::Lock::current) makes a guard of one lock. A set
+/// cannot be detached.
 ///
 /// Dropping the guard releases the locks that have no other guard, as
 /// [`unlock`](MultiLockGuard::unlock) does. Dropping a guard never panics, and logs errors. A guard
@@ -76,7 +76,7 @@ impl MultiLockGuard {
         self.held.iter().all(|held| self.session.trusts(&held.hold))
     }
 
-    /// For how long all of the holds may still be trusted; zero if one is lost. Sends nothing.
+    /// How long all of the holds may still be trusted; zero if one is lost. Sends nothing.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -102,7 +102,7 @@ impl MultiLockGuard {
     /// of each lease is left. Call it before a step that cannot be undone: see
     /// [`LockGuard::confirm`](crate::LockGuard::confirm).
     ///
-    /// Renews all leases, together, and waits for the answers, at most for the response timeout.
+    /// Renews all leases together and waits for the answers, for at most the response timeout.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -139,11 +139,11 @@ impl MultiLockGuard {
         self.upkeep().ensure(span)
     }
 
-    /// Drops the guard, and returns the result. All locks are given back, also if one of them was
+    /// Drops the guard, and returns the result. All locks are given back, even if one of them was
     /// lost.
     ///
     /// Blocks for one round trip to each node, and for one more for each lock that a thread of this
-    /// process waits for or that is to be kept; for the response timeout at most.
+    /// process waits for or that is to be kept, but for the response timeout at most.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -155,8 +155,8 @@ impl MultiLockGuard {
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: one of the locks was lost; the first by its key is named. Or
-    ///   [`Error::OuterLost`], for a lock around them.
+    /// - [`Error::Lost`]: one of the locks was lost; the error names the first by key. Or
+    ///   [`Error::OuterLost`], for a lock outside the set.
     /// - [`Error::Unconfirmed`]: no answer came for one of them, and none was lost.
     /// - [`Error::Forked`].
     pub fn unlock(mut self) -> Result<(), Error> {
@@ -184,8 +184,8 @@ impl MultiLockGuard {
                 Err(error) => errors.push(error),
             }
         }
-        // That one of these locks was lost says more than that one around them was, or that a
-        // release had no answer.
+        // The loss of one of these locks says more than the loss of an outer lock, or than a
+        // release without an answer.
         let rank = |error: &Error| (!matches!(error, Error::Lost { .. }), !error.is_lost());
         errors.into_iter().min_by_key(rank).map_or(Ok(()), Err)
     }

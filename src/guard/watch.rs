@@ -11,8 +11,8 @@ use crate::hold::Hold;
 
 /// Observes a hold from any thread. [`LockGuard::watch`](crate::LockGuard::watch) returns one.
 ///
-/// For a helper thread that has to stop when the lock is lost, or before. A watch does not keep the
-/// lock: when the guards are gone, the watch is no longer valid.
+/// It is for a helper thread that has to stop when the lock is lost, or before. A watch does not
+/// keep the lock: when the guards are gone, the watch is no longer valid.
 #[derive(Clone, Debug)]
 pub struct LockWatch {
     pub(crate) hold: Arc<Hold>,
@@ -24,7 +24,8 @@ impl LockWatch {
         LockWatch { hold, pid }
     }
 
-    /// As [`LockGuard::is_valid`](crate::LockGuard::is_valid), and `false` once the release begins.
+    /// Like [`LockGuard::is_valid`](crate::LockGuard::is_valid), and `false` once the release
+    /// begins.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -41,8 +42,8 @@ impl LockWatch {
         self.hold.is_valid(now) && process::id(now) == self.pid
     }
 
-    /// For how long the hold may still be trusted; zero if it is lost, and once the release begins.
-    /// Each renewal makes it nearly the lease again. Sends nothing.
+    /// How long the hold may still be trusted; zero if it is lost, and once the release begins.
+    /// Each renewal brings it back up to nearly the full lease. Sends nothing.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -61,15 +62,16 @@ impl LockWatch {
         }
     }
 
-    /// Blocks until the hold may be trusted for `left` at most, and returns for how long it may:
-    /// zero if it is lost already. Returns `None` once the hold was released. Sends nothing.
+    /// Blocks until the hold may be trusted for `left` at most, and returns how long it may be
+    /// trusted: zero if it is lost already. Returns `None` once the hold has been released. Sends
+    /// nothing.
     ///
-    /// For a job that has to stop cleanly before another process can begin. While Redis answers,
-    /// renewals keep nearly two thirds of the lease in reserve, and with
-    /// [`renew_every`](crate::Lock::renew_every) nearly a half at least: 1 % of the lease and a
-    /// round trip are missing. When renewals fail, this returns before the lock is lost, which
-    /// [`wait_lost`](Self::wait_lost) cannot. But if the key is deleted or Redis loses it, there is
-    /// no warning.
+    /// This is for a job that has to stop cleanly before another process can begin. While Redis
+    /// answers, renewals keep nearly two thirds of the lease in reserve, or with
+    /// [`renew_every`](crate::Lock::renew_every) at least nearly half: less 1 % of the lease and a
+    /// round trip. When renewals fail, this returns before the lock is lost, which
+    /// [`wait_lost`](Self::wait_lost) cannot do. But if the key is deleted or Redis loses it, there
+    /// is no warning.
     ///
     /// If `left` is more than that reserve, this also returns while all is well.
     ///
@@ -110,10 +112,10 @@ impl LockWatch {
         }
     }
 
-    /// Blocks until the hold is lost, at most for `limit`, and returns how it was lost.
+    /// Blocks until the hold is lost, for at most `limit`, and returns how it was lost.
     ///
     /// Returns the cause as soon as the lease runs out or the manager finds that the key is gone.
-    /// Returns `None` when the hold was released, or was not lost within `limit`. Sends nothing.
+    /// Returns `None` if the hold was released, or was not lost within `limit`. Sends nothing.
     ///
     /// ```
     /// # use std::time::Duration;

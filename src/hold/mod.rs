@@ -1,6 +1,6 @@
-//! A hold: one thread's possession of one lock, and until when it can be trusted.
+//! A hold: one thread's possession of one lock, and how long it can be trusted.
 //!
-//! `report` is what a program learns about holds, `watching` is how a thread waits for the end of
+//! `report` has what a program learns about holds, `watching` how a thread waits for the end of
 //! one, and `parcel` is a hold on its way to another process. This room may use `base`.
 
 mod parcel;
@@ -52,8 +52,8 @@ pub(crate) struct Hold {
     /// The lease with which the lock was taken.
     pub(crate) first_lease: Lease,
     renewal: Renewal,
-    /// Until when the hold can be trusted at most: for `max_hold`, and for the rest of its first
-    /// lease.
+    /// The latest time until which the hold can be trusted: for `max_hold`, and for the rest of its
+    /// first lease.
     latest_end: Moment,
     /// How many guards are alive. Only the holding thread writes it.
     depth: AtomicU32,
@@ -64,12 +64,12 @@ pub(crate) struct Hold {
     changed: Condvar,
 }
 
-/// What is known of a hold besides its validity.
+/// The facts known about a hold besides its validity.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     /// `set_lease` changes it.
     lease: Lease,
-    /// When the key has certainly expired, according to the commands sent so far.
+    /// By when the key has certainly expired, according to the commands sent so far.
     gone_by: Moment,
     /// Until when the lock stays taken, even if the hold ends sooner.
     keep_until: Moment,
@@ -140,7 +140,7 @@ impl Hold {
         self.depth.store(depth, Ordering::Relaxed);
     }
 
-    /// A reentry at `now` asks that the lock stays taken for this time.
+    /// A reentry at `now` asks that the lock stay taken for this time.
     pub(crate) fn keep_at_least(&self, span: Duration, now: Moment) {
         if !span.is_zero() {
             let mut facts = self.facts.lock();
@@ -157,7 +157,7 @@ impl Hold {
         self.facts.lock().renewals
     }
 
-    /// Until when the hold can be trusted, unless it is lost earlier.
+    /// The end of the time for which the hold can be trusted, unless it is lost earlier.
     pub(crate) fn valid_until(&self) -> Moment {
         self.validity.end()
     }
@@ -193,16 +193,17 @@ impl Hold {
         }
     }
 
-    /// The lease that a renewal asks for at `now`. Once `max_hold` has passed, that is what is
-    /// left, with its margin: Redis extends nothing, and says whether the key still has the token.
+    /// The lease that a renewal asks for at `now`. Once `max_hold` has passed, that is the
+    /// remaining time with its margin: Redis extends nothing, and says whether the key still has
+    /// the token.
     pub(crate) fn lease_to_ask(&self, now: Moment) -> Lease {
         let lease = self.lease();
         self.limit_of(lease, now)
             .map_or(lease, |_| Lease::trusted_for(self.remaining(now)))
     }
 
-    /// The `max_hold` of this hold, if no lease may begin at `now` any more: it would end later
-    /// than the hold may, which is one first lease after `max_hold`.
+    /// The `max_hold` of this hold, if no lease may begin at `now` any more because it would end
+    /// later than the hold may: `max_hold` plus one first lease.
     pub(crate) fn limit_of(&self, lease: Lease, now: Moment) -> Option<Duration> {
         let lease = lease.time().max(self.first_lease.time());
         self.renewal
@@ -210,13 +211,13 @@ impl Hold {
             .filter(|_| self.latest_end <= now.after(lease))
     }
 
-    /// True once the thread has ended and the hold is not valid any more: nobody will ask for it
+    /// True once the thread has exited and the hold is no longer valid: nobody will ask for it
     /// again.
     pub(crate) fn can_be_forgotten(&self, now: Moment) -> bool {
         self.thread_has_ended() && !self.is_valid(now)
     }
 
-    /// The thread has ended without a release. Nobody will release the hold, so renewal stops.
+    /// The thread has exited without a release. Nobody will release the hold, so renewal stops.
     pub(crate) fn mark_thread_ended(&self) {
         self.facts.lock().thread_has_ended = true;
     }
@@ -225,14 +226,14 @@ impl Hold {
         self.facts.lock().thread_has_ended
     }
 
-    /// Sets the lease for the next renewals. If it is shorter, the hold is trusted for less time
-    /// from now on, whether or not Redis knows yet.
+    /// Sets the lease for the next renewals. If it is shorter than before, the hold is trusted for
+    /// less time from now on, whether or not Redis knows yet.
     pub(crate) fn set_lease(&self, lease: Lease, now: Moment) {
         self.facts.lock().lease = lease;
         self.shorten_to(lease.valid_until(now));
     }
 
-    /// Call this before sending a command that sets the lease. `until` is the deadline of its
+    /// Call this before sending a command that sets the lease. `until` is the deadline for its
     /// answer.
     ///
     /// Redis may execute the command even if no answer comes. So the key may exist for a lease
@@ -247,8 +248,9 @@ impl Hold {
     }
 
     /// Redis has extended the lease by a command sent at `sent`: the hold is valid for a lease from
-    /// then on. (Not if `max_hold` had passed by then, perhaps since the keeper looked at it.) An
-    /// error: the hold is not valid any more at `now`, or another thread has found it over.
+    /// then on. (Not if `max_hold` had passed by then, perhaps since the keeper looked at it.)
+    /// Returns an error if the hold is no longer valid at `now`, or if another thread has found
+    /// that it is over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
         let extends = self.limit_of(lease, sent).is_none();
         let until = extends.then(|| lease.valid_until(sent));
@@ -268,7 +270,7 @@ impl Hold {
         shortened
     }
 
-    /// Records that the hold was lost. If an end is recorded already, that one stays. The error
+    /// Records that the hold was lost. If an end is already recorded, that one stays. The error
     /// names the recorded cause.
     pub(crate) fn lose(&self, cause: LostCause) -> Error {
         if cause != LostCause::Expired {
@@ -297,7 +299,7 @@ impl Hold {
         self.validity.leave(now)
     }
 
-    /// Records that the hold was released. If an end is recorded already, that one stays.
+    /// Records that the hold was released. If an end is already recorded, that one stays.
     pub(crate) fn mark_released(&self) {
         let _ = self.finish(Ok(()));
     }
@@ -310,15 +312,15 @@ impl Hold {
     fn finish(&self, end: Result<(), LostCause>) -> Result<(), LostCause> {
         let mut facts = self.facts.lock();
         let end = *facts.end.get_or_insert(end);
-        // Under the mutex: who knows the end trusts the hold no more.
+        // This is done under the mutex: a thread that knows the end must no longer trust the hold.
         self.validity.finish();
         drop(facts);
         self.changed.notify_all();
         end
     }
 
-    /// True once the hold was released or lost, or its lease has run out. False while its release
-    /// is under way.
+    /// True once the hold has been released or lost, or its lease has run out. False while its
+    /// release is in progress.
     pub(crate) fn is_over(&self, now: Moment) -> bool {
         self.validity.is_over(now)
     }
@@ -417,7 +419,7 @@ pub(crate) mod tests {
         hold.lose(LostCause::Taken);
         assert_eq!(cause(hold.check(SENT).unwrap_err()), LostCause::Taken);
         assert_eq!(cause(hold.lose(LostCause::Deleted)), LostCause::Taken);
-        // Its release is under way: only Redis can say whether it was lost.
+        // Its release is in progress: only Redis can say whether it was lost.
         for (closed, valid_until) in [(SENT, Some(after(988))), (after(988), None)] {
             let (hold, _) = one_second();
             assert_eq!(hold.close(closed), valid_until);
@@ -492,7 +494,7 @@ pub(crate) mod tests {
         let hold = || sample_with("a", &options, SENT);
         let late = hold();
         assert_eq!(late.renews_every(), Some(second / 3));
-        // The last renewal was due before, and has its answer at the second attempt.
+        // The last renewal was due earlier, and gets its answer at the second attempt.
         for n in 1..=6 {
             let (sent, lease) = (after(n * 900), Lease::new(second));
             late.renewed(lease, sent, sent).unwrap();
@@ -502,7 +504,7 @@ pub(crate) mod tests {
                 "renewal {n}"
             );
         }
-        // No more is asked for than its key has; a shorter lease lasts as long.
+        // It asks for no more than its key has; a shorter lease lasts as long.
         assert_eq!(late.lease_to_ask(after(4999)).time(), second);
         let end = late.valid_until();
         let left = late.lease_to_ask(after(5300));

@@ -8,16 +8,16 @@ use crate::base::error::Error;
 use crate::base::key::MAX_BYTES;
 use crate::base::owner::Owner;
 
-/// What a parcel begins with: the name and the version of its format.
+/// The start of every parcel: the name and the version of its format.
 const VERSION: &str = "relatch1";
 
 /// A lock that its holder has [handed over](crate::LockGuard::hand_over), and that nobody has
 /// [adopted](crate::LockManager::adopt) yet.
 ///
 /// A parcel is text: its `Display` form is one line of printable ASCII, whatever the lock's key is,
-/// and `parse` reads it. Send it to the process that goes on with the work: over a pipe, in a job
-/// of a queue, in a column of a table. The text is all that it takes to adopt the lock, so do not
-/// log it. `Debug` leaves the token out.
+/// and `parse` reads it. Send it to the process that goes on with the work: over a pipe, in a
+/// queued job, in a table column. The text is all that it takes to adopt the lock, so do not log
+/// it. `Debug` leaves the token out.
 ///
 /// ```
 /// use relatch::LockParcel;
@@ -88,7 +88,7 @@ impl fmt::Display for LockParcel {
 impl FromStr for LockParcel {
     type Err = Error;
 
-    /// Reads the `Display` form. White space around it is no part of it.
+    /// Reads the `Display` form. Surrounding white space is ignored.
     ///
     /// # Errors
     ///
@@ -143,7 +143,7 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Without the token, which is all that it takes to adopt the lock.
+/// Leaves out the token, which is all that it takes to adopt the lock.
 impl fmt::Debug for LockParcel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockParcel")

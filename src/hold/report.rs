@@ -12,7 +12,7 @@ use crate::hold::Hold;
 /// [`LockManager::held`](crate::LockManager::held).
 ///
 /// This is a snapshot: the thread may have released the lock since. A lock that was lost is listed
-/// until its guards are dropped, or
+/// until its guards are dropped, or until
 /// [`shutdown_and_release`](crate::LockManager::shutdown_and_release) has given it back.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

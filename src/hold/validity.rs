@@ -1,23 +1,23 @@
-//! Until when a hold can be trusted: one number, which is read without a lock.
+//! The time until which a hold can be trusted: one number, which is read without a lock.
 //!
 //! | from | by | to |
 //! |---|---|---|
 //! | trusted until a moment | a renewal, in time | trusted until a later moment |
 //! | trusted until a moment | a shorter lease | trusted until an earlier moment |
 //! | trusted until a moment | a look at or after that moment | run out |
-//! | trusted, or run out | the begin of the release | leaving |
+//! | trusted, or run out | the start of the release | leaving |
 //! | any | the end of the hold is recorded | ended |
 //!
 //! Nothing leads back to trust. The keeper may have read the clock a moment before the lease ran
 //! out, and be about to write the end that a renewal brings. Without the state "run out", a hold
-//! that a thread has already found over would be valid again.
+//! that a thread has already found to be over would be valid again.
 
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::sync::atomic::{AtomicU64, Ordering};
 
-/// Each of these is earlier than any time that the clock shows.
+/// Each of these is earlier than any time that the clock can show.
 const LEAVING: u64 = 0;
 const RUN_OUT: u64 = 1;
 const ENDED: u64 = 2;
@@ -38,7 +38,7 @@ impl Validity {
         }
     }
 
-    /// How long the hold can be trusted from `now` on. `None` if it cannot, for ever from now on.
+    /// How long the hold can be trusted from `now` on. `None` if it cannot be, now or ever again.
     pub(super) fn left(&self, now: Moment) -> Option<Duration> {
         let mut old = self.0.load(Ordering::Acquire);
         loop {
@@ -58,7 +58,7 @@ impl Validity {
         }
     }
 
-    /// A renewal was answered at `now`. False if the hold is not trusted any more.
+    /// A renewal was answered at `now`. False if the hold is no longer trusted.
     pub(super) fn renew(&self, until: Option<Moment>, now: Moment) -> bool {
         self.change(|old| {
             (now < Moment::from_nanos(old)).then(|| until.map_or(old, Moment::as_nanos))
@@ -101,7 +101,7 @@ mod tests {
     const LATER: Moment = Moment::from_nanos(2_000);
     const BEFORE: Moment = Moment::from_nanos(999);
 
-    /// All transitions: what each event makes of each state, seen before the end of the lease.
+    /// All transitions: what each event turns each state into, as seen before the end of the lease.
     #[test]
     fn nothing_leads_back_to_trust() {
         let states: [fn(&Validity); 4] = [

@@ -14,16 +14,16 @@ impl Hold {
         self.lost()
     }
 
-    /// Waits until the hold has ended, or can be trusted for `left` at most. Returns for how long
-    /// it can be trusted; zero if it was lost. `None` if it was released.
+    /// Waits until the hold has ended, or can be trusted for `left` at most. Returns how long it
+    /// can be trusted; zero if it was lost. `None` if it was released.
     pub(crate) fn wait_at_risk(&self, left: Duration) -> Option<Duration> {
         self.wait(|valid_until| valid_until.before(left))
             .or_else(|| self.lost().map(|_| Duration::ZERO))
     }
 
-    /// Waits until the hold has ended, or the moment has come that `deadline` makes of the end of
-    /// its validity. ([`Moment::NEVER`] while the release is under way: only its end counts then.)
-    /// Returns for how long the hold can be trusted. `None` if it has ended.
+    /// Waits until the hold has ended, or until the moment that `deadline` computes from the end of
+    /// its validity. ([`Moment::NEVER`] while the release is in progress: only its end counts
+    /// then.) Returns how long the hold can be trusted. `None` if it has ended.
     fn wait(&self, deadline: impl Fn(Moment) -> Moment) -> Option<Duration> {
         let mut watching = self.facts.lock();
         loop {

@@ -1,4 +1,4 @@
-//! A Redis with one key that expires, for the scenes of the queue.
+//! A Redis with one key that expires, for the queue scenes.
 
 use std::time::Duration;
 

@@ -10,8 +10,8 @@ use crate::base::sync::thread;
 use crate::hold::tests::sample;
 use crate::keeping::losses::LossNotifier;
 
-/// Nobody would tell such a thread that no more losses come. (Here, a wait for it never
-/// ends.)
+/// Nobody would tell the callback's thread that no more losses come. (Here, a wait for it would
+/// never end.)
 #[test]
 fn a_first_loss_during_the_end_starts_no_thread_that_does_not_end() {
     in_many_orders(500, Duration::ZERO, || {

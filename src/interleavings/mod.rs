@@ -1,8 +1,8 @@
 //! Shuttle runs the threads of the queue, the wake-ups and the renewal in thousands of orders.
 //!
-//! The steps of these threads are the real ones. Redis is a small stand-in: that of `expiring_key`
-//! for the queue, and that of `wakeups` for the others. This room is only for tests, and may use
-//! all rooms below `session`.
+//! The steps of these threads are the real ones. Redis is a small stand-in: the one in
+//! `expiring_key` for the queue, and the one in `wakeups` for the others. This room is only for
+//! tests, and may use all rooms below `session`.
 
 mod expiring_key;
 mod losses;

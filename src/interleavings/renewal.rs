@@ -1,8 +1,8 @@
-//! Renewals, the release and the report of a loss, in many orders of what keeper, holder and
-//! listener do.
+//! Renewals, the release and the report of a loss, with the steps of keeper, holder and listener in
+//! many orders.
 //!
-//! The rounds of the keeper, the steps of the listener and of a release are the real ones. Redis
-//! has one key here.
+//! The keeper's rounds and the steps of the listener and of a release are the real ones. Redis has
+//! one key here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -38,7 +38,7 @@ struct Scene {
     log: parking_lot::Mutex<Findings>,
 }
 
-/// What the threads have found out, and when.
+/// The threads' findings, and when they were made.
 #[derive(Default)]
 struct Findings {
     deleted: bool,
@@ -119,7 +119,7 @@ impl Scene {
             round(shared, &mut &*self, &work);
             assert!(self.silent || shared.core.counters.read().renewal_errors == 0);
             if shared.core.counters.read().lost > 0 {
-                // If the release has found the loss, the hold is not in the table any more.
+                // If the release has found the loss, the hold is no longer in the table.
                 let work = shared.work.lock();
                 let found = work.tokens.has(&self.hold).then(Moment::now);
                 assert!(
@@ -230,7 +230,7 @@ impl Scene {
     }
 }
 
-/// An answer is on its way, and other threads run meanwhile.
+/// An answer is on its way, and other threads run in the meantime.
 fn on_the_way() {
     advance(Duration::from_micros(below(3_000)));
     for _ in 0..below(12) {
@@ -241,10 +241,10 @@ fn on_the_way() {
 /// How often the keeper has heard of a deletion before it found the loss.
 static HEARD: AtomicU32 = AtomicU32::new(0);
 
-/// The keeper renews, and another process deletes the key or changes it in another way. The holder
+/// The keeper renews, and another process deletes the key or changes it some other way. The holder
 /// releases the lock or finds that it is lost.
 fn keeps(times: usize, releases: bool, deleted: bool) {
-    // With stalls, no bound would hold on when a loss is found.
+    // With stalls, there would be no bound on when a loss is found.
     in_orders(times, 0, LEASE, move || {
         let scene = Scene::new(false);
         let spawn = |part: fn(&Scene)| {
@@ -265,7 +265,7 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
         for _ in 0..below(8) {
             on_the_way();
         }
-        // From its first renewal on, which comes after a third of its lease, Redis tracks the key.
+        // Redis tracks the key from its first renewal on, which comes after a third of its lease.
         let after = if one_in(2) { 98 + below(8) } else { below(250) };
         thread::sleep(Duration::from_millis(after));
         if deleted {
@@ -324,7 +324,7 @@ fn a_hold_whose_renewals_are_not_answered_is_lost_at_its_end_and_reported_once()
     });
 }
 
-/// The keeper has read the clock in time, and writes a moment later that the renewal worked.
+/// The keeper has read the clock in time, and a moment later records that the renewal worked.
 #[test]
 fn validity_that_was_denied_once_does_not_come_back_with_a_renewal() {
     in_many_orders(1_000, LEASE, || {

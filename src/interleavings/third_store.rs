@@ -10,7 +10,7 @@ use crate::store::Store;
 use crate::store::third::Third;
 use crate::{LockManager, Unlocked};
 
-/// All that it takes is a file, a variant of `Store` and its arm in `Store::local`.
+/// A new store takes only a file, a variant of `Store` and its arm in `Store::local`.
 #[test]
 fn a_third_store_has_locks_that_are_renewed_waited_for_and_lost() {
     in_orders(20, 0, Duration::MAX, || {

@@ -1,4 +1,5 @@
-//! A key changes in Redis, in many orders of what the listener and a waiter for the key do.
+//! A key changes in Redis, with the steps of the listener and of a waiter for the key in many
+//! orders.
 //!
 //! The waiter's loop and the listener's steps are the real ones. Redis has one key here.
 
@@ -161,7 +162,7 @@ impl Redis {
         listener.connected(client);
         while self.read() {
             if one_in(2) {
-                // The connection breaks, and what was read is lost with it.
+                // The connection breaks, and everything that was read is lost with it.
                 self.state.lock().client = None;
                 step();
                 listener.disconnected();
@@ -185,8 +186,8 @@ impl Redis {
     }
 }
 
-/// What the listener hears when the key changes: a change of the key or, after a `FLUSHALL`, of all
-/// keys.
+/// The message that the listener gets when the key changes: a change of the key or, after a
+/// `FLUSHALL`, of all keys.
 pub(crate) fn a_change() -> Heard {
     if one_in(8) {
         Heard::Everything
@@ -195,7 +196,7 @@ pub(crate) fn a_change() -> Heard {
     }
 }
 
-/// The listener, a thread that waits for the key, and others that have the lock meanwhile.
+/// The listener, a thread that waits for the key, and others that have the lock in the meantime.
 struct Scene {
     keeper: Arc<Keeper>,
     redis: Redis,
@@ -336,8 +337,8 @@ fn a_waiter_that_is_woken_as_its_time_ends_has_the_lock_or_leaves_nothing() {
     );
 }
 
-/// The waiter asks at any moment of that. What it asks for is reported to nobody, so it has to
-/// poll.
+/// The listener ends, and the waiter asks at any moment around that. The changes that it asks about
+/// are reported to nobody, so it has to poll.
 #[test]
 fn a_waiter_does_not_rely_on_a_listener_that_is_just_disconnecting() {
     in_many_orders(3_000, POLL, || {

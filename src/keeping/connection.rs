@@ -8,9 +8,9 @@ use crate::store::{
     Compared, Connection, Extension, Failure, Holds, Node, ServerConnection, Tracking,
 };
 
-/// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests have a fake.
+/// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests use a fake.
 ///
-/// `extend_all` and `remove_all` are one round trip each. The answers have the order of the
+/// `extend_all` and `remove_all` take one round trip each. The answers have the order of the
 /// arguments.
 pub(crate) trait KeeperCommands {
     /// The node to which the commands go. `None` in memory.
@@ -47,7 +47,8 @@ pub(crate) struct ExtendAnswers {
     pub(crate) tracking: Tracking,
 }
 
-/// The keeper opens the connection at its first use, and again at the first use after a failure.
+/// The keeper opens the connection when it first uses it, and again at the first use after a
+/// failure.
 ///
 /// There is one connection to each node, so answers are read in the order of the commands.
 pub(crate) struct KeeperConnection<'a> {
@@ -79,18 +80,18 @@ impl<'a> KeeperConnection<'a> {
 
     /// Redis sends invalidations of the keys that were read over a connection only while that
     /// connection lasts. When the keeper's connection ends, invalidations may have been missed. So
-    /// all holds of this node that were renewed before are due again.
+    /// all holds at this node that were renewed before are due again.
     fn invalidate_all(&self) {
         self.keeper.invalidated(None, &self.node);
     }
 
-    /// Runs an exchange over the connection. If there is none, opens it first.
+    /// Runs an exchange over the connection, which is opened first if there is none.
     ///
     /// No step gets all of the time, so that another attempt fits in. A connection that was used
-    /// before may be dead, though Redis is well: an exchange over it gets half (`Link::limit`).
-    /// Opening one, and an exchange over it, get three quarters each of what is left: even if it
-    /// takes a round trip to open it, another to log in and a third for the answer, a hold is kept
-    /// whose lease is six round trips.
+    /// before may be dead even though Redis is well: an exchange over it gets half (`Link::limit`).
+    /// Opening a connection, and an exchange over it, each get three quarters of the time that is
+    /// left: even if it takes one round trip to open it, another to log in and a third for the
+    /// answer, a hold whose lease is six round trips is kept.
     fn exchange<T>(
         &mut self,
         deadline: Moment,
@@ -133,7 +134,7 @@ impl KeeperCommands for KeeperConnection<'_> {
         until: Moment,
     ) -> Extended {
         self.exchange(until, |connection, is_used, until| {
-            let sent = Moment::now(); // Now that the connection is open: leases count from here.
+            let sent = Moment::now(); // The connection is open now: leases count from here.
             let (answers, tracking) = connection.extend_all(leases, listener, !is_used, until)?;
             Ok(ExtendAnswers {
                 sent,
@@ -156,8 +157,8 @@ impl KeeperCommands for KeeperConnection<'_> {
         let mut answers = self.exchange(until, |connection, _, until| {
             connection.remove_all(removals, until)
         })?;
-        // A key whose slot has moved or is on its way is looked for at the other node. After the
-        // first silence, the rest is left for another time.
+        // A key whose slot has moved or is moving is looked for at the other node. After the first
+        // silence, the rest is left for another time.
         let moved = answers
             .iter_mut()
             .zip(removals)
@@ -180,7 +181,7 @@ fn most_of_the_time(deadline: Moment) -> Moment {
     now.after(deadline.since(now) / 4 * 3)
 }
 
-/// To a store without servers.
+/// The commands go to a store without servers.
 impl KeeperCommands for Connection<'_> {
     fn node(&self) -> Option<&Arc<Node>> {
         None

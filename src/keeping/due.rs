@@ -1,4 +1,4 @@
-//! The entry of one hold, how its renewal is brought forward, and what is due now.
+//! The entry of one hold, how its renewal is brought forward, and the work that is due now.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,9 @@ use crate::store::Failure;
 /// often others change the key.
 const LEAST_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The age at which a hold is renewed for the first time, at the latest. That command also has
-/// Redis track the key (see `client_tracking`), so that its deletion is noticed from then on.
-/// Before it, nothing is sent for the hold: a short hold costs nothing more than its lock and
-/// unlock.
+/// The greatest age at which a hold is first renewed. That command also makes Redis track the key
+/// (see `client_tracking`), so that its deletion is noticed from then on. Before it, nothing is
+/// sent for the hold: a short hold costs nothing beyond its lock and unlock.
 const FIRST_RENEWAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -29,11 +28,11 @@ pub(super) struct LeaseEntry {
     pub(super) retry: Duration,
     /// When the last renewal of the hold was sent.
     pub(super) sent: Moment,
-    /// Redis tells of the next change of the key.
+    /// Redis will report the next change of the key.
     pub(super) is_tracked: bool,
     /// The key of the hold was invalidated after `sent`.
     pub(super) invalidated: bool,
-    /// The call of the holder that waits for a renewal.
+    /// The holder's call that waits for a renewal.
     pub(super) asked: Option<Asked>,
 }
 
@@ -42,12 +41,12 @@ pub(super) struct LeaseEntry {
 pub(super) struct Asked {
     pub(super) at: Moment,
     pub(super) until: Moment,
-    /// What came of the last such renewal.
+    /// The result of the last such renewal.
     pub(super) answer: Option<Result<(), Failure>>,
 }
 
 impl Asked {
-    /// True if Redis has answered. (What failed otherwise is tried again.)
+    /// True if Redis has answered. (A renewal that failed for another reason is tried again.)
     pub(super) fn has_answer(&self) -> bool {
         match &self.answer {
             Some(Err(failure)) => failure.is_answer(),
@@ -75,7 +74,7 @@ impl LeaseEntry {
         }
     }
 
-    /// Tells the call that waits what came of a renewal that was sent at `sent`.
+    /// Gives the waiting call the result of a renewal that was sent at `sent`.
     pub(super) fn answer(&mut self, sent: Moment, answer: Result<(), Failure>) {
         let asked = self.asked.as_mut();
         if let Some(asked) = asked.filter(|it| it.at <= sent && !it.has_answer()) {
@@ -83,8 +82,8 @@ impl LeaseEntry {
         }
     }
 
-    /// Makes a hold due again after a pause: the nearer its end, the sooner. So if Redis is back in
-    /// time, the hold is kept.
+    /// Makes a hold due again after a pause: the nearer its end, the shorter. So if Redis is back
+    /// in time, the hold is kept.
     pub(super) fn renew_after(&mut self, pause: Duration, now: Moment) {
         let pause = pause.min(self.hold.remaining(now) / 4).max(FIRST_RETRY);
         self.due = now.after(pause);
@@ -101,12 +100,12 @@ impl LeaseEntry {
     }
 }
 
-/// What there is to do in one round.
+/// The work of one round.
 #[derive(Debug, Default)]
 pub(crate) struct WorkDue {
     /// Holds to renew.
     pub(crate) renew: Vec<Arc<Hold>>,
-    /// When the last call gives up that waits for one of these renewals.
+    /// When the last of the calls that wait for these renewals gives up.
     pub(crate) until: Option<Moment>,
     /// Holds that have run out by the clock.
     pub(crate) over: Vec<Arc<Hold>>,

@@ -12,8 +12,8 @@ use crate::keeping::tokens::{State, Tokens};
 use crate::store::Failure;
 
 impl Tokens {
-    /// The moment of the next thing to do for a thread that serves the keys that are `mine`. What
-    /// is overdue by `now` and another's does not count.
+    /// When a thread that serves the keys that are `mine` next has something to do. Another
+    /// thread's work that is overdue at `now` does not count.
     pub(crate) fn next(&self, now: Moment, mine: impl Fn(&str) -> bool) -> Moment {
         let is_meant = |it: &&State| it.due() > now || mine(it.redis_key());
         let meant = self.by_token.values().filter(is_meant);
@@ -26,7 +26,7 @@ impl Tokens {
         due.map(State::redis_key)
     }
 
-    /// When the first hold ends that the keeper watches.
+    /// When the first hold that the keeper watches ends.
     pub(crate) fn next_end(&self) -> Moment {
         let ends = self.leases().map(LeaseEntry::end);
         ends.min().unwrap_or(Moment::NEVER)
@@ -55,11 +55,11 @@ impl Tokens {
         .collect()
     }
 
-    /// What there is to do at `now` for a thread that renews the holds whose keys are `mine`. It
-    /// stays due until that thread says what has come of it.
+    /// The work at `now` for a thread that renews the holds whose keys are `mine`. It stays due
+    /// until that thread reports the result.
     ///
     /// When one hold is due, the others are renewed with it, up to an eighth of their period early.
-    /// So ten thousand holds that were taken one after the other are renewed in a few pipelines.
+    /// So ten thousand holds that were taken one after another are renewed in a few pipelines.
     pub(crate) fn take_due(&mut self, now: Moment, mine: impl Fn(&str) -> bool) -> WorkDue {
         let mut due = WorkDue {
             remove: self.take_orphans(now, &mine),
@@ -86,7 +86,7 @@ impl Tokens {
         due
     }
 
-    /// A call of the holder waits, until `until`, for the answer to a renewal that is sent from now
+    /// A call by the holder waits, until `until`, for the answer to a renewal that is sent from now
     /// on.
     pub(crate) fn ask(&mut self, hold: &Hold, now: Moment, until: Moment) {
         if let Some(entry) = self.lease(hold) {
@@ -97,8 +97,8 @@ impl Tokens {
         }
     }
 
-    /// What came of such a renewal. A failure counts as the answer if Redis gave it, or if the time
-    /// is over. `None`: there is time for an answer.
+    /// The result of such a renewal. A failure counts as the answer if it came from Redis, or if
+    /// the time is over. `None`: there is still time for an answer.
     pub(crate) fn answer(&mut self, hold: &Hold, now: Moment) -> Option<Result<(), Failure>> {
         let entry = self.lease(hold);
         let asked = entry.map(|entry| &mut entry.asked);
@@ -115,7 +115,8 @@ impl Tokens {
     /// track the key.
     ///
     /// Call this before the command is sent. An invalidation may come before the answer. If the key
-    /// did not count as tracked by then, it would be dropped, and a loss found late.
+    /// did not count as tracked by then, the invalidation would be dropped, and a loss would be
+    /// found late.
     pub(crate) fn sending(&mut self, hold: &Hold, is_tracked: bool, now: Moment) {
         if let Some(entry) = self.lease(hold) {
             entry.sent = now;
@@ -125,12 +126,12 @@ impl Tokens {
     }
 
     /// A renewal that was sent at `sent` succeeded. The next renewal is due a period after `sent`,
-    /// or soon if the key was invalidated meanwhile. Returns when it is due.
+    /// or soon if the key was invalidated in the meantime. Returns when it is due.
     pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment) -> Moment {
         let Some(entry) = self.lease(hold) else {
             return Moment::NEVER;
         };
-        // The command was made before its connection was open, and has the lease of then.
+        // The command was made before its connection was open, and has the lease of that time.
         let made = entry.sent;
         entry.answer(made, Ok(()));
         entry.retry = FIRST_RETRY;
@@ -146,15 +147,15 @@ impl Tokens {
         entry.next()
     }
 
-    /// A renewal had no answer by `now`, or was refused. The next one is due after a pause, which
-    /// grows. Returns when it is due.
+    /// A renewal had no answer by `now`, or was refused. The next one is due after a growing pause.
+    /// Returns when it is due.
     pub(crate) fn not_renewed(&mut self, hold: &Hold, failure: &Failure, now: Moment) -> Moment {
         let Some(entry) = self.lease(hold) else {
             return Moment::NEVER;
         };
         entry.answer(entry.sent, Err(failure.copy()));
-        // If the key was invalidated, or has moved, since the renewal was sent, its failure is no
-        // answer to that.
+        // If the key was invalidated, or has moved, since the renewal was sent, its failure does
+        // not answer that.
         if mem::take(&mut entry.invalidated) {
             entry.retry = FIRST_RETRY;
         }
@@ -167,10 +168,10 @@ impl Tokens {
         entry.next()
     }
 
-    /// Redis has sent an invalidation of this key. If the key is that of a valid hold that was
-    /// renewed before, the hold is due soon, and this returns when. `None`: no renewal will say what
-    /// became of the key. (A lost hold stays in the table as long as its guard, and others take and
-    /// release its lock meanwhile.)
+    /// Redis has sent an invalidation of this key. If it is the key of a valid hold that was renewed
+    /// before, the hold is due soon, and this returns when. `None`: no renewal will show what became
+    /// of the key. (A lost hold stays in the table as long as its guard lives, while others take and
+    /// release the lock.)
     pub(crate) fn invalidated(&mut self, redis_key: &[u8], now: Moment) -> Option<Moment> {
         let meant = self.leases_mut().filter(|it| it.has_key(redis_key));
         let due = meant.filter_map(|entry| {
@@ -184,7 +185,7 @@ impl Tokens {
     }
 
     /// Any of these keys may have changed, or invalidations of them may have been missed. Every
-    /// hold of them that was renewed before is due soon. Returns when the first of them is due.
+    /// hold on them that was renewed before is due soon. Returns when the first of these is due.
     pub(crate) fn invalidated_those(
         &mut self,
         is_meant: impl Fn(&[u8]) -> bool,
@@ -193,7 +194,7 @@ impl Tokens {
         let mut due = Moment::NEVER;
         for entry in self.leases_mut() {
             if is_meant(entry.hold.key.in_redis().as_bytes()) {
-                // Also a hold whose first renewal is under way.
+                // This includes a hold whose first renewal is in progress.
                 (entry.invalidated, entry.is_tracked) = (true, false);
                 if entry.hold.renewals() > 0 {
                     due = due.min(entry.renew_soon(now));
@@ -203,8 +204,9 @@ impl Tokens {
         due
     }
 
-    /// Another server has these keys now, and may lack some. Every hold of them that is renewed at
-    /// all is due soon, also one whose first renewal is to come. Returns when the first of them is.
+    /// Another server has these keys now, and may lack some. Every hold on them that is renewed at
+    /// all is due soon, even one that has not been renewed yet. Returns when the first of these is
+    /// due.
     pub(crate) fn moved(&mut self, has_moved: impl Fn(&[u8]) -> bool, now: Moment) -> Moment {
         self.moved = now;
         let mut due = self.invalidated_those(&has_moved, now);
@@ -217,7 +219,7 @@ impl Tokens {
         due
     }
 
-    /// A hold may end sooner than was known. Returns when it is due.
+    /// A hold may end sooner than was thought. Returns when it is due.
     pub(crate) fn renew_sooner(&mut self, hold: &Hold, now: Moment) -> Moment {
         let Some(entry) = self.lease(hold) else {
             return Moment::NEVER;
@@ -243,12 +245,12 @@ pub(crate) mod tests {
     use crate::hold::tests::sample;
 
     impl Tokens {
-        /// The moment of the next thing to do.
+        /// When there is next something to do.
         pub(crate) fn first(&self) -> Moment {
             self.next(Moment::PAST, |_| true).min(self.next_end())
         }
 
-        /// What there is to do, by one thread.
+        /// The work, all of it done by one thread.
         pub(crate) fn take(&mut self, now: Moment) -> WorkDue {
             WorkDue {
                 over: self.take_over(now),
@@ -322,12 +324,12 @@ pub(crate) mod tests {
         assert!(tokens.fails(&hold, after(203)) > after(223), "once");
     }
 
-    /// A hold that was taken then.
+    /// A hold that was taken at `taken`.
     fn of(name: &str, lease: u64, taken: u64) -> Arc<Hold> {
         Arc::new(sample(name, Duration::from_millis(lease), after(taken)))
     }
 
-    /// Its renewal was sent then, and answered.
+    /// Its renewal was sent at `sent`, and was answered.
     fn is_renewed(tokens: &mut Tokens, hold: &Hold, sent: u64) -> Moment {
         let _ = hold.renewed(hold.lease(), after(sent), after(sent + 1));
         tokens.renewed(hold, after(sent))
@@ -393,7 +395,7 @@ pub(crate) mod tests {
             );
             tokens.enter(Arc::clone(&late), START).unwrap();
             tokens.enter(Arc::clone(&other), START).unwrap();
-            // Its thread ends during its last renewal.
+            // Its thread exits during its last renewal.
             assert_eq!(tokens.take(after(100)).renew.len(), 1);
             late.mark_thread_ended();
             is_renewed(&mut tokens, &late, 100);
@@ -415,7 +417,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// But one that has run out is not dropped before it is reported.
+    /// But a hold that has run out is not dropped before it is reported.
     #[test]
     fn holds_of_threads_that_have_ended_do_not_pile_up() {
         for (reports, most) in [(true, 10), (false, 1000)] {

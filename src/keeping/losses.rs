@@ -13,7 +13,7 @@ use crate::base::error::LostCause;
 use crate::base::owner::Owner;
 use crate::hold::Hold;
 
-/// A hold that was lost, as the callback of [`on_lost`](crate::Builder::on_lost) gets it.
+/// A lost hold, as passed to the callback of [`on_lost`](crate::Builder::on_lost).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LostLock {
@@ -45,9 +45,9 @@ impl fmt::Display for LostLock {
 
 pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
 
-/// Calls `on_lost`, for one loss after the other.
+/// Calls `on_lost`, for one loss after another.
 ///
-/// None of the threads that renew calls the callback: while a slow one ran, no lease would be
+/// The threads that renew leases do not call the callback: while a slow one ran, no lease would be
 /// renewed.
 pub(crate) struct LossNotifier {
     on_lost: OnLost,
@@ -62,7 +62,7 @@ impl LossNotifier {
         }
     }
 
-    /// Has the callback called for a loss that was found at `now`. Does not wait for it.
+    /// Schedules the callback for a loss that was found at `now`. Does not wait for it.
     pub(crate) fn notify(&self, hold: &Hold, cause: LostCause, now: Moment) {
         let lost = LostLock {
             key: hold.key.name().to_string(),
@@ -72,9 +72,10 @@ impl LossNotifier {
         };
         let on_lost = Arc::clone(&self.on_lost);
         let call = move || {
-            go_on_duty(); // A logger that stands still holds up no call.
+            go_on_duty(); // A logger that hangs holds up no call.
             if panic::catch_unwind(AssertUnwindSafe(|| on_lost(&lost))).is_err() {
-                error!(target: "relatch::lost", "the on_lost callback panicked, called for lock {:?}", lost.key);
+                error!(target: "relatch::lost",
+                    "the on_lost callback panicked when called for lock {:?}", lost.key);
             }
         };
         if let Err(error) = self.calls.run(call) {
@@ -82,9 +83,9 @@ impl LossNotifier {
         }
     }
 
-    /// Waits until the callback was called for all losses so far, until `limit` at most. A callback
-    /// that takes longer is left behind with its thread. If the callback itself drops the last
-    /// handle, nothing is waited for.
+    /// Waits until the callback has been called for all losses so far, for `limit` at most. A
+    /// callback that takes longer is left behind with its thread. If the callback itself drops the
+    /// last handle, this does not wait.
     pub(crate) fn stop(&self, limit: Duration) {
         self.calls.close();
         if !self.calls.settle(limit) {

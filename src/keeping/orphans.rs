@@ -1,4 +1,4 @@
-//! Orphans: tokens that may be left in Redis though nobody uses them, and when to delete them.
+//! Orphans: tokens that may be left in Redis even though nobody uses them, and when to delete them.
 //! (Why a token becomes an orphan: `acquire/claim.rs` and `session/release.rs`.)
 
 use std::sync::Arc;
@@ -16,12 +16,12 @@ pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// The longest pause after a renewal or a deletion without an answer.
 pub(crate) const LAST_RETRY: Duration = Duration::from_millis(500);
 
-/// A key that may hold a token in Redis though nobody holds the lock. While it does, nobody can
-/// take the lock.
+/// A key that may hold a token in Redis even though nobody holds the lock. While it does, nobody
+/// can take the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Orphan {
     pub(super) key: Key,
-    /// When the key has certainly expired.
+    /// By when the key has certainly expired.
     gone_by: Moment,
     /// Redis may still execute a `SET` of this token. So the keeper searches for the key again,
     /// even after it was deleted or absent.
@@ -55,7 +55,7 @@ impl Orphan {
         }
     }
 
-    /// The token was an orphan before. It stays one for as long as either says.
+    /// The token was already an orphan. It stays one until the later of the two ends.
     pub(super) fn merge(&mut self, before: &Orphan) {
         self.gone_by = self.gone_by.max(before.gone_by);
         self.may_reappear |= before.may_reappear;
@@ -65,7 +65,7 @@ impl Orphan {
         self.gone_by <= now
     }
 
-    /// The removal that is sent at `now`. The next one is due after a pause, unless an answer comes
+    /// The removal to send at `now`. The next one is due after a pause, unless an answer comes
     /// first.
     pub(super) fn remove(&mut self, token: &Arc<str>, now: Moment) -> Removal {
         self.due = now.after(self.retry);
@@ -78,8 +78,8 @@ impl Orphan {
         }
     }
 
-    /// The key was deleted, or was absent, but may reappear. The next search follows after a pause,
-    /// which grows.
+    /// The key was deleted, or was absent, but may reappear. The next search follows after a
+    /// growing pause.
     pub(super) fn search_again(&mut self, now: Moment) {
         self.search *= 2;
         self.due = now.after(self.search);

@@ -1,11 +1,12 @@
-//! What the keeper does in one round: renew leases, delete orphans, and handle Redis's answers. (In
-//! a cluster, each node's thread does that for its node.)
+//! One round of the keeper: it renews leases, deletes orphans, and handles Redis's answers. (In a
+//! cluster, each node's thread does that for its node.)
 //!
 //! The commands are an argument ([`KeeperCommands`]), so unit tests run these steps without a
 //! server, and shuttle runs them in many orders.
 //!
 //! If the keeper's connection has broken, Redis may execute an earlier command after a later one.
-//! `renew.lua` never shortens a lease, so a late renewal ends no hold that its holder still trusts.
+//! `renew.lua` never shortens a lease, so a late renewal does not end a hold that its holder still
+//! trusts.
 
 use std::iter;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use crate::store::{Compared, Extension, Failure};
 const BATCH: usize = 1000;
 
 /// One round for one node: does what is due. (The keeper's own thread reports the holds that have
-/// run out, so no silence delays that.)
+/// run out, so a silent node does not delay that.)
 pub(crate) fn round(keeper: &Keeper, redis: &mut impl KeeperCommands, work: &WorkDue) {
     let answered = renew_due(keeper, redis, work);
     if !work.remove.is_empty() {
@@ -54,7 +55,8 @@ fn renew_due<'w>(keeper: &Keeper, redis: &mut impl KeeperCommands, work: &'w Wor
         if keeper.is_stopping() {
             break;
         }
-        // Time to open a connection, and for one answer; and for another try, if a call waits.
+        // This is enough time to open a connection and for one answer, and for another try if a
+        // call waits.
         let latest = Moment::now().after(2 * keeper.core.settings.response_timeout);
         let until = work.until.filter(|until| Moment::now() < *until);
         let latest = until.map_or(latest, |until| until.min(latest));
@@ -73,7 +75,7 @@ fn renew_due<'w>(keeper: &Keeper, redis: &mut impl KeeperCommands, work: &'w Wor
     answered
 }
 
-/// Has these holds renewed again after their pauses, and says why they were not.
+/// Makes these holds due again after their pauses, and reports why they were not renewed.
 fn not_renewed(keeper: &Keeper, failed: &[(&Arc<Hold>, Failure)]) {
     if failed.is_empty() {
         return;
@@ -99,15 +101,15 @@ fn not_renewed(keeper: &Keeper, failed: &[(&Arc<Hold>, Failure)]) {
     }
 }
 
-/// The refusals of Redis, each by the number of its hold.
+/// Redis's refusals, each by the number of its hold.
 type Refused = HashMap<u64, Failure>;
 
-/// Renews leases in one round trip, until `latest`. Returns the refusals of Redis, each by the
-/// number of its hold. If there was no answer at all, returns why.
+/// Renews leases in one round trip, until `latest`. Returns Redis's refusals, each by the number of
+/// its hold. If there was no answer at all, returns why.
 ///
-/// The attempt lasts until the last of these holds ends. One that ends sooner is lost if the answer
-/// comes after its end, and cuts off no other. [`KeeperCommands`] leaves a part of the time for
-/// another attempt.
+/// The attempt lasts until the last of these holds ends. A hold that ends sooner is lost if the
+/// answer comes after its end, and does not cut the attempt short for the others.
+/// [`KeeperCommands`] leaves a part of the time for another attempt.
 fn renew<'h>(
     keeper: &Keeper,
     redis: &mut impl KeeperCommands,
@@ -129,9 +131,9 @@ fn renew<'h>(
     let now = Moment::now();
     let deadline = latest.min(last_end);
     // The id is read under the lock. A new listener sets its id, then reports that any key may have
-    // changed. If we read the old id before the lock, and that report came in between, `sending`
-    // would erase the mark that the report left. A deletion by hand would go unseen until the next
-    // renewal.
+    // changed. If we read the old id before taking the lock, and that report came in between,
+    // `sending` would erase the mark that the report left. A deletion by hand would go unseen until
+    // the next renewal.
     let client_id = listener.as_ref().and_then(|listener| listener.client_id());
     let sending = |hold: &&'h Arc<Hold>| {
         let lease = hold.lease_to_ask(now);
@@ -165,10 +167,10 @@ fn renew<'h>(
     Ok(renew_elsewhere(keeper, redis, &moved, refused))
 }
 
-/// Renews the leases of keys that another node has. Returns the refusals that are left.
+/// Renews the leases of keys that another node has. Returns the refusals that remain.
 ///
 /// This ends at the first silence. The rest is due again soon. By then, the map may name the other
-/// node, whose thread renews it.
+/// node, whose thread then renews it.
 fn renew_elsewhere(
     keeper: &Keeper,
     redis: &mut impl KeeperCommands,
@@ -190,8 +192,8 @@ fn renew_elsewhere(
     refused
 }
 
-/// Records the answers to renewals that were sent at `sent`. Returns the refusals of Redis, each by
-/// the number of its hold.
+/// Records the answers to renewals that were sent at `sent`. Returns Redis's refusals, each by the
+/// number of its hold.
 fn take_in<'h>(
     keeper: &Keeper,
     answers: impl Iterator<Item = ((&'h Arc<Hold>, Lease), Result<Compared, Failure>)>,
@@ -233,8 +235,8 @@ fn take_in<'h>(
 
 /// Deletes orphans in one round trip.
 ///
-/// Without an answer, all these orphans are sent again later. No thread uses their tokens any more,
-/// so a deletion that Redis executes twice or late does no harm.
+/// If there is no answer, all these deletions are sent again later. No thread uses their tokens any
+/// more, so a deletion that Redis executes twice or late does no harm.
 fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[Removal]) {
     let places: Vec<_> = orphans.iter().map(|orphan| orphan.key.places()).collect();
     let removals = places.iter().zip(orphans);
@@ -273,8 +275,8 @@ fn remove_orphans(keeper: &Keeper, redis: &mut impl KeeperCommands, orphans: &[R
     }
 }
 
-/// Until when the thread may do what is no renewal of its own node's holds. They wait meanwhile, so
-/// this takes a quarter of the shortest lease at most.
+/// The time until which the thread may do other work than to renew its own node's holds. These wait
+/// in the meantime, so the other work takes a quarter of the shortest lease at most.
 fn aside_until(keeper: &Keeper) -> Moment {
     let now = Moment::now();
     let shortest = keeper.work.lock().tokens.shortest(now);
@@ -322,7 +324,7 @@ mod tests {
         Moment::from_nanos(1_000_000 * millis)
     }
 
-    /// A Redis that answers as the test wants, and remembers how many keys each command had.
+    /// A Redis that answers as the test wants, and records how many keys each command had.
     struct Redis {
         node: Arc<Node>,
         /// How many commands get no answer.
@@ -452,7 +454,7 @@ mod tests {
         assert_eq!(told(), 3, "that will pass");
     }
 
-    /// It says nothing about what has happened since.
+    /// Its answer says nothing about what has happened since.
     #[test]
     fn the_answer_to_an_earlier_renewal_is_none() {
         let (keeper, holds) = keeps(1);
@@ -460,7 +462,7 @@ mod tests {
         let asked = [(&holds[0], before.after(LONG))];
         keeper.ask_to_renew(&asked).unwrap();
         let mut work = keeper.work.lock();
-        // Its connection was opened after the call, with a command of before.
+        // Its connection was opened after the call, but its command was made before.
         work.tokens
             .sending(&holds[0], false, before.before(LEASE / 10));
         let due = work.tokens.renewed(&holds[0], Moment::now());
@@ -470,7 +472,7 @@ mod tests {
 
     #[test]
     fn leases_are_renewed_in_batches() {
-        // Redis could not answer a thousand leases of long keys within the response timeout.
+        // Redis could not renew a thousand leases of long keys within the response timeout.
         let long = "k".repeat(MAX_BYTES);
         for (count, name, batches) in [
             (2 * BATCH + 1, "key", [BATCH, BATCH, 1]),
@@ -527,7 +529,7 @@ mod tests {
             (0, 1, done, false, false, 1, true, 0),
             (0, 0, done, true, false, 0, true, 0),
             (0, 0, theirs, false, false, 1, false, 1),
-            // A key that is not there may still come.
+            // A key that is absent may still appear.
             (0, 0, absent, false, true, 1, true, 0),
             (0, 0, done, false, true, 1, true, 1),
         ] {
@@ -583,7 +585,8 @@ mod tests {
     #[test]
     fn what_an_answer_to_a_renewal_says_of_a_hold() {
         let now = at(5000);
-        // What Redis answered, of a hold that is still valid or has run out; how it was lost.
+        // What Redis answered for a hold that is still valid or has run out, and how the hold was
+        // lost.
         for (compared, sent, lost) in [
             (Compared::Done, now, None),
             (Compared::Done, at(3000), Some(Expired)),

@@ -1,7 +1,7 @@
 //! The threads that renew leases and delete orphans, one for each node that has some.
 //!
-//! A node that is silent holds up its own thread, but no report of a loss and no other node's
-//! renewals. Each thread has a connection of its own, and takes what is due at its node when it is
+//! A silent node holds up its own thread, but no report of a loss and no other node's renewals.
+//! Each thread has a connection of its own, and takes the work that is due at its node when it is
 //! free.
 
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl Keeper {
         }
     }
 
-    /// Waits until the threads have ended: each ends its round, which has a limit.
+    /// Waits until the threads have ended: each finishes its round, which has a limit.
     pub(super) fn join_renewers(&self) {
         let renewers = std::mem::take(&mut self.work.lock().renewers);
         for thread in renewers.into_values() {
@@ -70,7 +70,7 @@ fn join(thread: JoinHandle<()>) {
     }
 }
 
-/// Does rounds of work. What falls due during a round is done together in the next one.
+/// Does rounds of work. All work that falls due during a round is done together in the next one.
 fn serve(keeper: &Keeper, node: &Arc<Node>) {
     let mut connection = KeeperConnection::new(keeper, Arc::clone(node));
     while !node.is_retired()

@@ -1,10 +1,10 @@
-//! Warnings of waits and holds that last long, for
-//! [`Builder::warn_after`](crate::Builder::warn_after).
+//! Warnings about long waits and holds, for [`Builder::warn_after`](crate::Builder::warn_after).
 //!
 //! The keeper's thread looks at all waits and holds. It sleeps no longer from one look to the next
-//! than the shorter of the two limits. So no thread has to wake it: what begins while the keeper
-//! sleeps is not over its limit before the next look. A wait is listed from its first sleep on. If
-//! Redis gives no answer, that may be long after its limit, and the next look warns of it.
+//! than the shorter of the two limits. So no thread has to wake it: a wait or hold that begins
+//! while the keeper sleeps does not pass its limit before the next look. A wait is listed from its
+//! first sleep on. If Redis gives no answer, that may be long after its limit, and the next look
+//! warns about it.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::keeping::work::Keeper;
 #[derive(Debug)]
 pub(super) struct Slow {
     limits: WarnAfter,
-    /// When the keeper looked last.
+    /// When the keeper last looked.
     looked: Moment,
     /// When it has to look again.
     next: Moment,
@@ -36,7 +36,8 @@ impl Slow {
         self.next
     }
 
-    /// Logs what has lasted for its limit, or for a doubling of that, since the last look.
+    /// Logs each wait and hold that has reached its limit, or a doubling of it, since the last
+    /// look.
     pub(super) fn warn(&mut self, keeper: &Keeper) {
         let now = Moment::now();
         if now < self.next {
@@ -53,20 +54,20 @@ impl Slow {
             .collect();
         holds.retain(|hold| self.reaches(hold.held_for, held, Moment::PAST, now));
         let mut waits = keeper.core.queues.waiting(now);
-        // What was listed meanwhile is new at the next look.
+        // A wait that was listed in the meantime is new at the next look.
         waits.retain(|(it, listed)| *listed <= now && self.reaches(it.waited, wait, *listed, now));
         self.looked = now;
         for hold in holds {
-            warn!(target: "relatch::slow", "a lock has been held for long: {hold}");
+            warn!(target: "relatch::slow", "a lock has been held for a long time: {hold}");
         }
         for (wait, _) in waits {
-            warn!(target: "relatch::slow", "a thread has waited for long: {wait}");
+            warn!(target: "relatch::slow", "a thread has waited for a long time: {wait}");
         }
     }
 
-    /// Whether what has lasted for so long at `now` has reached `limit`, or a doubling of it, since
-    /// the last look; or at all, if it was not `listed` yet at the last look. Notes when it reaches
-    /// the next one.
+    /// Whether a wait or hold, which has `lasted` so long at `now`, has reached `limit` or a
+    /// doubling of it since the last look; or at all, if it was not yet `listed` at the last look.
+    /// Notes when it reaches the next doubling.
     fn reaches(&mut self, lasted: Duration, limit: Duration, listed: Moment, now: Moment) -> bool {
         let reached = |limit: &Duration| *limit <= lasted;
         let doublings = std::iter::successors(Some(limit), |limit| limit.checked_mul(2));
@@ -101,7 +102,7 @@ mod tests {
     #[test]
     fn what_lasts_is_due_at_its_limit_and_at_each_doubling_of_it() {
         let at = |millis: u64| Moment::from_nanos(1_000_000 * millis);
-        // Something that began at 1000 ms, and a look every 10 ms; and two looks that came late.
+        // This began at 1000 ms. There is a look every 10 ms, and then two looks that come late.
         let looks = (1000..2000).step_by(10).chain([4500, 4510]);
         let (mut due, mut since) = (Vec::new(), at(0));
         for now in looks {

@@ -1,9 +1,9 @@
 //! The tokens of one manager. Each has one entry, from before it is sent until Redis has said that
-//! it is gone. A table without clock, threads or Redis.
+//! it is gone. This table has no clock, threads or Redis.
 //!
-//! The keeper renews what is held, and nothing else. So it takes no release for a loss. It deletes
-//! the orphans. A shutdown waits for what is claimed, held or leaving. (`docs/architecture.md` has
-//! the table of all states and of what leads from one to the next.)
+//! The keeper renews what is held, and nothing else. So it does not mistake a release for a loss.
+//! It deletes the orphans. A shutdown waits for tokens that are claimed, held or leaving.
+//! (`docs/architecture.md` has the table of all states, and of the steps from one to the next.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,34 +15,35 @@ use crate::hold::Hold;
 use crate::keeping::due::{LeaseEntry, period};
 use crate::keeping::orphans::{FIRST_RETRY, Orphan, Removal};
 
-/// The most orphans that are handed out at a time. Renewals that fall due meanwhile go before the
-/// next batch.
+/// The most orphans that are handed out at a time. Renewals that fall due in the meantime go before
+/// the next batch.
 const BATCH: usize = 1000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
     pub(super) by_token: HashMap<Arc<str>, State>,
-    /// There is an `on_lost` callback. It gets the losses of all holds, also of those that are not
+    /// There is an `on_lost` callback. It gets the losses of all holds, even of those that are not
     /// renewed.
     reports_losses: bool,
-    /// When another server got keys last.
+    /// When keys last moved to another server.
     pub(super) moved: Moment,
-    /// The manager is shut down: no token is claimed any more.
+    /// The manager is shut down: no more tokens are claimed.
     pub(crate) is_closed: bool,
 }
 
 /// Where a token is.
 #[derive(Debug)]
 pub(super) enum State {
-    /// Its `SET` is about to be sent, or on its way, or answered a moment ago. It must not become
-    /// held if `force_unlock` has deleted it meanwhile, or a shutdown has ended.
+    /// Its `SET` is about to be sent, is on its way, or was answered a moment ago. The token must
+    /// not become held if `force_unlock` has deleted it in the meantime, or if a shutdown has
+    /// ended.
     Claimed {
         refused: Option<LostCause>,
     },
     Held(LeaseEntry),
-    /// Its release is under way.
+    /// Its release is in progress.
     Leaving,
-    /// Redis may store it, and no thread will use it.
+    /// Redis may have it stored, and no thread will use it.
     Orphan(Orphan),
 }
 
@@ -64,7 +65,7 @@ impl Tokens {
             return Err(Closed);
         }
         if self.by_token.len() == self.by_token.capacity() {
-            // Before the table grows, it drops the holds that have run out and whose threads ended
+            // Before the table grows, it drops the holds that have run out and whose threads exited
             // with a forgotten guard. One that is still due stays: the keeper has not reported it.
             self.by_token.retain(|_, state| match state {
                 State::Held(entry) => entry.is_watched || !entry.hold.can_be_forgotten(now),
@@ -77,7 +78,7 @@ impl Tokens {
     }
 
     /// Redis has stored the token for this hold. Returns when the hold is due. An error says why
-    /// nobody may trust the hold, which its thread gives back.
+    /// nobody may trust the hold; its thread then gives it back.
     pub(crate) fn enter(&mut self, hold: Arc<Hold>, now: Moment) -> Result<Moment, Error> {
         match self.by_token.get(&hold.token) {
             Some(State::Claimed {
@@ -92,8 +93,8 @@ impl Tokens {
             _ => {}
         }
         let period = period(&hold);
-        // The hold was perhaps taken at the server that had the key before, and is not entered
-        // until now.
+        // The hold was perhaps taken at the server that had the key before, and is only entered
+        // now.
         let due = if hold.acquired.sent < self.moved {
             period.map_or(Moment::NEVER, |_| Moment::PAST)
         } else {
@@ -118,7 +119,7 @@ impl Tokens {
     /// is after `now`.
     ///
     /// This is one step under the caller's lock. If the keeper found a closed hold among those that
-    /// are held, it would report that hold as one that ran out.
+    /// are held, it would report that hold as having run out.
     pub(crate) fn close(&mut self, hold: &Hold, now: Moment) -> Option<Moment> {
         if !matches!(self.by_token.get(&hold.token), Some(State::Orphan(_))) {
             self.set(&hold.token, State::Leaving);
@@ -126,7 +127,7 @@ impl Tokens {
         hold.close(now)
     }
 
-    /// (To insert a key that is there can make the table grow.)
+    /// (Inserting a key that is already there can make the table grow.)
     fn set(&mut self, token: &Arc<str>, state: State) {
         match self.by_token.get_mut(token) {
             Some(before) => *before = state,
@@ -134,16 +135,16 @@ impl Tokens {
         }
     }
 
-    /// Redis does not store the token, nor will it; or what it stores is not this manager's any
-    /// more. (An orphan stays: its own deletion ends it.)
+    /// Redis does not store the token and will not; or it does, but the token is no longer this
+    /// manager's. (An orphan stays: its own deletion ends it.)
     pub(crate) fn gone(&mut self, token: &str) {
         if !self.has_orphan(token) {
             self.by_token.remove(token);
         }
     }
 
-    /// No thread will use the token, and Redis may store it. It is deleted shortly after `from`.
-    /// Returns when.
+    /// No thread will use the token, and Redis may have it stored. It is deleted shortly after
+    /// `from`. Returns when.
     pub(crate) fn give_up(&mut self, token: &Arc<str>, mut orphan: Orphan, from: Moment) -> Moment {
         if let Some(State::Orphan(before)) = self.by_token.get(token) {
             orphan.merge(before);
@@ -201,9 +202,9 @@ impl Tokens {
         }
     }
 
-    /// Somebody has deleted the token in Redis: `force_unlock` of this manager, or a control of a
-    /// store in memory. Returns the hold that is lost by that. (Redis tells a release that is under
-    /// way.)
+    /// The token was deleted in Redis, by this manager's `force_unlock` or by a control of a store
+    /// in memory. Returns the hold that is lost by that. (If a release is in progress, it learns
+    /// that from Redis.)
     pub(crate) fn deleted(&mut self, token: &str, cause: LostCause) -> Option<Arc<Hold>> {
         match self.by_token.get_mut(token)? {
             State::Claimed { refused } => {
@@ -229,7 +230,7 @@ impl Tokens {
         }
     }
 
-    /// Takes all holds from their threads, which do not know yet. Returns them.
+    /// Takes all holds away from their threads, which do not know yet. Returns them.
     pub(crate) fn take_away(&mut self, now: Moment) -> Vec<Arc<Hold>> {
         let holds: Vec<_> = self.holds(now).map(Arc::clone).collect();
         for hold in &holds {
@@ -243,8 +244,8 @@ impl Tokens {
         holds
     }
 
-    /// Until when a shutdown has to wait at `now` for the tokens of others: for answers until
-    /// `latest`, for holds until `end`. `None`: not any more.
+    /// The time until which a shutdown has to wait, as of `now`, for the tokens of others: for
+    /// answers until `latest`, for holds until `end`. `None`: there is nothing left to wait for.
     pub(crate) fn awaited(
         &self,
         is_mine: impl Fn(&str) -> bool,
@@ -257,7 +258,7 @@ impl Tokens {
             .iter()
             .filter_map(|(token, state)| match state {
                 State::Claimed { .. } | State::Leaving => Some(latest),
-                // No thread tells that a hold has run out.
+                // No thread reports that a hold has run out.
                 State::Held(entry) => {
                     Some(entry.hold.valid_until().min(end)).filter(|_| !is_mine(token))
                 }
@@ -266,7 +267,7 @@ impl Tokens {
         until.filter(|until| now < *until).min()
     }
 
-    /// True if the token is held. What Redis says about it later may be due to its release.
+    /// True if the token is held. If it is not, Redis's answer about it may be due to its release.
     pub(crate) fn has(&self, hold: &Hold) -> bool {
         matches!(self.by_token.get(&hold.token), Some(State::Held(_)))
     }
@@ -452,7 +453,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Redis is silent, so what is added meanwhile waits as long as the rest.
+    /// Redis is silent, so an orphan that is added in the meantime waits as long as the rest.
     #[test]
     fn no_orphan_is_due_for_a_while_after_a_batch_without_an_answer() {
         let mut tokens = with(Orphan::sample(false, after(60_000)));

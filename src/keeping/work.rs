@@ -1,4 +1,4 @@
-//! What the keeper's thread shares with the threads that take and release locks.
+//! The state that the keeper's thread shares with the threads that take and release locks.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) struct Keeper {
     pub(crate) core: Arc<Core>,
     pub(crate) notifier: Option<LossNotifier>,
     pub(crate) work: Mutex<Work>,
-    /// Wakes the threads that keep when something is due sooner than one of them knew.
+    /// Wakes the keeping threads when something is due sooner than one of them knew.
     pub(crate) due_sooner: Condvar,
     /// Wakes the calls that wait for a renewal, and a shutdown.
     pub(crate) changed: Condvar,
@@ -34,7 +34,8 @@ pub(crate) struct Work {
     pub(crate) tokens: Tokens,
     /// The threads that renew, by the number of their node.
     pub(super) renewers: HashMap<u64, JoinHandle<()>>,
-    /// Until when each thread sleeps, by its part. Work that is due later need not wake it.
+    /// The time until which each thread sleeps, by its part. Work that is due later need not wake
+    /// it.
     pub(crate) sleeps_until: HashMap<Option<u64>, Moment>,
     /// The limits with which the thread starts.
     pub(crate) warn_after: Option<WarnAfter>,
@@ -65,14 +66,15 @@ impl Work {
     }
 }
 
-/// What one of the threads does.
+/// The part of the work that one of the threads does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Part<'a> {
-    /// The keeper's own thread ends holds by the clock. It also wakes for what no thread renews.
+    /// The keeper's own thread ends holds by the clock. It also wakes for work that no other thread
+    /// does yet.
     Ends,
     /// A node's thread renews the leases there, and deletes orphans.
     Node(&'a Node),
-    /// Without servers, the keeper's thread does all.
+    /// Without servers, the keeper's thread does everything.
     All,
 }
 
@@ -132,7 +134,8 @@ impl Keeper {
                 until = until.min(tokens.next_end());
             }
             if matches!(part, Part::Ends) && tokens.due(now).next().is_some() {
-                // Its node may leave, or not be known yet. No other thread may tell of that.
+                // Its node may leave, or may not be known yet. Perhaps no other thread reports
+                // that.
                 until = until.min(now.after(LAST_RETRY));
             }
             if has_slept || next <= now || !due.is_empty() {
@@ -155,8 +158,8 @@ impl Keeper {
         }
     }
 
-    /// Reports a loss, once per hold: to `on_lost`, to the first waiter for the key, to a thread
-    /// that has the hold and waits for another lock, to the statistics, and to the log. The last two
+    /// Reports a loss, once per hold: to `on_lost`; to the first waiter for the key; to a thread
+    /// that has the hold and waits for another lock; to the statistics; and to the log. The last two
     /// may hold up the thread.
     pub(crate) fn report_loss(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
@@ -167,7 +170,8 @@ impl Keeper {
         }
         self.changed.notify_all();
         self.core.queues.wake_first(hold.key.name());
-        // Those that wait for slots are in no queue of this key, and were told of no change of it.
+        // Threads that wait for slots are not in this key's queue, and have heard of no change of
+        // the key.
         self.core
             .listeners
             .wakeups
@@ -178,9 +182,9 @@ impl Keeper {
         warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key.name());
     }
 
-    /// Reports what Redis refuses for good to do with the key of this token, to the log and the
-    /// statistics: the lock will be lost, or stays taken, and no call may say so. Once, however
-    /// often that is tried.
+    /// Reports a permanent refusal concerning this token's key to the log and the statistics: the
+    /// lock will be lost, or stays taken, and perhaps no call says so. Reports it once, however
+    /// often the action is tried.
     pub(crate) fn report_refusal(&self, action: &'static str, it: [&str; 2], failure: &Failure) {
         let [redis_key, token] = it;
         if failure.can_pass() || !self.work.lock().tell_once(action, token) {
@@ -193,7 +197,7 @@ impl Keeper {
     }
 
     /// Handles the invalidation of a key. `None`: any key of the node may have changed. If the key
-    /// is that of a hold, the keeper renews the hold, and so finds out what became of it. True if
+    /// belongs to a hold, the keeper renews the hold, and so finds out what became of it. True if
     /// it does so for this key.
     pub(crate) fn invalidated(&self, redis_key: Option<&[u8]>, node: &Node) -> bool {
         let mut work = self.work.lock();
@@ -214,7 +218,8 @@ impl Keeper {
         self.core.listeners.wakeups.wake_those(has_moved);
         let mut work = self.work.lock();
         work.tokens.moved(has_moved, Moment::now());
-        // What is overdue at a node that has left needs another thread, also if it is no hold.
+        // Work that is overdue at a node that has left needs another thread, even if it concerns no
+        // hold.
         self.wake(work, Moment::PAST);
     }
 }

@@ -8,7 +8,7 @@ impl Lock {
     /// Another guard of the lock if this thread holds it, and `None` if it does not, or if its hold
     /// can no longer be trusted. Never takes the lock, sends nothing, and does not block.
     ///
-    /// For code that is called with the lock held, and needs the guard: its
+    /// For code that is called with the lock held and needs the guard, for its
     /// [`fence`](LockGuard::fence), or [`confirm`](LockGuard::confirm).
     ///
     /// ```
@@ -27,7 +27,7 @@ impl Lock {
     /// Returns `Ok` if this thread holds the lock, as far as this process knows. Sends nothing, and
     /// does not block.
     ///
-    /// For the beginning of a function that has to be called with the lock held.
+    /// Meant for the beginning of a function that must be called with the lock held.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();

@@ -1,9 +1,9 @@
 //! A named lock.
 //!
 //! [`Lock`] and how it is taken are here; `asking` says whether this thread has it, `options` has
-//! the setters of its options, `operators` what those do who look at other holders, `several` has
-//! locks that are taken together, and `read_write` readers beside a writer. This room may use
-//! `guard`, `session`, `hold` and `base`.
+//! the setters of its options, `operators` what an operator needs to look at other holders,
+//! `several` has locks that are taken together, and `read_write` has locks with readers and a
+//! writer. This room may use `guard`, `session`, `hold` and `base`.
 
 mod asking;
 mod operators;
@@ -108,9 +108,9 @@ impl Lock {
     ///
     /// If two threads of a process each hold a lock and wait for the lock of the other, one of them
     /// gets [`Error::WouldDeadlock`] at once: the one whose limit would come first or, without
-    /// limits, the one that begins to wait last. Between two processes, nobody knows of both waits,
-    /// and they last for ever, because both locks are renewed. A limited [`wait`](Lock::wait) or
-    /// [`max_hold`](Lock::max_hold) ends such a deadlock.
+    /// limits, the one that was last to begin waiting. Between two processes, nobody knows of both
+    /// waits, and they last forever, because both locks are renewed. A limited [`wait`](Lock::wait)
+    /// or [`max_hold`](Lock::max_hold) ends such a deadlock.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -123,24 +123,26 @@ impl Lock {
     /// # Errors
     ///
     /// - [`Error::Timeout`]: the wait ended before this thread got the lock. The error names the
-    ///   holder, if an answer did. If the deadline cut the last attempt short, it has a source.
+    ///   holder, if an answer from Redis did. If the deadline cut the last attempt short, the error
+    ///   has a source.
     /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
-    ///   unchanged. Or `force_unlock` of this manager deleted the key while this call was still
+    ///   unchanged. Or this manager's `force_unlock` deleted the key while this call was still
     ///   taking the lock.
-    /// - [`Error::OuterLost`]: this thread holds another lock, and has lost that one. A loss during
+    /// - [`Error::OuterLost`]: this thread holds a different lock, and has lost it. A loss during
     ///   the wait ends the wait.
-    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis is silent, or refused.
+    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis gave no answer, or
+    ///   refused.
     /// - [`Error::NotALock`]: the Redis key holds a value that is not a string, or has held the
     ///   same string for 250 ms and never expires. If that string is a token of this crate, the
     ///   next renewal of its holder sets an expiry again. So `lock` waits for half of this lock's
-    ///   lease, if that is longer than 250 ms.
+    ///   lease if that is longer than 250 ms.
     /// - [`Error::AlreadyHeld`]: this thread has the lock already, and it is not
     ///   [`reentrant`](Lock::reentrant).
     /// - [`Error::WouldDeadlock`]: the holder waits for a lock of this thread, directly or through
     ///   others. Or this thread has the lock already, through another manager.
     /// - [`Error::Stopped`]: [`stopped_by`](Lock::stopped_by), or a
     ///   [shutdown](crate::LockManager::shutdown).
-    /// - [`Error::NoFence`]: the lock is to be [`fenced`](Lock::fenced), and cannot be.
+    /// - [`Error::NoFence`]: the lock is meant to be [`fenced`](Lock::fenced), but cannot be.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`],
     ///   [`Error::Forked`], [`Error::System`].
     pub fn lock(&self) -> Result<LockGuard, Error> {
@@ -155,11 +157,11 @@ impl Lock {
     ///
     /// Sends one `SET` and, if the lock is busy, a script that says which process has it (`GET` and
     /// `PTTL`). Sends nothing if another thread of this manager has the lock. If another thread of
-    /// this manager waits for it, that one asks. Blocks only for the answers: at most the connect
-    /// timeout and the response timeout together (100 ms more if what was taken is given back
+    /// this manager is waiting for it, that thread asks. Blocks only for the answers: at most the
+    /// connect timeout and the response timeout together (100 ms more if the lock is given back
     /// because of an error). If the key never expires, the thread looks at it again after a quarter
-    /// of a second, since a renewal of the holder may set an expiry meanwhile. (If the two timeouts
-    /// are shorter, such a key is just busy.)
+    /// of a second, since the holder's renewal may set an expiry in the meantime. (If the two
+    /// timeouts are shorter, such a key is just busy.)
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -172,7 +174,7 @@ impl Lock {
     /// # Errors
     ///
     /// As for [`lock`](Lock::lock). `Timeout` only if nobody knows whether the lock is busy: no
-    /// connection of the pool was free to ask Redis.
+    /// pooled connection was free to ask Redis.
     pub fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(Duration::ZERO)
     }
@@ -180,10 +182,11 @@ impl Lock {
     /// Takes the lock, waiting for `limit` at most. `Ok(None)` means that it was busy until then.
     ///
     /// **Keep the guard in a variable with a name**, as for [`try_lock`](Lock::try_lock): a block
-    /// behind `.is_some()` runs without the lock.
+    /// after `.is_some()` runs without the lock.
     ///
-    /// The limit covers each wait: for other threads, for a connection, and for Redis. (100 ms more
-    /// if what was taken is given back because of an error.) Zero is [`try_lock`](Lock::try_lock).
+    /// The limit covers each wait: for other threads, for a connection, and for Redis. (It may take
+    /// 100 ms more if the lock is given back because of an error.) Zero is
+    /// [`try_lock`](Lock::try_lock).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -198,9 +201,9 @@ impl Lock {
     /// # Errors
     ///
     /// As for [`lock`](Lock::lock). `Timeout` only if nobody knows whether the lock was busy: no
-    /// connection of the pool was free, or Redis had less than 20 ms to answer (100 ms, if it had
-    /// answered this thread before). [`Error::WouldDeadlock`] stays an error, and is no `Ok(None)`:
-    /// asking again would not help as long as this thread keeps what it holds.
+    /// pooled connection was free, or Redis had less than 20 ms to answer (100 ms if it had
+    /// answered this thread before). [`Error::WouldDeadlock`] stays an error and does not become
+    /// `Ok(None)`: asking again would not help as long as this thread keeps what it holds.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(limit)
     }
@@ -208,14 +211,16 @@ impl Lock {
     /// Takes over a lock that its holder has [handed over](LockGuard::hand_over), and goes on with
     /// its work. The parcel has to be for this lock, and for managers with the same prefix.
     ///
-    /// Of all that adopt a parcel, one gets the lock. It has a token of its own, this lock's
-    /// options, and a depth of one. Its lease counts from this call. If the hold had a
-    /// [fence](LockGuard::fence), or if this lock is [`fenced`](Lock::fenced), the hold gets a new
-    /// fence, larger than the sender's, so that a resource refuses late writes of the sender.
+    /// If several threads or processes adopt a parcel, only one gets the lock. It has a token of
+    /// its own, this lock's options, and a depth of one. Its lease counts from this call. If the
+    /// hold had a [fence](LockGuard::fence), or if this lock is [`fenced`](Lock::fenced), the hold
+    /// gets a new fence, larger than the sender's, so that a resource refuses late writes from the
+    /// sender.
     ///
     /// Does not wait for the lock, nor for other threads of this process that do: sends one script,
-    /// and again if there is no answer. Blocks for the answer, at most the connect timeout and the
-    /// response timeout together, and 100 ms more if the lock is given back because of an error.
+    /// and sends it again if there is no answer. Blocks for the answer, at most the connect timeout
+    /// and the response timeout together, and 100 ms more if the lock is given back because of an
+    /// error.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -236,10 +241,10 @@ impl Lock {
     ///   came after the lease.
     /// - [`Error::AlreadyHeld`], [`Error::Stopped`]: this thread holds the lock, or the manager or
     ///   the handle was stopped. Nothing was sent.
-    /// - [`Error::OuterLost`]: this thread holds another lock, which was lost. If that happened
+    /// - [`Error::OuterLost`]: this thread holds a different lock, which was lost. If that happened
     ///   while the answer was due, the parcel is used up, and the lock is given back.
     /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis could not be asked, or
-    ///   refused. If the script was sent, Redis may have executed it, and the parcel may be used
+    ///   it refused. If the script was sent, Redis may have executed it, and the parcel may be used
     ///   up. The manager then deletes the key in the background.
     /// - [`Error::System`]: the system could not start a thread to renew the lease. The parcel is
     ///   used up, and the lock is given back.
@@ -249,21 +254,22 @@ impl Lock {
         self.request().adopt(parcel)
     }
 
-    /// Runs a closure under the lock, and returns its result.
+    /// Runs a closure under the lock and returns its result.
     ///
-    /// The lock is released when the closure returns or panics. A panic goes on after the release.
+    /// The lock is released when the closure returns or panics. A panic continues after the
+    /// release.
     ///
     /// # Errors
     ///
     /// If the lock was not taken, the errors of [`lock`](Lock::lock): the closure did not run.
-    /// After the closure, [`Error::Lost`]: the closure did not have the lock for its whole time, or
-    /// [`Error::OuterLost`]: it had the lock, but not another one that this thread holds around it.
-    /// (Of a lock that was held before, the call that took it says so. If the closure forks the
-    /// process, and the child returns from it, the child gets [`Error::Forked`].) A release without
-    /// an answer is logged and is no error, because the closure was already done.
+    /// After the closure, [`Error::Lost`]: the closure did not have the lock the whole time, or
+    /// [`Error::OuterLost`]: it had this lock throughout, but not an outer lock that this thread
+    /// holds. (If the lock was already held, the call that took it reports a loss. If the closure
+    /// forks the process, and the child returns from it, the child gets [`Error::Forked`].) A
+    /// release without an answer is logged and is no error, because the closure was already done.
     ///
-    /// With an error, what the closure returned is gone. [`Error::body_ran`] says whether it may
-    /// have begun. To keep a value, let the closure put it into a variable:
+    /// If there is an error, the closure's return value is gone. [`Error::body_ran`] says whether
+    /// the closure may have begun. To keep a value, let the closure store it in a variable:
     ///
     /// ```
     /// # fn charge_card() -> u32 { 7 }
@@ -283,8 +289,8 @@ impl Lock {
     }
 
     /// Runs a closure under the lock if the lock is free now, and returns its result. `Ok(None)`
-    /// means that the lock is busy, and that the closure did not run. What it sends, and how long
-    /// it may block, is as for [`try_lock`](Lock::try_lock); the rest is as for
+    /// means that the lock is busy, and that the closure did not run. It sends the same commands
+    /// and may block for as long as [`try_lock`](Lock::try_lock); otherwise it is like
     /// [`with_lock`](Lock::with_lock).
     ///
     /// ```
@@ -325,9 +331,9 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// If the closure fails, its own error, even if the lock was lost, too. That may be the
-    /// [`Error`] of another lock, such as a [`Timeout`](Error::Timeout): [`Error::body_ran`] tells
-    /// it from one of this lock. Otherwise as for [`with_lock`](Lock::with_lock). [`Error`]
+    /// If the closure fails, its own error, even if the lock was lost, too. That may be an
+    /// [`Error`] from a different lock, such as a [`Timeout`](Error::Timeout): [`Error::body_ran`]
+    /// tells it apart from this lock's. Otherwise as for [`with_lock`](Lock::with_lock). [`Error`]
     /// converts into [`std::io::Error`], so a closure may return [`std::io::Result`].
     pub fn with_lock_result<T, E: From<Error>>(
         &self,

@@ -36,8 +36,8 @@ impl Lock {
     /// Who holds the [slots](crate::LockManager::slots) now, as Redis says: the number of each slot
     /// that is taken, and its holder. A lock that is no set of slots counts as one with one slot.
     ///
-    /// Asks for one slot after the other, as [`holder`](Lock::holder) does. So two of the answers
-    /// may name the same thread, which has gone from one slot to another meanwhile.
+    /// Asks about one slot after another, as [`holder`](Lock::holder) does. So two of the answers
+    /// may name the same thread, if it moved from one slot to another in the meantime.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -51,8 +51,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// Those of [`holder`](Lock::holder), but a slot whose key is no lock is left out, and
-    /// [`Error::InvalidOption`].
+    /// Those of [`holder`](Lock::holder), except that a slot whose key is not a lock is left out,
+    /// and [`Error::InvalidOption`].
     pub fn holders(&self) -> Result<Vec<(u32, Holder)>, Error> {
         let each = Looking::at_each(&self.session, Name::Of(&self.key))?;
         let mut holders = Vec::new();
@@ -66,7 +66,8 @@ impl Lock {
         Ok(holders)
     }
 
-    /// Deletes the lock's Redis key, whatever its value, and returns who held it. For operators.
+    /// Deletes the lock's Redis key, whatever its value, and returns who held it. This is for
+    /// operators.
     ///
     /// The holder loses the lock, and its work may still go on. If the holder uses this manager,
     /// its hold is lost when this method returns, and the next thread in this process's queue asks
@@ -91,15 +92,16 @@ impl Lock {
         self.looking()?.force_unlock()
     }
 
-    /// [`force_unlock`](Lock::force_unlock) if the key still has this value. For operators who have
-    /// looked at the [`holder`](Lock::holder) first, and mean that hold and no later one.
+    /// [`force_unlock`](Lock::force_unlock) if the key still has this value. This is for operators
+    /// who have looked at the [`holder`](Lock::holder) first, and who mean that hold and no later
+    /// one.
     ///
-    /// `Ok(true)` means that the key had this value and is deleted, and `Ok(false)` that it had
-    /// another value or was not there. Redis compares and deletes in one step. Blocks as
-    /// `force_unlock` does, and like that is not tried again if no answer comes.
+    /// `Ok(true)` means that the key had this value and is deleted, and `Ok(false)` that it had a
+    /// different value or was not there. Redis compares and deletes in one step. Blocks as
+    /// `force_unlock` does, and likewise does not try again if no answer comes.
     ///
-    /// The value may be one of another program, if it has less than 256 bytes:
-    /// [`Holder::bytes`], or else [`Holder::raw`].
+    /// The value may be another program's, if it has fewer than 256 bytes: [`Holder::bytes`], or
+    /// else [`Holder::raw`].
     ///
     /// ```
     /// # fn main() -> Result<(), relatch::Error> {
@@ -116,7 +118,7 @@ impl Lock {
     /// # Errors
     ///
     /// Those of [`force_unlock`](Lock::force_unlock), and [`Error::InvalidOption`] if `token` may
-    /// not be all of a value.
+    /// be only a part of a value.
     pub fn force_unlock_if(&self, token: impl AsRef<[u8]>) -> Result<bool, Error> {
         self.looking()?.force_unlock_if(token.as_ref())
     }

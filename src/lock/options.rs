@@ -12,9 +12,9 @@ impl Lock {
     /// manager's, which is 30 seconds.
     ///
     /// The lease is [renewed](Lock::renew) while the lock is held, so it need not be as long as the
-    /// work. The lease decides how long other processes wait after a crash, and how long an outage
-    /// of Redis a hold survives. For the holder, the lease begins when the command is sent, and
-    /// ends 1 % of the lease and 2 ms early.
+    /// work. The lease decides how long other processes wait after a crash, and how long a Redis
+    /// outage a hold survives. For the holder, the lease begins when the command is sent, and ends
+    /// 1 % of the lease and 2 ms early.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -65,7 +65,7 @@ impl Lock {
 
     /// The time from one renewal to the next, from 1 ms to half the lease. Defaults to the
     /// manager's, which is a third of the lease. The first renewal comes after this time, too, but
-    /// after a second at the latest: see [what is not promised](crate#what-is-not-promised).
+    /// no later than after one second: see [what is not promised](crate#what-is-not-promised).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -78,20 +78,20 @@ impl Lock {
         self.set(|options| options.renewal.every = Some(period))
     }
 
-    /// For how long the lock is renewed at most, counted from when it was taken; not less than the
-    /// lease. The last lease then runs out: the hold lasts for at most a lease longer, and is lost.
-    /// Defaults to the manager's, which is no limit.
+    /// The longest time for which the lock is renewed, counted from when it was taken; not less
+    /// than the lease. The last lease then runs out: the hold lasts at most one lease longer, and
+    /// is lost. Defaults to the manager's, which is no limit.
     ///
-    /// Once this time is over (with a lease that was made longer, earlier by as much),
+    /// Once this time is over (or earlier, by the difference, if the lease was made longer),
     /// [`confirm`](crate::LockGuard::confirm), [`ensure`](crate::LockGuard::ensure) (if it would
     /// have to renew), [`set_lease`](crate::LockGuard::set_lease) and
     /// [`hand_over`](crate::LockGuard::hand_over) return
     /// [`Error::InvalidOption`](crate::Error::InvalidOption) with the option `max_hold`: finish
     /// now, or stop. [`verify`](crate::LockGuard::verify) still answers.
     ///
-    /// This limit protects from work that hangs and from guards that are forgotten. It also ends a
-    /// deadlock of two processes, but by taking locks away. A limited [`wait`](Lock::wait) ends a
-    /// deadlock without that.
+    /// This limit protects against work that hangs and guards that are forgotten. It also ends a
+    /// deadlock between two processes, but by taking locks away. A limited [`wait`](Lock::wait)
+    /// ends a deadlock without that.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -106,7 +106,7 @@ impl Lock {
         self.set(|options| options.renewal.max_hold = Some(limit))
     }
 
-    /// Whether a waiter takes the lock over from a dead process of the same machine. Defaults to
+    /// Whether a waiter takes the lock over from a dead process on the same machine. Defaults to
     /// the manager's setting, which is off by default. See
     /// [`Builder::reclaim_dead`](crate::Builder::reclaim_dead).
     ///
@@ -125,12 +125,13 @@ impl Lock {
     ///
     /// With this, a script takes the place of the `SET`, still in one round trip. The script needs
     /// the right `+time` and a second key, the lock's counter: the prefix, `fence:`, and the Redis
-    /// key in braces, such as `lock:fence:{lock:orders:42}`. (A key that has braces of its
-    /// own gets no others.) The counter holds the last fence. It expires a day (or two leases, if
-    /// that is longer) after the lock was last taken. If it holds anything else than a number, no
-    /// lock is taken: [`Error::Refused`](crate::Error::Refused) with the code `NOFENCE`.
+    /// key in braces, such as `lock:fence:{lock:orders:42}`. (A key that has braces of its own gets
+    /// no others.) The counter holds the last fence. It expires a day (or two leases, if that is
+    /// longer) after the lock was last taken. If it holds anything other than a number, no lock is
+    /// taken: [`Error::Refused`](crate::Error::Refused) with the code `NOFENCE`.
     ///
-    /// Take a lock always with a fence, or never: a resource cannot place a hold without one.
+    /// Take a given lock either always with a fence or never: a resource cannot tell how old a hold
+    /// without a fence is.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -143,40 +144,40 @@ impl Lock {
         self.set(|options| options.fenced = on)
     }
 
-    /// For how long the lock stays taken at least, counted from when it was taken. By
-    /// default zero: no longer than it is held. A reentry with this option counts from that
-    /// reentry, and the longest time that any asked for holds.
+    /// The shortest time for which the lock stays taken, counted from when it was taken. Zero by
+    /// default: no longer than it is held. For a reentry with this option, the time counts from
+    /// that reentry, and the latest end that any of them asked for applies.
     ///
-    /// For a job that several processes start at about the same time, and that one of them shall
-    /// run: if the job is done sooner than the clocks of the machines differ, a process that is
-    /// late would find the lock free, and run the job again.
+    /// This is for a job that several processes start at about the same time, and that only one of
+    /// them should run: if the job takes less time than the machines' clocks differ by, a process
+    /// that is late would find the lock free, and run the job again.
     ///
-    /// The outermost release before that time does not delete the key. It lets the key expire when
-    /// the time is over: compare and `SET` in one script, as a release is compare and
-    /// delete. This thread and this process hold the lock no more: nothing renews it, the process
-    /// may exit, and [`unlock`](crate::LockGuard::unlock) returns
+    /// An outermost release before that time does not delete the key. It lets the key expire when
+    /// the time is over, by compare-and-set in one script, just as a release is compare-and-delete.
+    /// This thread and this process no longer hold the lock: nothing renews it, the process may
+    /// exit, and [`unlock`](crate::LockGuard::unlock) returns
     /// [`Unlocked::Kept`](crate::Unlocked::Kept). If the thread takes the lock again before that
-    /// time, it waits like any other. The key's new value is `kept:` and the token. That is no
-    /// token, so no late renewal keeps the key for longer, and no process deletes it because its
-    /// holder is gone.
+    /// time, it waits like any other. The key's new value is `kept:` and the token. That is not
+    /// itself a token, so no late renewal keeps the key longer, and no process deletes it because
+    /// its holder is gone.
     ///
     /// A release because of a panic keeps the lock, too, and so does
     /// [`with_lock_result`](Lock::with_lock_result) if the closure returns an error. A job that has
-    /// failed, and that another process shall try at once, ends with
+    /// failed, and that another process should try at once, ends with
     /// [`unlock_now`](crate::LockGuard::unlock_now). If the manager could not start its thread
     /// ([`Error::System`](crate::Error::System)), nobody got the lock, and it is not kept.
     ///
-    /// If the process dies before the release, the lock is free when its lease ends. So let the
-    /// [`lease`](Lock::lease) be at least as long. If the release gets no answer
-    /// ([`Error::Unconfirmed`](crate::Error::Unconfirmed)), Redis may have kept the lock until that
-    /// time or not. If not, the key stays until its lease ends, or until the manager deletes it
-    /// after that time.
+    /// If the process dies before the release, the lock is free when its lease ends. So make the
+    /// [`lease`](Lock::lease) at least as long. If the release gets no answer
+    /// ([`Error::Unconfirmed`](crate::Error::Unconfirmed)), Redis may or may not have kept the lock
+    /// until that time. If it has not, the key stays until its lease ends, or until the manager
+    /// deletes it after that time.
     ///
-    /// Replicas need not acknowledge that the lock is kept: after a failover, it may be free when
-    /// the lease that they have acknowledged ends.
+    /// Replicas are not asked to acknowledge that the lock is kept: after a failover, it may be
+    /// free when the lease that they have acknowledged ends.
     ///
-    /// Cannot be combined with [`reclaim_dead`](Lock::reclaim_dead), which is about the hold: while
-    /// the job runs, another process could end it early.
+    /// Cannot be combined with [`reclaim_dead`](Lock::reclaim_dead), which concerns the hold: while
+    /// the job runs, another process could end the hold early.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -196,9 +197,9 @@ impl Lock {
     /// which is yes. If not, the second attempt is
     /// [`Error::AlreadyHeld`](crate::Error::AlreadyHeld), and nothing is sent.
     ///
-    /// Set this to `false` where one thread runs several jobs at a time: a job of a rayon pool that
-    /// waits for others may run another job meanwhile, in the same thread. To the lock, both jobs
-    /// are the same holder.
+    /// Set this to `false` where one thread runs several jobs at a time: a job in a rayon pool that
+    /// waits for others may run another job in the meantime, on the same thread. To the lock, both
+    /// jobs are the same holder.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -211,12 +212,11 @@ impl Lock {
         self.set(|options| options.reentrant = on)
     }
 
-    /// Ends waits for this lock when `stop` says so: they return
-    /// [`Error::Stopped`](crate::Error::Stopped). By default, nothing but a
-    /// [shutdown](crate::LockManager::shutdown) of the manager ends them.
+    /// Lets `stop` end waits for this lock: they return [`Error::Stopped`](crate::Error::Stopped).
+    /// By default, nothing but a [shutdown](crate::LockManager::shutdown) of the manager ends them.
     ///
-    /// Once stopped, the lock cannot be taken through this `Lock` or its clones. A thread that
-    /// holds it still re-enters it.
+    /// Once it is stopped, the lock cannot be taken through this `Lock` or its clones. A thread
+    /// that holds it still re-enters it.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();

@@ -1,4 +1,4 @@
-//! Readers beside each other, or one writer alone.
+//! Several readers at a time, or one writer alone.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use crate::session::Session;
 /// [slot](crate::LockManager::slots) for each reader, and
 /// [`write_lock`](ReadWriteLock::write_lock), which is the *gate* of those slots, `{cfg}#0`. A
 /// writer takes the gate, and waits until no reader is left. Meanwhile new readers wait at the
-/// gate. So a writer waits for the readers that are there, however many come.
+/// gate. So a writer waits only for the readers that are already there, however many more come.
 ///
-/// A thread that reads may read again, also while a writer waits. A thread that writes may write
+/// A thread that reads may read again, even while a writer waits. A thread that writes may write
 /// again, and may read. A reader that wants to write gets [`Error::WouldDeadlock`] at once.
 ///
-/// What is not promised: a limit that Redis knows. Each caller states its own number of readers.
-/// There is no order between processes. Deadlocks through readers are not detected. The lock named
-/// `cfg` is another lock, and excludes nobody here. The slots named `cfg` have the same keys, and
-/// no gate: use a name for one of them.
+/// This is not promised: that Redis knows the limit. Each caller states its own number of readers.
+/// There is no order between processes. Deadlocks that involve readers are not detected. The lock
+/// named `cfg` is a different lock, and excludes nobody here. The slots named `cfg` have the same
+/// keys, and no gate: use a name for one of them.
 ///
 /// ```
 /// # fn look_up() {}
@@ -53,7 +53,7 @@ impl ReadWriteLock {
         ReadWriteLock { read, write }
     }
 
-    /// Runs a closure beside other readers, and returns its result: see [`Lock::with_lock`].
+    /// Runs a closure alongside other readers, and returns its result: see [`Lock::with_lock`].
     ///
     /// ```
     /// # fn look_up() {}
@@ -71,7 +71,7 @@ impl ReadWriteLock {
         self.read.with_lock(body)
     }
 
-    /// Runs a fallible closure beside other readers: see [`Lock::with_lock_result`].
+    /// Runs a fallible closure alongside other readers: see [`Lock::with_lock_result`].
     ///
     /// ```
     /// # fn look_up() -> Result<u32, relatch::Error> { Ok(5) }
@@ -93,7 +93,7 @@ impl ReadWriteLock {
         self.read.with_lock_result(body)
     }
 
-    /// Runs a closure beside other readers if no writer holds or awaits the lock now: see
+    /// Runs a closure alongside other readers if no writer holds or awaits the lock now: see
     /// [`Lock::try_with_lock`].
     ///
     /// ```

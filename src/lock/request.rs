@@ -82,8 +82,8 @@ impl Request<'_> {
     }
 }
 
-/// What the `try_` methods say: `None` if the lock was busy. If the wait has ended without an
-/// answer, nobody knows, and "busy" would tell a program that somebody else does the work.
+/// The result of the `try_` methods: `None` if the lock was busy. If the wait has ended without an
+/// answer, nobody knows, and "busy" would tell a program that somebody else is doing the work.
 pub(super) fn none_if_busy<G>(taken: Result<G, Error>) -> Result<Option<G>, Error> {
     match taken {
         Err(Error::Timeout {
@@ -95,7 +95,7 @@ pub(super) fn none_if_busy<G>(taken: Result<G, Error>) -> Result<Option<G>, Erro
     }
 }
 
-/// Runs a closure, and the release behind it.
+/// Runs a closure, and then the release.
 pub(super) fn run<G, T, U, E: From<Error>>(
     guard: G,
     body: impl FnOnce(&G) -> Result<T, E>,

@@ -22,14 +22,14 @@ const MOST_AT_ONCE: usize = 64;
 /// The locks are taken in the order of their keys' bytes, however they are given; a key that is
 /// given twice counts once. So two callers with `[a, b]` and `[b, a]` do not wait for each other.
 /// All have the same options, and one deadline. While the caller waits for one of them, it keeps
-/// those before it, and holds none of those behind it.
+/// those before it, and holds none of those after it.
 ///
-/// What this thread holds already is entered again, first. If the thread holds a lock whose key
-/// comes *behind* one that is still to be taken, the order is broken: then only a limited
+/// Locks that this thread holds already are re-entered first. If the thread holds a lock whose key
+/// comes *after* one that is still to be taken, the order is broken: then only a limited
 /// [`wait`](Lock::wait), or [`Error::WouldDeadlock`] within a process, ends a deadlock.
 ///
-/// The locks are taken one after the other, as by [`Lock::lock`], and released together: n free
-/// locks cost n + 1 round trips.
+/// The locks are taken one after another, as by [`Lock::lock`], and released together: n free locks
+/// cost n + 1 round trips.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -48,7 +48,7 @@ const MOST_AT_ONCE: usize = 64;
 pub struct MultiLock {
     /// Sorted, each once.
     names: Vec<String>,
-    /// A lock with the options of each.
+    /// A lock with the options that each of them has.
     each: Lock,
 }
 
@@ -60,10 +60,10 @@ impl MultiLock {
         MultiLock { names, each }
     }
 
-    /// Sets options of the locks, by the setters of a [`Lock`]. The closure gets a lock and returns
-    /// it: what it sets counts for each of them, but for the [`wait`](Lock::wait) and
-    /// [`stopped_by`](Lock::stopped_by), which count for the wait for all of them together. What
-    /// was taken when such a wait ends is given back.
+    /// Sets options of the locks, with the setters of [`Lock`]. The closure gets a lock and returns
+    /// it: its options apply to each of the locks, except [`wait`](Lock::wait) and
+    /// [`stopped_by`](Lock::stopped_by), which apply to the wait for all of them together. When
+    /// such a wait ends, the locks taken so far are given back.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -89,12 +89,12 @@ impl MultiLock {
     /// Takes the locks, and blocks while one of them is busy, for their [`wait`](Lock::wait) at
     /// most.
     ///
-    /// If one of them is lost before all are taken, the call gives all back and ends with a
+    /// If one of them is lost before all are taken, the call gives them all back and ends with a
     /// [`Timeout`](Error::Timeout) whose source says so: no work was done, so call again.
     ///
-    /// Giving back what was taken before an error may make the call up to 200 ms longer than its
-    /// limit; without a limit, up to twice the response timeout. What has no answer by then is
-    /// given back in the background.
+    /// Giving back the locks taken before an error may make the call up to 200 ms longer than its
+    /// limit or, without a limit, up to twice the response timeout longer. If a release has no
+    /// answer by then, it goes on in the background.
     ///
     /// ```
     /// # fn main() -> Result<(), relatch::Error> {
@@ -115,7 +115,7 @@ impl MultiLock {
     }
 
     /// Takes the locks if all of them are free now. `Ok(None)` means that one is busy, and that
-    /// none is held. Keep the guard in a variable with a name: a block behind `.is_some()` runs
+    /// none is held. Keep the guard in a variable with a name: a block after `.is_some()` runs
     /// without the locks.
     ///
     /// Blocks for one answer for each lock, or for one attempt without an answer.
@@ -160,7 +160,7 @@ impl MultiLock {
         none_if_busy(self.enter(Some(limit)))
     }
 
-    /// Runs a closure under the locks, and returns its result: what [`Lock::with_lock`] is for one.
+    /// Runs a closure under the locks and returns its result, as [`Lock::with_lock`] does for one.
     ///
     /// ```
     /// # fn transfer() -> u32 { 5 }
@@ -180,7 +180,7 @@ impl MultiLock {
         self.with_lock_result(|_| Ok(body()))
     }
 
-    /// Runs a closure that can fail under the locks: see [`Lock::with_lock_result`].
+    /// Runs a fallible closure under the locks: see [`Lock::with_lock_result`].
     ///
     /// ```
     /// # use std::time::Duration;

@@ -13,7 +13,7 @@ use crate::manager::LockManager;
 static INSTALLED: OnceLock<LockManager> = OnceLock::new();
 
 thread_local! {
-    /// The managers of this thread's tests, the latest at the end.
+    /// The test managers of this thread, the latest at the end.
     static FOR_TESTS: RefCell<Vec<&'static LockManager>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -50,7 +50,7 @@ pub fn install(manager: LockManager) -> Result<(), Error> {
 ///
 /// [`Error::Setup`] (`NotInstalled`) if no manager was installed.
 pub fn installed() -> Result<&'static LockManager, Error> {
-    // A thread that is ending may have no managers of tests any more.
+    // A thread that is exiting may already have lost its test managers.
     let for_test = FOR_TESTS
         .try_with(|all| all.borrow().last().copied())
         .unwrap_or(None);
@@ -66,12 +66,12 @@ pub fn installed() -> Result<&'static LockManager, Error> {
 /// under test starts a thread that uses the process-wide manager, give that thread a clone of the
 /// manager, and let it call this function, too.
 ///
-/// Of several managers of one thread, the one that was installed last counts. When it is dropped,
+/// If a thread has several managers, the one that was last installed counts. When it is dropped,
 /// the one before it comes back.
 ///
 /// `installed` hands out references that last as long as the process. So each call leaks its
 /// manager: a few kilobytes and, once it has held a lock that is renewed, its keeper's thread. A
-/// manager of a Redis also keeps its other threads and its connections.
+/// manager with a Redis also keeps its other threads and its connections.
 ///
 /// ```
 /// use relatch::{LockManager, install_for_test, with_lock};
@@ -86,7 +86,7 @@ pub fn installed() -> Result<&'static LockManager, Error> {
 /// ```
 pub fn install_for_test(manager: LockManager) -> InstalledForTest {
     let manager: &'static LockManager = Box::leak(Box::new(manager));
-    // If the thread is ending, there is no list any more.
+    // If the thread is exiting, the list may be gone already.
     let _ = FOR_TESTS.try_with(|all| all.borrow_mut().push(manager));
     InstalledForTest {
         manager,
@@ -94,8 +94,7 @@ pub fn install_for_test(manager: LockManager) -> InstalledForTest {
     }
 }
 
-/// Ends the time of a manager that was [installed for a test](install_for_test), when it is
-/// dropped.
+/// Uninstalls a manager that was [installed for a test](install_for_test), when it is dropped.
 #[derive(Debug)]
 #[must_use = "the manager is there until this is dropped"]
 pub struct InstalledForTest {

@@ -25,22 +25,22 @@ impl LockManager {
     /// processes. (Others call this a semaphore, and a slot a permit.) Takes nothing and sends
     /// nothing.
     ///
-    /// It is used like any other [`Lock`]: [`with_lock`](Lock::with_lock) waits for a slot that is
-    /// free, and runs its closure with that one. The guard says [which](crate::LockGuard::slot). So
-    /// the holder of slot 2 can use the second of three connections, devices or ports. A thread
-    /// that has a slot re-enters it.
+    /// It is used like any other [`Lock`]: [`with_lock`](Lock::with_lock) waits for a free slot,
+    /// and runs its closure with that slot. The guard says [which](crate::LockGuard::slot). So the
+    /// holder of slot 2 can use the second of three connections, devices or ports. A thread that
+    /// has a slot re-enters it.
     ///
     /// The slots of `mail` are the locks `{mail}#1`, `{mail}#2` and so on, each a key of its own in
     /// Redis: each has a lease, is renewed, can be lost, and can be looked up, or force-unlocked,
-    /// under this name. The lowest that is free is taken, by one script. (The braces keep them in
-    /// one place of a cluster. If the prefix or the name has braces, none are added.) Errors and
-    /// logs call three of them `{mail}#1-3`.
+    /// under this name. The lowest that is free is taken, by one script. (The braces keep them on
+    /// one node of a cluster. If the prefix or the name has braces, none are added.) Errors and
+    /// logs call a set of three `{mail}#1-3`.
     ///
-    /// What is not promised: the number of slots is each caller's own, and is not in Redis. If
+    /// This is not promised: that Redis knows the number of slots. Each caller has its own. If
     /// callers have different numbers, the largest counts. There is no order between processes, and
-    /// [`try_lock`](Lock::try_lock) asks Redis though others wait.
+    /// [`try_lock`](Lock::try_lock) asks Redis even if others are waiting.
     /// [`reclaim_dead`](Lock::reclaim_dead) looks at the slot whose lease ends first. Deadlocks
-    /// through slots are not detected, and slots have no [fences](Lock::fenced)
+    /// that involve slots are not detected, and slots have no [fences](Lock::fenced)
     /// ([`Error::NoFence`](crate::Error::NoFence)).
     ///
     /// ```

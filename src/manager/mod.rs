@@ -26,12 +26,12 @@ use crate::waiting::waiter::WaitingThread;
 ///
 /// Make a manager with [`connect`](LockManager::connect) or [`builder`](LockManager::builder), then
 /// clone and share it: all clones are the same manager. Two managers of one process do not share
-/// their holds. A thread that waits for a key which it holds through another manager gets
+/// their holds. A thread that waits for a key that it holds through another manager gets
 /// [`Error::WouldDeadlock`].
 ///
 /// Dropping the last handle or guard ends the manager's threads. The drop waits for the keeper,
-/// renewer, callback, log, listener, sentinel and cluster threads, for each at most 0.1 s longer
-/// than the response timeout (a timeout below 0.1 s counts as 0.1 s).
+/// renewer, callback, log, listener, sentinel and cluster threads, for each of them at most 0.1 s
+/// longer than the response timeout (a timeout below 0.1 s counts as 0.1 s).
 ///
 /// The methods that take a lock exist here, with a key, and on a [`Lock`](crate::Lock). A `Lock`
 /// also has options, [`holder`](crate::Lock::holder) and
@@ -170,7 +170,7 @@ impl LockManager {
         MemoryControls::of(&self.session)
     }
 
-    /// What this process holds through this manager, the oldest first. Sends nothing.
+    /// The locks that this process holds through this manager, the oldest first. Sends nothing.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -185,11 +185,11 @@ impl LockManager {
         self.session.held()
     }
 
-    /// The threads of this process that wait for a lock of this manager, those that have waited
-    /// longest first: for whom, and how long they have left. Sends nothing, and does not block.
+    /// The threads of this process that wait for a lock of this manager, longest wait first. Says
+    /// whom each waits for, and how long it has left. Sends nothing, and does not block.
     ///
-    /// A thread is listed from its first sleep on. What it waits for may be a thread of this
-    /// process, another process, or a Redis that gives no answer.
+    /// A thread is listed from its first sleep on. It may be waiting for a thread of this process,
+    /// for another process, or for a Redis that gives no answer.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -202,20 +202,21 @@ impl LockManager {
         self.session.waiting()
     }
 
-    /// The locks with this manager's prefix that are in Redis now, of whatever program: who has
-    /// each, and for how long. For operators and their tools.
+    /// The locks with this manager's prefix that are in Redis now, of whatever program, with who
+    /// has each and for how long. This is for operators and their tools.
     ///
     /// The survey sends nothing until it is iterated. Then it walks through all keys of the
     /// database, on each master of a cluster, by `SCAN` in steps of less than a millisecond, and
     /// looks at what it finds (`GETRANGE` and `PTTL`, in batches). So it takes two round trips for
-    /// each 500 keys of the database, or more if what it finds has long names. It needs the rights
-    /// `+scan +getrange +pttl`. Each step blocks for the answer, at most for the response timeout.
-    /// When `limit` is over, the next step is an error.
+    /// every 500 keys of the database, or more if the keys that it finds have long names. It needs
+    /// the rights `+scan +getrange +pttl`. Each step blocks for the answer, for at most the
+    /// response timeout. When `limit` is over, the next step is an error.
     ///
-    /// What is there from beginning to end is found; twice if Redis changes the size of its table
-    /// of keys meanwhile. A lock that is taken or released meanwhile may be found or not, and in a
-    /// cluster also one whose slot moves. The survey remembers nothing of what it has found, so its
-    /// memory does not grow. The counters of [fenced](crate::Lock::fenced) locks are left out.
+    /// A lock that is there from beginning to end is found; twice if Redis resizes its key table in
+    /// the meantime. A lock that is taken or released in the meantime may or may not be found, and
+    /// neither may one whose slot moves in a cluster. The survey remembers nothing of what it has
+    /// found, so its memory does not grow. The counters of [fenced](crate::Lock::fenced) locks are
+    /// left out.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -233,26 +234,26 @@ impl LockManager {
     ///
     /// # Errors
     ///
-    /// The survey ends with the first error: [`Error::Unavailable`] (also at a key that has the
-    /// prefix and 4 MiB or more, and if the server is a replica), [`Error::Refused`],
+    /// The survey ends with the first error: [`Error::Unavailable`] (also for a key that has the
+    /// prefix and is 4 MiB or longer, and if the server is a replica), [`Error::Refused`],
     /// [`Error::Tls`], [`Error::Forked`].
     pub fn survey(&self, limit: Duration) -> Survey {
         Survey::new(&self.session, limit)
     }
 
     /// Whether this manager, its Redis and the way between them are fit for locks: for a readiness
-    /// probe, and for people who look for what is wrong.
+    /// probe, and for people who are looking for a problem.
     ///
-    /// Asks for each right of docs/operations.md, and names those that the user has not. Takes a
-    /// lock with a key of its own (the prefix and `relatch-check-`), renews it, looks at it and
-    /// deletes it. Then, of each server that can have locks (in a cluster, each master): whether an
+    /// Checks each right in docs/operations.md, and names those that the user lacks. Takes a lock
+    /// with a key of its own (the prefix and `relatch-check-`), renews it, looks at it and deletes
+    /// it. Then checks, for each server that can have locks (in a cluster, each master), whether an
     /// invalidation comes, and whether `INFO` says that the server evicts keys. Without the right
     /// to ask, there is a warning.
     ///
     /// A failure ends the examination, since it would be the cause of others. No lock of a program
     /// is touched.
     ///
-    /// Waits for some ten answers of each server, for `limit` at most. Only the test for
+    /// Waits for some ten answers from each server, for `limit` at most. Only the test for
     /// invalidations does not keep to `limit`: if Redis does not answer it, the call may take up to
     /// three connect timeouts and two response timeouts longer.
     ///
@@ -270,7 +271,8 @@ impl LockManager {
         Health::of(&self.session, limit)
     }
 
-    /// What this manager has done since it was made, and what goes on now. Sends nothing.
+    /// Counts what this manager has done since it was made, and what is going on now. Sends
+    /// nothing.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -289,20 +291,20 @@ impl LockManager {
     /// hold, for `limit` at most, and returns what is held after that: an empty list means that no
     /// thread holds a lock of this manager.
     ///
-    /// For the end of a program, before it returns from `main` or calls
+    /// Call this at the end of a program, before it returns from `main` or calls
     /// [`process::exit`](std::process::exit). Without it, other processes would have to wait until
     /// the leases end. Threads that hold locks can finish their work, and re-enter what they hold;
-    /// a job that needs one more new lock gets [`Error::Stopped`](crate::Error::Stopped) halfway.
-    /// What this thread holds itself is listed, and not waited for. (Two threads that call this
-    /// while each holds a lock wait for each other, up to `limit`.) Detached holds are waited for,
-    /// in whatever thread they are. All clones of the manager are shut down with it, for ever.
+    /// a job that needs one more lock gets [`Error::Stopped`](crate::Error::Stopped) halfway. What
+    /// this thread holds itself is listed, and not waited for. (Two threads that call this while
+    /// each holds a lock wait for each other, up to `limit`.) Detached holds are waited for,
+    /// whatever thread they are in. All clones of the manager are shut down with it, forever.
     ///
     /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response
-    /// timeout together) if a command is under way by then. Sends nothing. Three things may be left
-    /// in Redis though the list is empty: locks that are [kept](crate::Lock::keep_at_least), locks
-    /// that were [handed over](crate::LockGuard::hand_over) and not adopted yet, and keys whose
-    /// claim, adoption or release had no answer. All of them expire. In a forked child, returns an
-    /// empty list at once.
+    /// timeout together) if a command is in progress at that point. Sends nothing. Three things may
+    /// be left in Redis even though the list is empty: locks that are
+    /// [kept](crate::Lock::keep_at_least), locks that were [handed
+    /// over](crate::LockGuard::hand_over) and not adopted yet, and keys whose claim, adoption or
+    /// release got no answer. All of them expire. In a forked child, returns an empty list at once.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -317,18 +319,18 @@ impl LockManager {
         self.session.shutdown(limit)
     }
 
-    /// As [`shutdown`](LockManager::shutdown), and then gives back what is still held. Returns what
-    /// that was.
+    /// Like [`shutdown`](LockManager::shutdown), but then gives back the locks that are still held,
+    /// and returns them.
     ///
     /// The threads that held these locks have lost them, with
     /// [`LostCause::ShutDown`](crate::LostCause::ShutDown), and may not know yet: if their work
-    /// goes on, it runs beside that of the next holder. So call this only if the process ends right
-    /// after.
+    /// goes on, it runs alongside that of the next holder. So call this only if the process ends
+    /// right afterwards.
     ///
     /// Sends one compare-and-delete for each lock, and blocks for at most the response timeout
-    /// longer than `shutdown`, or by one answer longer if a command is under way by then: its
-    /// thread gets no lock, and gives back what that command took. Keys that could not be deleted
-    /// expire with their leases.
+    /// longer than `shutdown`, or by one answer longer if a command is in progress at that point:
+    /// its thread gets no lock, and gives back what that command took. Keys that could not be
+    /// deleted expire with their leases.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -354,7 +356,7 @@ impl LockManager {
     }
 }
 
-/// A panic under a lock leaves no manager half changed: unwinding drops the guard, which releases
-/// the lock.
+/// A panic under a lock does not leave the manager half changed: unwinding drops the guard, which
+/// releases the lock.
 impl UnwindSafe for LockManager {}
 impl RefUnwindSafe for LockManager {}

@@ -1,4 +1,4 @@
-//! A hold that leaves its thread: for another thread of the process, or for another process.
+//! A hold that leaves its thread, for another thread of the process or for another process.
 
 use std::rc::Rc;
 use std::slice;
@@ -19,17 +19,17 @@ use crate::session::upkeep::Upkeep;
 use crate::waiting::patience::Patience;
 use crate::waiting::queues::Turn;
 
-/// Takes a hold out of this thread's map. The keeper goes on with its renewal, and its turn goes to
+/// Takes a hold out of this thread's map. The keeper continues to renew it, and its turn goes to
 /// the caller.
 pub(crate) fn detach(session: &Session, held: &Rc<Held>) -> Result<Turn, Error> {
     may_leave(session, held)?;
-    // If the thread is ending and its map is gone, so is the turn.
+    // If the thread is exiting and its map is gone, so is the turn.
     held.take_out().ok_or_else(|| Error::NotHeld {
         key: held.hold.key.name().to_string(),
     })
 }
 
-/// Enters a detached hold in this thread's map, with its turn. With an error, the turn stays.
+/// Enters a detached hold in this thread's map, with its turn. On error, the turn stays.
 pub(crate) fn attach(
     session: &Session,
     hold: &Arc<Hold>,
@@ -45,7 +45,7 @@ pub(crate) fn attach(
 
 /// Ends a hold without a release, so that another process can adopt the lock.
 ///
-/// First renews the hold, so that the other process has nearly a lease for that.
+/// First renews the hold, so that the other process has nearly a full lease to do so.
 pub(crate) fn hand_over(session: &Session, held: &Rc<Held>) -> Result<LockParcel, Error> {
     let hold = &held.hold;
     let Session { core, keeper, .. } = session;
@@ -57,16 +57,16 @@ pub(crate) fn hand_over(session: &Session, held: &Rc<Held>) -> Result<LockParcel
     }
     .renew()?;
 
-    // 1. Close the hold: its token is not this manager's any more. If anybody could see the
-    //    parcel before that, its adopter and this thread would believe at the same time. The
+    // 1. Close the hold: its token is no longer this manager's. If anybody could see the parcel
+    //    before that, its adopter and this thread would both believe that they hold the lock. The
     //    keeper would find the adopter's token, and report a loss.
     let now = Moment::now();
     let valid_until = keeper.close(hold, now);
     keeper.gone(&hold.token);
 
     // 2. Record that the hold has ended, and not by a loss. (Unless a watcher was first: it may
-    //    have found the lease over a moment before step 1.) If this came after step 4, the next
-    //    thread could adopt the parcel while this hold does not count as over yet.
+    //    have found that the lease was over just before step 1.) If this came after step 4, the
+    //    next thread could adopt the parcel while this hold does not yet count as over.
     if valid_until.is_some() {
         hold.mark_released();
     }
@@ -76,9 +76,9 @@ pub(crate) fn hand_over(session: &Session, held: &Rc<Held>) -> Result<LockParcel
         return Err(lost);
     };
 
-    // 3. Count it. A recorder of the program may take locks here. If this came before step 2,
-    //    it would find the hold over, and record a loss, and tell nobody. If it came
-    //    after step 4 and took this very lock, it would wait for its own token to run out.
+    // 3. Count it. The program's metrics recorder may take locks here. If this came before step 2,
+    //    the recorder would find the hold over, record a loss, and tell nobody. If it came after
+    //    step 4 and the recorder took this very lock, it would wait for its own token to run out.
     core.counters
         .of(hold.key.name())
         .given_back(now.since(hold.acquired.answered), hold.thread_has_ended());
@@ -97,7 +97,7 @@ pub(crate) fn hand_over(session: &Session, held: &Rc<Held>) -> Result<LockParcel
 fn may_leave(session: &Session, held: &Held) -> Result<(), Error> {
     session.trust(&held.hold)?;
     let key = &held.hold.key;
-    // A writer that reads as well is alone with itself, but not with another thread.
+    // A writer may also read alongside itself, but not alongside another thread.
     let mut other_side = key.other_side().into_iter();
     let other_side = other_side.find_map(|it| thread_map::find(session.id, &*it));
     match held.hold.depth() + other_side.map_or(0, |other| other.hold.depth()) {
@@ -111,8 +111,8 @@ fn may_leave(session: &Session, held: &Held) -> Result<(), Error> {
 
 /// Takes over a lock that was handed over.
 ///
-/// If other threads of this process wait for the lock, this thread has it without a turn in
-/// their queue. It cannot wait for them, since they wait for the end of its hold.
+/// If other threads of this process wait for the lock, this thread takes it without a turn in their
+/// queue. It cannot wait for them, since they wait for the end of its hold.
 pub(crate) fn adopt(
     session: &Session,
     name: Name<'_>,
@@ -138,7 +138,7 @@ pub(crate) fn adopt(
     let claim = taking.fresh_claim()?;
     let once = Patience::new(&core.settings, Some(Duration::ZERO), Moment::NEVER);
     let at_once = Patience {
-        deadline: began, // Neither the turn is waited for, nor what others learn.
+        deadline: began, // It waits neither for the turn nor for what others learn.
         ..once
     };
     let joined = core
@@ -157,9 +157,9 @@ pub(crate) fn adopt(
     };
     let adopted = adoption.run();
     if turn.is_outside() {
-        // The swap has used up the invalidation for which the waiter of this process had
-        // registered: Redis does not send it if both used the same connection. The waiter would
-        // sleep on at the next change of the key. It asks again now.
+        // The swap has used up the invalidation for which this process's waiter had registered:
+        // Redis does not send it if both used the same connection. The waiter would sleep through
+        // the next change of the key, so make it ask again now.
         let wakeups = &core.listeners.wakeups;
         wakeups.wake(taking.key.in_redis().as_bytes());
     }
@@ -167,7 +167,7 @@ pub(crate) fn adopt(
         .inspect_err(|error| core.counters.of(taking.key.name()).failed(error))
         .map_err(|error| error.while_holding(thread_map::names()))?;
     let held = session.make_known(taking.hold(taken, began), turn, &once)?;
-    // The sender of a gate may have taken it as a plain lock.
+    // The sender of a gate may have taken the gate as a plain lock.
     session.until_alone(held, options, stop, &once)
 }
 

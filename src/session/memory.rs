@@ -1,5 +1,5 @@
-//! What is different for a manager without a Redis: in memory; and the controls that
-//! tests have over a store in memory.
+//! A manager without a Redis: what is different in memory, and the controls that tests have over a
+//! store in memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::session::Session;
 use crate::store::Store;
 use crate::waiting::core::Core;
 
-/// The controls of a manager [in memory](crate::LockManager::in_memory), for tests: what a Redis,
-/// its operators and its network do to locks. [`LockManager::memory`](crate::LockManager::memory)
-/// returns them.
+/// The controls of a manager [in memory](crate::LockManager::in_memory), for tests: they do to
+/// locks what a Redis, its operators and its network do.
+/// [`LockManager::memory`](crate::LockManager::memory) returns them.
 ///
-/// A lease ends by the real clock, as everything else does. A test that does not want to wait for
-/// it ends it with [`lose`](MemoryControls::lose).
+/// A lease ends by the real clock, as everything else does. A test that does not want to wait can
+/// end it with [`lose`](MemoryControls::lose).
 ///
 /// ```
 /// use relatch::{Error, LockManager, LostCause};
@@ -45,12 +45,12 @@ impl MemoryControls {
         })
     }
 
-    /// A lock is lost for this cause, and its key is gone, also that of a lock that is only
-    /// [kept](crate::Lock::keep_at_least). False if nobody has the lock. Does not wait.
+    /// Takes a lock away from its holder, with this cause, and deletes its key, even that of a lock
+    /// that is only [kept](crate::Lock::keep_at_least). False if nobody has the lock. Does not
+    /// wait.
     ///
-    /// [`LostCause::Expired`] is what happens to a process that was stopped for longer than the
-    /// lease, and [`LostCause::Deleted`] what a `DEL` or `FLUSHALL` does, or a failover that loses
-    /// the lock.
+    /// [`LostCause::Expired`] is the cause in a process that was stopped for longer than the lease,
+    /// and [`LostCause::Deleted`] after a `DEL` or `FLUSHALL`, or a failover that loses the lock.
     ///
     /// ```
     /// # let locks = relatch::LockManager::in_memory();
@@ -81,13 +81,14 @@ impl MemoryControls {
         holder.owner().is_some()
     }
 
-    /// From now on, nothing answers for `span`: what would ask Redis fails with
+    /// Makes the store unreachable for `span`: a call that would ask Redis fails with
     /// [`Error::Unavailable`](crate::Error::Unavailable) or, in a release, with
     /// [`Error::Unconfirmed`](crate::Error::Unconfirmed). Does not wait.
     ///
-    /// The renewals fail, too. A renewed hold lives on for what is left of its lease, and is lost
-    /// if the outage lasts longer. What failed is done half a second after the outage at the
-    /// latest. A second call replaces the first one: [`Duration::ZERO`] ends the outage.
+    /// Renewals fail, too. A renewed hold lives on for the rest of its lease, and is lost if the
+    /// outage lasts longer. Renewals and deletions that failed are done half a second after the
+    /// outage at the latest. A second call replaces the first one: [`Duration::ZERO`] ends the
+    /// outage.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -2,15 +2,16 @@
 //! [`docs/design.md`](https://github.com/relatch/relatch/blob/main/docs/design.md) has the reasons.
 //!
 //! A thread that wants a lock tries three places in this order, and stops at the first that can
-//! answer: its own map, the queue of its process, Redis. A thread that gives a lock back goes the
-//! same way: out of the map, out of Redis, and then the turn in the queue goes to the next thread.
+//! answer: its own map, the queue of its process, Redis. To give a lock back, a thread takes
+//! similar steps: it takes the hold out of the map and out of Redis, and then the turn in the queue
+//! goes to the next thread.
 //!
 //! [`taking`] has the steps of `enter`, and [`release`] those of a release. [`several`] takes many
 //! locks. [`upkeep`] is for a lock while it is held, [`looking`] for one that somebody else may
-//! hold, [`report`] for what goes on now, [`handing_over`] for a hold that moves to another thread
-//! or process, [`setup`] and [`shutdown`] for the begin and the end of a manager, and [`memory`]
-//! for managers without a Redis. This room may use `acquire`, `keeping`, `waiting`, `hold`, `store`
-//! and `base`.
+//! hold, [`report`] for what is going on now, [`handing_over`] for a hold that moves to another
+//! thread or process, [`setup`] and [`shutdown`] for the beginning and the end of a manager, and
+//! [`memory`] for managers without a Redis. This room may use `acquire`, `keeping`, `waiting`,
+//! `hold`, `store` and `base`.
 
 pub(crate) mod several;
 pub(crate) mod handing_over;
@@ -46,7 +47,7 @@ pub(crate) use crate::session::setup::Session;
 
 impl Session {
     /// Takes a lock, or re-enters it if this thread holds it. `stop` ends the wait, and so does
-    /// `latest`, whatever the limit of the options.
+    /// `latest`, whatever limit the options have.
     pub(crate) fn enter(
         &self,
         name: Name<'_>,
@@ -74,7 +75,7 @@ impl Session {
                 return Ok(taken);
             }
             // 2. The queue of this process. One thread at a time asks Redis for a key. The others
-            //    wait behind it. For a few milliseconds (`Builder::local_handoff`), the one in
+            //    wait behind it. For a few milliseconds (`Builder::local_handoff`), the thread in
             //    front takes the lock for the next one, in the round trip of its own release.
             let joined = taking.join_queue(&wait, &claim)?;
 
@@ -106,7 +107,7 @@ impl Session {
         self.until_alone(held, options, stop, patience)
     }
 
-    /// A writer who has the gate of a read-write lock waits for the readers.
+    /// A writer that has the gate of a read-write lock waits for the readers.
     fn until_alone(
         &self,
         held: Rc<Held>,
@@ -125,8 +126,8 @@ impl Session {
         }
     }
 
-    /// Gives back a lock that this thread has just taken and must not have. If it was to be kept,
-    /// it is not: nobody has done what it is kept for.
+    /// Gives back a lock that this thread has just taken and must not have. Even a lock that was to
+    /// be kept is not: nobody has done the work for which it would be kept.
     fn undo(&self, held: &Rc<Held>, error: Error, patience: &Patience) -> Error {
         held.hold.keep_nothing();
         let undone_by = patience.undone_by(&self.core.settings);
@@ -140,8 +141,8 @@ impl Session {
         }
     }
 
-    /// Makes a new hold known: to the queue, the keeper and the thread's map. With an error, gives
-    /// the lock back.
+    /// Makes a new hold known to the queue, the keeper and the thread's map. On error, gives the
+    /// lock back.
     fn make_known(&self, hold: Hold, turn: Turn, patience: &Patience) -> Result<Rc<Held>, Error> {
         let hold = Arc::new(hold);
         let undone_by = || Some(patience.undone_by(&self.core.settings));
@@ -154,19 +155,19 @@ impl Session {
             return Err(error.while_holding(thread_map::names()));
         }
         let held = thread_map::enter(self.id, hold, turn);
-        // A lock around this one may have been lost during the wait.
+        // An outer lock may have been lost during the wait.
         match still_has_outer(&held) {
             Ok(()) => Ok(held),
             Err(lost) => Err(self.undo(&held, lost, patience)),
         }
     }
 
-    /// Takes one guard off a hold, and gives the lock back with the last one.
+    /// Takes one guard off a hold. If it was the last one, gives the lock back.
     pub(crate) fn leave(&self, held: &Rc<Held>) -> Result<Unlocked, Error> {
         Leaving::begin(self, held, None).finish()
     }
 
-    /// Gives back a lock whose hold is in no thread's map any more.
+    /// Gives back a lock whose hold is no longer in any thread's map.
     pub(crate) fn release(
         &self,
         hold: &Hold,
@@ -186,16 +187,16 @@ struct Leaving<'a> {
 }
 
 impl<'a> Leaving<'a> {
-    /// Takes the guard off. If it is the last one, begins to give the lock back by the deadline:
+    /// Takes the guard off. If it is the last one, begins a release, to be done by the deadline:
     /// see [`Release::begin`].
     fn begin(session: &'a Session, held: &'a Rc<Held>, deadline: Option<Moment>) -> Leaving<'a> {
         // 1. The thread's map. If the hold has other guards, the depth falls by one, and nothing is
-        //    sent. If it stayed in the map during the release, a destructor that takes the lock
-        //    meanwhile would re-enter a hold that is being released.
+        //    sent. If it stayed in the map during the release, a destructor that took the lock in
+        //    the meantime would re-enter a hold that is being released.
         let other_guards = held.leave();
         let release = (other_guards == 0).then(|| {
             let turn = held.take_out().unwrap_or_else(|| {
-                // The thread is ending: the map is gone, and the turn with it.
+                // The thread is exiting: the map is gone, and the turn with it.
                 Turn::outside(&session.core.queues, held.hold.key.name())
             });
             let handoff = session.core.settings.local_handoff();
@@ -210,8 +211,8 @@ impl<'a> Leaving<'a> {
             let depth = self.held.hold.depth();
             return Ok(Unlocked::StillHeld { depth });
         };
-        // 2. Redis deletes the key. 3. The turn in the queue goes to the next thread. If the release
-        //    has taken the lock for that thread, it holds the lock now.
+        // 2. Redis deletes the key. 3. The turn in the queue goes to the next thread. If the
+        //    release has taken the lock for that thread, that thread holds it now.
         let released = release.and_then(Release::finish);
         self.held.span.outcome(match &released {
             Ok(Unlocked::Kept { .. }) => "kept",
@@ -220,7 +221,7 @@ impl<'a> Leaving<'a> {
             Err(_) => "unconfirmed",
         });
         if let Ok(_) | Err(Error::Unconfirmed { .. }) = &released {
-            // What causes a missing answer may have cost the outer lock, too.
+            // Whatever caused an answer to be missing may have cost the outer lock, too.
             still_has_outer(self.held)?;
         }
         released

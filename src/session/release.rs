@@ -21,40 +21,40 @@ use crate::waiting::queues::Turn;
 use crate::waiting::waiter::Waiter;
 
 /// The release of one hold, over as many tries as it takes. From `begin` on, nobody trusts the
-/// hold, and its key is still in Redis.
+/// hold, although its key is still in Redis.
 #[derive(Debug)]
 pub(crate) struct Release<'a> {
     keeper: &'a Arc<Keeper>,
     pub(super) hold: &'a Hold,
     turn: Turn,
-    /// The thread of this process that gets the lock with the release.
+    /// The thread of this process to which the release hands the lock off.
     pub(super) next: Option<Arc<Waiter>>,
     /// When the validity of the hold would have ended. `None` if the hold was over when the release
     /// began.
     valid_until: Option<Moment>,
     pub(super) deadline: Moment,
-    /// Until when the lock stays taken, if that is not over yet: see `Lock::keep_at_least`. No
-    /// thread gets it before, and nothing deletes its key.
+    /// The time until which the lock stays taken, if that is not over yet: see
+    /// `Lock::keep_at_least`. Before that, no thread gets it, and nothing deletes its key.
     pub(super) kept_until: Option<Moment>,
-    /// What came of a first try that went out with those of other releases.
+    /// The result of a first try that was sent together with those of other releases.
     pub(super) first: Option<Result<Compared, Failure>>,
-    /// When that was answered.
+    /// When that try was answered.
     pub(super) answered: Option<Moment>,
-    /// A try had no answer, and may have been executed.
+    /// A try got no answer, and may have been executed.
     maybe_done: bool,
     /// Why Redis has not said what became of the key.
     failed: Option<Failure>,
-    /// What became of the claim of the next thread.
+    /// What became of the next thread's claim.
     handed: HandoffOutcome,
 }
 
 impl<'a> Release<'a> {
-    /// Begins to give a lock back: by the deadline, or else within the time of an answer.
-    /// `local_handoff` says how long threads of this process may hand the lock off among
+    /// Begins a release, to be done by the deadline, or within the response timeout if there is
+    /// none. `local_handoff` says how long threads of this process may hand the lock off among
     /// themselves.
     ///
-    /// The caller has taken the hold out of the thread's map already. If it were still there, a
-    /// destructor that takes the lock meanwhile would re-enter a hold that is being released.
+    /// The caller has already taken the hold out of the thread's map. If it were still there, a
+    /// destructor that took the lock in the meantime would re-enter a hold that is being released.
     pub(crate) fn begin(
         keeper: &'a Arc<Keeper>,
         hold: &'a Hold,
@@ -65,7 +65,7 @@ impl<'a> Release<'a> {
         let began = Moment::now();
         if let Err(forked) = keeper.core.own_process(began) {
             // Dropping the turn would lock the queue. If the fork came while another thread had the
-            // queue locked, the child's copy stays locked, and the child would wait for ever.
+            // queue locked, the child's copy stays locked, and the child would wait forever.
             mem::forget(turn);
             return Err(forked);
         }
@@ -77,7 +77,7 @@ impl<'a> Release<'a> {
         let budget = kept_until.map_or(local_handoff, |_| Duration::ZERO);
         let next = turn.begin_release(budget, began, deadline);
 
-        // 2. Close the hold, so that no thread trusts it any more. If this came after step 3, the
+        // 2. Close the hold, so that no thread trusts it any longer. If this came after step 3, the
         //    holder would trust a lock that another process may have by then. The keeper would find
         //    the key gone, and report our own release as a loss.
         let valid_until = keeper.close(hold, began);
@@ -115,13 +115,13 @@ impl<'a> Release<'a> {
         )
     }
 
-    /// The rest of the steps. `command` sends one try by a deadline, and the claim of the next
-    /// thread of this process behind it, so Redis executes the end of this hold first.
+    /// The rest of the steps. `command` sends one try by a deadline, followed by the claim of the
+    /// next thread of this process, so Redis executes the end of this hold first.
     pub(crate) fn finish_by(
         mut self,
         command: impl FnMut(Option<&Claim>, Moment) -> Tried,
     ) -> Result<(), Error> {
-        // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
+        // 3. Delete the key in Redis; the next thread's claim is sent after the deletion.
         let next = self.next.take();
         let claim = next.as_ref().and_then(|next| next.claim.as_ref());
         let claim = claim.filter(|it| self.keeper.claim(&it.token).is_ok());
@@ -135,7 +135,7 @@ impl<'a> Release<'a> {
 
         // 7. End the turn. If this came before step 3, the next thread would compete with this
         //    release. If it came before step 4, the next thread could hold the lock while this hold
-        //    does not count as over yet.
+        //    does not yet count as over.
         let (Some(next), Some(claim)) = (&next, claim) else {
             drop(self.turn);
             return result;
@@ -158,8 +158,8 @@ impl<'a> Release<'a> {
     ) -> Result<(), Error> {
         let mut backoff = Backoff::after_failure();
         loop {
-            // The claim is sent once. If a try has no answer, Redis may still execute the claim
-            // that went out with it.
+            // The claim is sent once. If a try gets no answer, Redis may still execute the claim
+            // that was sent with it.
             let claim = claim.filter(|_| self.handed == HandoffOutcome::NotTaken);
             let (answer, handed) = command(claim, self.deadline);
             if claim.is_some() {
@@ -180,9 +180,9 @@ impl<'a> Release<'a> {
         if let Ok(()) | Err(Error::Unconfirmed { .. }) = result {
             self.hold.mark_released();
         }
-        // This does nothing unless a loss is on record. There may be one although Redis has found
-        // the token: a call such as `ensure` has told the thread that the lease had run out, and
-        // the keeper, which would have reported that, does not have this hold since step 2.
+        // This does nothing unless a loss is on record. There may be one even though Redis has
+        // found the token: a call such as `ensure` may have told the thread that the lease had run
+        // out, and the keeper, which would have reported that, has not had this hold since step 2.
         self.keeper.report_loss(self.hold);
 
         // 5. Give up the token if Redis may still store it: the keeper deletes it. If this came
@@ -203,11 +203,10 @@ impl<'a> Release<'a> {
 
         // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have
         //    taken the turn when the lease ran out, and have asked over the connection that has now
-        //    deleted the key. Because of `NOLOOP`, Redis sends no invalidation then. The same is
-        //    true if the waiter had the turn all along: this hold was adopted outside of the queue,
-        //    or its thread is ending. If this came before step 3, the waiter would find the key and
-        //    sleep again.
-        //    And those that wait for slots are in no queue of this key.
+        //    deleted the key. Because of `NOLOOP`, Redis then sends no invalidation. The same is
+        //    true if the waiter had the turn all along, because this hold was adopted outside the
+        //    queue or its thread is exiting. If this came before step 3, the waiter would find the
+        //    key and sleep again. Besides, threads that wait for slots are not in this key's queue.
         let redis_key = self.hold.key.in_redis().as_bytes();
         if self.valid_until.is_none() || self.turn.is_outside() || stem_of(redis_key).is_some() {
             self.keeper.core.listeners.wakeups.wake(redis_key);
@@ -215,7 +214,7 @@ impl<'a> Release<'a> {
     }
 
     /// Handles the answer to a try, or its failure. Returns the end of the release, or the pause
-    /// before the next try. After the first lost answer there is no pause: the next try goes over
+    /// before the next try. After the first lost answer there is no pause: the next try uses
     /// another connection.
     fn next(
         &mut self,
@@ -243,14 +242,14 @@ impl<'a> Release<'a> {
     }
 
     /// Redis decides how a release ends. [`Compared::Done`] means that the key held the token until
-    /// Redis deleted it. So no other process held the lock meanwhile, even if the lease had run out
-    /// by the local clock. But if Redis said earlier that the token was gone, another process may
-    /// have had the lock in between, so the hold stays lost.
+    /// Redis deleted it. So no other process held the lock in the meantime, even if the lease had
+    /// run out by the local clock. But if Redis said earlier that the token was gone, another
+    /// process may have had the lock in between, so the hold stays lost.
     ///
     /// A key that is absent or holds another token proves a loss if the hold was over when the
     /// release began, or if the answer came before the hold's validity would have ended. A later
     /// answer proves nothing: the lease may have run out while the release was on its way. If an
-    /// earlier try had no answer (`maybe_done`), that try may have deleted the key, so a hold whose
+    /// earlier try got no answer (`maybe_done`), that try may have deleted the key, so a hold whose
     /// validity has not ended counts as released. But a key that was to be kept would still be
     /// there: if it is gone before its time, nothing is kept.
     fn judge(&self, compared: Compared, now: Moment) -> Result<(), Error> {
@@ -271,7 +270,7 @@ impl<'a> Release<'a> {
         }
         let cause = match (compared, was_valid, self.maybe_done) {
             (Compared::Absent, true, _) => LostCause::Deleted,
-            // The key may hold the next thread's token, which went out with an earlier try.
+            // The key may hold the next thread's token, which was sent with an earlier try.
             (Compared::Absent, false, _) | (_, false, true) => LostCause::Expired,
             _ => LostCause::Taken,
         };
@@ -279,8 +278,8 @@ impl<'a> Release<'a> {
     }
 
     /// Returns the error of a release without an answer. If the hold was over when the release
-    /// began, or was found lost since, it is lost. Otherwise, the caller had the lock until the
-    /// release began.
+    /// began, or has since been found lost, it is lost. Otherwise, the caller had the lock until
+    /// the release began.
     fn no_answer(&self, failure: Failure, now: Moment) -> Error {
         if self.valid_until.is_none() || self.hold.lost().is_some() {
             return self.hold.lose(LostCause::Expired);
@@ -307,10 +306,10 @@ impl<'a> Release<'a> {
     }
 }
 
-/// What came of one try, and of the claim behind it.
+/// The results of one try and of the claim after it.
 pub(crate) type Tried = (Result<Compared, Failure>, HandoffOutcome);
 
-/// Sends one try of a release that deletes the key, and behind it the claim of the next thread.
+/// Sends one try of a release that deletes the key, and after it the next thread's claim.
 pub(crate) fn delete(store: &Store, hold: &Hold, claim: Option<&Claim>, deadline: Moment) -> Tried {
     let key = hold.key.in_redis();
     let token = &hold.token;
@@ -343,7 +342,7 @@ pub(crate) fn delete(store: &Store, hold: &Hold, claim: Option<&Claim>, deadline
                 return (Err(failure), HandoffOutcome::NotTaken);
             };
             if link_stands {
-                // Redis may still execute the claim. `abandon` writes a deletion behind it on the
+                // Redis may still execute the claim. `abandon` writes a deletion after it to the
                 // same connection, so that Redis executes the deletion later.
                 connection.abandon(&[key], &claim.token);
             }
@@ -361,8 +360,8 @@ pub(crate) fn keep(
 ) -> Result<Compared, Failure> {
     let key = hold.key.in_redis();
     let mut connection = store.checkout(key, deadline)?;
-    // A lease is whole milliseconds. If the fraction were cut off, the key would expire too soon.
-    // If the time is over by now, the key has to end; Redis refuses an expiry of zero.
+    // A lease is a whole number of milliseconds. If the fraction were cut off, the key would expire
+    // too soon. If the time is over by now, the key has to go; Redis refuses an expiry of zero.
     let rest = until.since(Moment::now()).max(Duration::from_nanos(1));
     let rest = Lease::new(rest + Duration::from_nanos(999_999));
     connection.keep(key, &hold.token, rest.millis(), deadline)
@@ -466,7 +465,7 @@ mod tests {
     fn each_answer_to_a_release_has_its_result() {
         let table = [
             // Columns: the answer; the timing; two results. The first result is for an answer to
-            // the first try. The second is for an answer after an earlier one was lost.
+            // the first try. The second is for an answer that comes after an earlier one was lost.
             (Compared::Done, InTime, [Released, Released]),
             (Compared::Done, ValidButAnsweredLate, [Released, Released]),
             (Compared::Done, Over, [Released, Released]),
@@ -511,7 +510,7 @@ mod tests {
         }
     }
 
-    /// A key that was to be kept is there until then, or was never kept.
+    /// A key that was to be kept is there until its time, or was never kept.
     #[test]
     fn a_key_that_is_gone_before_its_time_was_not_kept() {
         let sent = Moment::from_nanos(1_000);
@@ -577,7 +576,7 @@ mod tests {
         let deadline = Moment::now().after(Duration::from_millis(500));
         let before = Moment::from_nanos(deadline.as_nanos() - 1);
         let refused = || Failure::Refused(Refusal::found("NOPERM", "NOPERM no"));
-        // Whether the hold was valid, what came of the try, and how it ends.
+        // Whether the hold was valid, the result of the try, and how the release ends.
         for (was_valid, failure, now, ends) in [
             (true, lost_answer(), before, ""),
             (true, lost_answer(), deadline, "unconfirmed"),

@@ -1,4 +1,5 @@
-//! What all handles of a manager share: how it begins and ends, and whether it may be used.
+//! The state that all handles of a manager share: how the manager begins and ends, and whether it
+//! may be used.
 
 use std::fmt;
 use std::io;
@@ -20,15 +21,15 @@ use crate::session::thread_map;
 use crate::store::{Failure, Store, Target};
 use crate::waiting::core::Core;
 
-/// What all handles of a manager share.
+/// The state that all handles of a manager share.
 pub(crate) struct Session {
-    /// Tells managers apart in a thread's map.
+    /// Distinguishes managers in a thread's map.
     pub(super) id: u64,
     pub(crate) core: Arc<Core>,
     pub(super) keeper: Arc<Keeper>,
     /// Ends all waits, and refuses new locks, once the manager is shut down.
     pub(super) end: StopHandle,
-    /// Wakes all waiters of this manager, for the handles that can stop them.
+    /// Wakes all waiters of this manager, for the stop handles that can end their waits.
     pub(super) wake: Arc<Wake>,
 }
 
@@ -70,7 +71,7 @@ impl Session {
         session
     }
 
-    /// Starts what the settings ask for.
+    /// Starts the threads that the settings ask for.
     pub(crate) fn started(self) -> Result<Session, Error> {
         if let Some(limits) = self.core.settings.warn_after {
             self.keeper.warn_after(limits)?;
@@ -78,7 +79,7 @@ impl Session {
         Ok(self)
     }
 
-    /// Sends a `PING`, so that a wrong address or login is found out now.
+    /// Sends a `PING`, so that a wrong address or login is discovered now.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let deadline = Moment::now().after(self.core.settings.connect_timeout);
         self.core.store.ping("connecting", deadline)
@@ -97,7 +98,7 @@ impl Session {
         hold.is_valid(now) && this_process::id(now) == self.core.identity.pid
     }
 
-    /// The error of a call that fails, which is counted. (`enter` counts its own.)
+    /// Counts a failed call, and returns its error. (`enter` counts its own.)
     pub(super) fn call_failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
         let error = self.core.store.error(Some(key), action, failure);
         let error = error.while_holding(thread_map::names());
@@ -114,8 +115,8 @@ pub(super) fn no_randomness(source: io::Error) -> Error {
 }
 
 impl Drop for Session {
-    /// Ends the manager's threads. A forked child has none of them, and must not wait for what they
-    /// had locked.
+    /// Ends the manager's threads. A forked child has none of them, and must not wait for mutexes
+    /// that they had locked.
     fn drop(&mut self) {
         if process::id() == self.core.identity.pid {
             self.keeper.stop();
@@ -123,7 +124,7 @@ impl Drop for Session {
     }
 }
 
-/// The server and the settings, and nothing of what changes.
+/// Shows the server and the settings, and nothing that changes.
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session")
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
     use crate::base::sync::{mpsc, thread};
 
-    /// A thread of the parent had the mutex at the fork, so the child's copy is locked for ever.
+    /// A thread of the parent had the mutex at the fork, so the child's copy is locked forever.
     #[test]
     fn a_stop_in_a_forked_child_locks_no_mutex_of_the_parents_manager() {
         let mut parent = Identity::in_memory();

@@ -1,8 +1,8 @@
 //! Several locks at a time.
 //!
-//! They are taken one after the other, in the order of their keys, which all programs share. So two
-//! callers never each hold what the other waits for. A caller that waits for one of the locks keeps
-//! those before it, and holds none behind it.
+//! They are taken one after another, in the order of their keys, which all programs share. So two
+//! callers never each hold a lock that the other waits for. A caller that waits for one of the
+//! locks keeps those before it, and holds none after it.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -28,13 +28,13 @@ pub(crate) fn enter(
 ) -> Result<Vec<Rc<Held>>, Error> {
     let whole = Patience::new(&session.core.settings, options.wait, Moment::NEVER);
     // No lock is kept before all are taken. If one cannot be taken, the others are given back. But
-    // a lock that was re-entered stays held, with the time that this call would have set.
+    // a lock that was re-entered would stay held, with the time that this call had set.
     let each = &Options {
         keep_at_least: Duration::ZERO,
         ..*options
     };
     let mut held = Vec::with_capacity(names.len());
-    // Each wait begins when its turn comes, and all end by one deadline.
+    // Each wait begins when the lock's turn comes, and all end by one deadline.
     let entered = mine_first(session, names).into_iter().try_for_each(|name| {
         held.push(session.enter(name.into(), each, stop, whole.deadline)?);
         Ok(())
@@ -55,15 +55,15 @@ pub(crate) fn enter(
     Ok(held)
 }
 
-/// What this thread has already comes first: if it is lost, nothing is to be sent.
+/// Locks that this thread already has come first: if one is lost, nothing must be sent.
 fn mine_first<'a>(session: &Session, names: &[&'a str]) -> Vec<&'a str> {
     let mut names = names.to_vec();
     names.sort_by_key(|name| thread_map::find(session.id, *name).is_none());
     names
 }
 
-/// One of these locks may have been lost while this thread waited for another one. If this call had
-/// taken it, no work was done under it, and the same call may succeed.
+/// One of these locks may have been lost while this thread waited for another. If this call had
+/// taken it, no work was done under it, and the same call may succeed if repeated.
 fn have_all(held: &[Rc<Held>], entered: Result<(), Error>, now: Moment) -> Result<(), Error> {
     let Some(lost) = held.iter().find(|one| !one.hold.is_valid(now)) else {
         return entered;
@@ -83,8 +83,9 @@ fn have_all(held: &[Rc<Held>], entered: Result<(), Error>, now: Moment) -> Resul
     })
 }
 
-/// Takes one guard off each of these holds, and releases those that have no other, together: by the
-/// deadline, or else within the time of an answer. The results have the order of `held`.
+/// Takes one guard off each of these holds, and releases together those that have no other guard:
+/// by the deadline, or within the response timeout if there is none. The results have the order of
+/// `held`.
 pub(crate) fn leave_all(
     session: &Session,
     held: &[Rc<Held>],
@@ -106,8 +107,8 @@ pub(crate) fn leave_all(
     all.into_iter().map(finish).collect()
 }
 
-/// Gives back locks that this thread has just taken and must not have, because of `error`. A lock
-/// that was to be kept is not: nobody has done what it is kept for.
+/// Gives back locks that this thread has just taken and must not have, because of `error`. Even a
+/// lock that was to be kept is not: nobody has done the work for which it would be kept.
 fn undo(session: &Session, held: &[Rc<Held>], error: &Error, deadline: Moment) {
     let new = held.iter().filter(|one| one.hold.depth() == 1);
     new.for_each(|one| one.hold.keep_nothing());
@@ -115,8 +116,8 @@ fn undo(session: &Session, held: &[Rc<Held>], error: &Error, deadline: Moment) {
     given_back.for_each(|it| log_undone(error, it));
 }
 
-/// Sends the first tries of these releases, those for each node in one round trip. What goes out
-/// alone is left out: what has a claim behind it, and what is kept.
+/// Sends the first tries of these releases, those for each node in one round trip. Releases that
+/// must be sent alone are left out: those that a claim follows, and those of kept locks.
 fn delete_all<'e, 'a: 'e>(
     store: &Store,
     all: impl Iterator<Item = &'e mut Release<'a>>,
@@ -154,7 +155,7 @@ fn delete_all<'e, 'a: 'e>(
     }
 }
 
-/// The deadline of one step of several: a silent node leaves a quarter of the time to the others.
+/// The deadline of one of several steps: a silent node leaves a quarter of the time to the others.
 fn share(deadline: Moment, others_follow: bool) -> Moment {
     let now = Moment::now();
     if others_follow {

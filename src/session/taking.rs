@@ -1,5 +1,4 @@
-//! The steps of a thread that takes a lock: whether it may, the token, the wait, the turn, the
-//! hold.
+//! The steps of taking a lock: whether the thread may, the token, the wait, the turn, the hold.
 
 use std::sync::Arc;
 
@@ -21,7 +20,7 @@ use crate::waiting::place::NoTurn;
 use crate::waiting::queues::{Joined, Turn};
 use crate::waiting::wait::{OfManager, Wait};
 
-/// What a thread takes that does not hold it.
+/// The taking of a lock or slot that the thread does not hold yet.
 pub(super) struct Taking<'a> {
     session: &'a Session,
     pub(super) key: Key,
@@ -78,7 +77,7 @@ impl<'a> Taking<'a> {
         })
     }
 
-    /// Has the writer who holds this gate wait until no reader is left.
+    /// Makes the writer that holds this gate wait until no reader is left.
     pub(super) fn until_no_reader(
         session: &'a Session,
         gate: &Held,
@@ -99,7 +98,8 @@ impl<'a> Taking<'a> {
         };
         let wait = taking.wait(patience);
         let until_free = || {
-            // Only who has the gate comes here, but one may have lost it and not know that yet.
+            // Only a thread that has the gate comes here, but it may have lost the gate without
+            // knowing that yet.
             let claim = Claim {
                 token: Arc::clone(&gate.hold.token),
                 lease: gate.hold.lease(),
@@ -126,12 +126,12 @@ impl<'a> Taking<'a> {
             Ok(turn) => turn.ends(wait),
             Err(error) => return Err(wait.fails(error)),
         }
-        // The answer may have taken longer than the lease, or than that of a lock around this one.
+        // The answer may have taken longer than this lease, or than that of an outer lock.
         gate.hold.check(Moment::now())?;
         thread_map::still_has_outer(gate)
     }
 
-    /// A claim with a token that nobody has used yet. It is drawn before the turn comes: the thread
+    /// A claim with a token that nobody has used yet. It is made before the turn comes: the thread
     /// in front may send the claim with its release.
     pub(super) fn fresh_claim(&self) -> Result<Claim, Error> {
         let counter = self.options.fenced.then(|| self.key.counter());
@@ -166,7 +166,7 @@ impl<'a> Taking<'a> {
         wait: &Wait<'_>,
     ) -> Result<Option<(Turn, Taken)>, Error> {
         let (queues, name) = (&self.session.core.queues, self.key.name());
-        // A writer who reads must not wait behind a reader, who waits for that writer.
+        // A writer that reads must not wait behind a reader that waits for that writer.
         let is_alone = wait.patience.once || self.gate.is_some();
         if self.key.slots().is_empty() || !is_alone && queues.somebody_waits(name) {
             return Ok(None);
@@ -212,7 +212,7 @@ impl<'a> Taking<'a> {
         })
     }
 
-    /// What an acquisition of the thread that has the turn uses.
+    /// The context for an acquisition by the thread that has the turn.
     pub(super) fn context<'w>(&'w self, wait: &'w Wait<'w>, lease: Lease) -> AcquireContext<'w> {
         AcquireContext {
             core: &self.session.core,
@@ -224,7 +224,7 @@ impl<'a> Taking<'a> {
         }
     }
 
-    /// The new hold, of the lock or of one slot. Its thread has waited since it `began`.
+    /// The new hold on the lock or on one slot. Its thread has been waiting since it `began`.
     pub(super) fn hold(self, taken: Taken, began: Moment) -> Hold {
         let counters = &self.session.core.counters;
         let Taken { token, number, at } = taken;
@@ -238,6 +238,6 @@ impl<'a> Taking<'a> {
 }
 
 fn behind_an_outage(words: Option<&str>) -> Failure {
-    let front = "the thread in front of it in the queue has no answer";
+    let front = "the thread in front of it in the queue got no answer";
     Failure::NotSent(words.map_or_else(|| front.into(), |words| format!("{front}: {words}").into()))
 }

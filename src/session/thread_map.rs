@@ -1,5 +1,5 @@
-//! What this thread holds, and how deep. A `thread_local!` map leads from the key's name to the
-//! hold. The hold has the depth; only its thread writes it.
+//! The locks that this thread holds, and how deep. A `thread_local!` map leads from the key's name
+//! to the hold. The hold has the depth; only its thread writes it.
 
 use std::cell::{Cell, RefCell};
 use std::mem;
@@ -17,15 +17,15 @@ use crate::hold::Hold;
 use crate::waiting::queues::Turn;
 use crate::waiting::waiter::{self, HeldBy};
 
-/// The most guards of one lock that one thread may have. A million are a leak, not a design, and
+/// The most guards of one lock that one thread may have. A million is a leak, not a design, and
 /// with this limit the count never wraps.
 const MAX_DEPTH: u32 = 1 << 20;
 
 per_thread! {
-    /// The holds of this thread, by the name of their key.
+    /// The holds of this thread, by key name.
     ///
     /// No function here runs other code while the map is borrowed: a destructor that takes or
-    /// releases a lock would borrow the map again, and panic. When the thread ends, the map is
+    /// releases a lock would borrow the map again, and panic. When the thread exits, the map is
     /// dropped: each turn goes to the next waiter, and nothing is sent to Redis.
     static HOLDS: RefCell<Holds> = RefCell::default();
 }
@@ -40,7 +40,7 @@ type Holds = HashMap<Arc<str>, Vec<HeldEntry>>;
 
 /// A hold in the thread's map, with its turn in the process's queue.
 ///
-/// The guards share the hold and not the turn, so the turn ends with the thread even if a guard was
+/// The guards share the hold but not the turn, so the turn ends with the thread even if a guard was
 /// forgotten.
 struct HeldEntry {
     manager: u64,
@@ -55,8 +55,8 @@ impl Drop for HeldEntry {
         if let Some(turn) = self.turn.take() {
             if self.held.hold.owner.pid != process::id() {
                 // The rest locks the queue and, in memory, the keys. If another thread of the
-                // parent had one of them locked at the fork, the copy of a forked child stays
-                // locked for ever, and the child would not end.
+                // parent had one of them locked at the fork, a forked child's copy stays locked
+                // forever, and the child would not exit.
                 mem::forget(turn);
                 return;
             }
@@ -69,10 +69,10 @@ impl Drop for HeldEntry {
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) hold: Arc<Hold>,
-    /// The thread's count of such entries. What has a lower one is around this: a hold that was
-    /// attached may be older than one that is around it.
+    /// The thread's count of such entries. A hold with a lower one is outside this one: a hold that
+    /// was attached may be older than one outside it.
     pub(crate) entered: u64,
-    /// A writer who has the gate waits for readers. It has no guard yet.
+    /// A writer that has the gate waits for readers. It has no guard yet.
     pub(crate) is_waiting: Cell<bool>,
     pub(crate) span: Span,
 }
@@ -87,7 +87,7 @@ impl Held {
     }
 
     /// Takes the hold out of the map, whatever its depth. Returns its turn. `None` if the thread is
-    /// ending, and the map is gone.
+    /// exiting, and the map is gone.
     pub(crate) fn take_out(self: &Rc<Held>) -> Option<Turn> {
         with(|holds| {
             let name = self.hold.key.name();
@@ -117,8 +117,8 @@ pub(crate) fn find<'a>(manager: u64, name: impl Into<Name<'a>>) -> Option<Rc<Hel
     })?
 }
 
-/// Re-enters the lock, if the options allow that. `None` if this thread does not hold it.
-/// With `Err`, the depth stays as it is.
+/// Re-enters the lock, if the options allow that. `None` if this thread does not hold it. On error,
+/// the depth stays as it is.
 pub(crate) fn reenter<'a>(
     manager: u64,
     name: impl Into<Name<'a>>,
@@ -164,7 +164,7 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
         held: Rc::clone(&held),
         turn: Some(turn),
     };
-    // If the thread is ending, the turn is dropped, and the hold lasts as long as its lease.
+    // If the thread is exiting, the turn is dropped, and the hold lasts as long as its lease.
     with(|holds| {
         holds
             .entry(Arc::clone(held.hold.key.name()))
@@ -174,7 +174,7 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     held
 }
 
-/// What this thread holds, through all managers, the oldest first.
+/// The locks that this thread holds through all managers, the oldest first.
 pub(crate) fn held() -> Vec<HeldBy> {
     let all = with(|holds| {
         let all = holds
@@ -194,8 +194,8 @@ pub(crate) fn names() -> Vec<String> {
     waiter::names(held())
 }
 
-/// Returns an error if this thread has lost a lock, and still has guards of it, whose hold came
-/// before the one on `key`, which was `entered` then.
+/// Returns an error if this thread has lost a lock whose hold came before the one on `key` (which
+/// has the count `entered`), and still has guards of it.
 pub(crate) fn check_around(entered: u64, key: &str, now: Moment) -> Result<(), Error> {
     let lost = with(|holds| {
         holds
@@ -214,14 +214,14 @@ pub(crate) fn check_around(entered: u64, key: &str, now: Moment) -> Result<(), E
     })
 }
 
-/// `None` if the thread is ending and the map is gone.
+/// `None` if the thread is exiting and the map is gone.
 fn with<T>(use_holds: impl FnOnce(&mut Holds) -> T) -> Option<T> {
     HOLDS
         .try_with(|holds| use_holds(&mut holds.borrow_mut()))
         .ok()
 }
 
-/// Returns an error if this thread has lost a lock around this hold.
+/// Returns an error if this thread has lost a lock outside this hold.
 pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
     check_around(held.entered, held.hold.key.name(), Moment::now())
 }
@@ -347,13 +347,13 @@ mod tests {
         assert_eq!(lost(u64::MAX).as_deref(), Some("two"));
         let around = [&one, &two, &three].map(|held| lost(held.entered).is_some());
         assert_eq!(around, [false, false, true]);
-        // It is handed over to this thread again, and then inside of the others.
+        // It is handed over to this thread again, and is then inside the others.
         let turn = two.take_out().expect("it was entered");
         assert_eq!(lost(u64::MAX), None);
         let two = enter(1, Arc::clone(&two.hold), turn);
         assert_eq!((lost(three.entered), lost(two.entered)), (None, None));
         drop_last_guard(&two);
-        // By the clock alone, in the middle of time for which all was well.
+        // It is lost by the clock alone: just before its end, all is still well.
         three
             .hold
             .set_lease(Lease::new(Duration::from_secs(1)), Moment::now());

@@ -1,4 +1,4 @@
-//! What a program does with a held lock: extend its lease, and ask whether Redis still has it.
+//! Operations on a held lock: extending its lease, and asking whether Redis still has it.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use crate::session::thread_map::{self, Held};
 use crate::store::{Failure, Seen};
 
 impl Session {
-    /// Re-enters a lock that this thread holds, and no other. `None` if it cannot trust the hold.
+    /// Re-enters a lock only if this thread holds it. `None` if it does not, or cannot trust the
+    /// hold.
     pub(crate) fn current(&self, name: Name<'_>) -> Option<Rc<Held>> {
         let now = Moment::now();
         self.core.own_process(now).ok()?;
@@ -50,16 +51,16 @@ impl<'a> Upkeep<'a> {
         self.held.iter().map(|held| &held.hold)
     }
 
-    /// Has Redis renew the holds now, whatever is left of their leases, and makes sure that they
-    /// can be trusted for `span` then.
+    /// Renews the holds now, however much is left of their leases, and makes sure that they can be
+    /// trusted for `span` afterwards.
     pub(crate) fn confirm(self, span: Duration) -> Result<(), Error> {
         self.check("confirm", span)?;
         self.renew_for(span)
     }
 
     /// Makes sure that the holds can be trusted for `span`. If the lease of one ends sooner, renews
-    /// all of them now: another that has just enough left would have too little when the answers
-    /// come.
+    /// all of them now: another hold that has just enough left would have too little when the
+    /// answers come.
     pub(crate) fn ensure(self, span: Duration) -> Result<(), Error> {
         self.check("ensure", span)?;
         match self.ends_before(span) {
@@ -95,7 +96,7 @@ impl<'a> Upkeep<'a> {
         })
     }
 
-    /// Has the keeper renew the holds now, and waits for all answers.
+    /// Makes the keeper renew the holds now, and waits for all answers.
     pub(super) fn renew(self) -> Result<(), Error> {
         let Session { core, keeper, .. } = self.session;
         self.holds()
@@ -106,7 +107,7 @@ impl<'a> Upkeep<'a> {
         keeper.ask_to_renew(&asked)?;
         asked.into_iter().try_for_each(|(hold, deadline)| {
             let renewed = keeper.renewed(hold, deadline);
-            // A loss says more than the reason for which the renewal failed.
+            // A loss says more than the reason why the renewal failed.
             hold.check(Moment::now())?;
             renewed.map_err(|failure| self.not_renewed(hold, failure))
         })
@@ -116,17 +117,17 @@ impl<'a> Upkeep<'a> {
         self.session.call_failed("renewing", &hold.key, failure)
     }
 
-    /// Gives the holds another lease, from now on.
+    /// Gives the holds a new lease, from now on.
     pub(crate) fn set_lease(self, lease: Duration) -> Result<(), Error> {
         let Session { core, keeper, .. } = self.session;
         check_lease("set_lease", lease, core.settings.max_lease)?;
         for hold in self.holds() {
             self.session.trust(hold)?;
-            check_limit(hold, hold.first_lease)?; // No lease is shorter for this.
+            check_limit(hold, hold.first_lease)?; // The limit does not make any lease shorter.
             let (new, now) = (Lease::new(lease), Moment::now());
             if hold.limit_of(new, now).is_some() {
                 let reason =
-                    "`max_hold` does not leave so much time: a shorter lease extends the hold";
+                    "`max_hold` does not leave that much time: a shorter lease extends the hold";
                 return Err(invalid_option("set_lease", lease, reason));
             }
             hold.set_lease(new, now);
@@ -150,9 +151,10 @@ impl<'a> Upkeep<'a> {
         let cause = match seen {
             Seen::Somebody(holder) if *holder.raw == *hold.token => {
                 // If the server's clock has stepped, the key may expire earlier than the lease that
-                // was sent. Redis measured the time left between the question and its answer. So
-                // that is certain if the key ends too early even counted from the answer: a slow
-                // answer alone is no loss. Then the time left counts from the question.
+                // was sent. Redis measured the time left between the question and its answer. So an
+                // early end is certain if the key ends too early even when counted from the answer:
+                // a slow answer alone is not a loss. In that case, the time left counts from the
+                // question.
                 let left = holder.remaining.map(Lease::new);
                 if let Some(left) = left.filter(|left| left.valid_until(answered) < known) {
                     hold.shorten_to(left.valid_until(sent));

@@ -1,5 +1,5 @@
-//! How many other processes want the same lock, and for how long a waiter sleeps because of them
-//! before it asks. (A *look* is an attempt: one question to Redis.)
+//! How many other processes want the same lock, and how long a waiter sleeps because of them before
+//! it asks. (A *look* is an attempt: one question to Redis.)
 //!
 //! *A waiter estimates its rivals from the last holders it saw: few repeats mean many rivals.
 //! Before each look it sleeps about three and a half looks' time per rival, less what it has slept
@@ -7,16 +7,17 @@
 //!
 //! Redis wakes all waiters of a key at once. If each of them looked at once, every release would
 //! cost as many commands as there are waiters, and Redis would serve the losers while the next
-//! holder waits for its answer. So they spread their looks: the more they are, the further. A
-//! waiter needs no speed to win: one that lost has slept already, and sleeps less next time.
+//! holder waits for its answer. So they spread their looks: the more waiters there are, the further
+//! apart. A waiter does not need speed to win: one that lost has slept already, and sleeps less
+//! next time.
 //!
 //! The estimate is that of a mark-recapture census (Schnabel's, with samples of one): repeats among
-//! the last sightings tell how many rivals there are. `many` sightings of `kinds` different
-//! processes have `many - kinds` repeats, and mean about `kinds * many / (2 * repeats)` rivals. The
-//! added `1` in the divisor keeps the estimate finite if there are no repeats.
+//! the last sightings show how many rivals there are. `many` sightings of `kinds` different
+//! processes have `many - kinds` repeats, and suggest about `kinds * many / (2 * repeats)` rivals.
+//! The added `1` in the divisor keeps the estimate finite if there are no repeats.
 //!
-//! The figures at the constants are those of the simulation in this file's tests. Processes *lose*
-//! turns if they have fewer in the same time than processes that look at once.
+//! The figures given with the constants come from the simulation in this file's tests. Processes
+//! *lose* turns if they have fewer in the same time than processes that look at once.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
@@ -31,38 +32,38 @@ use crate::base::owner::holder::Holder;
 const SIGHTINGS: usize = 16;
 
 /// How many sightings are forgotten when the first look finds the lock free, since rivals may have
-/// left. With 2, four processes with short holds lose 14 % of their turns instead of 9; with 8, the
-/// longest waits of ten processes are half as long again.
+/// left. With 2, four processes with short holds lose 14 % of their turns instead of 9 %; with 8,
+/// the longest waits of ten processes are one and a half times as long.
 const FORGOTTEN: usize = 4;
 
 /// How long a rival's turn takes, apart from its hold, as a multiple of the time of one look: its
-/// own look, its release, and a waiter's way to Redis. With half of this, four hundred processes
+/// own look, its release, and a waiter's trip to Redis. With half of this, four hundred processes
 /// ask 72 times a turn; with twice as much, two processes with short holds lose a sixth of their
 /// turns instead of a twentieth.
 const LOOKS: f64 = 3.5;
 
 /// The least part of the full sleep that a waiter sleeps before each look, even if it has slept its
 /// full time already. If such waiters looked at once, more and more of them would ask a slow Redis
-/// more and more often. With an eighth, ten processes lose 14 % of their turns instead of 8; with a
-/// 32nd, four hundred ask 54 times a turn.
+/// more and more often. With an eighth, ten processes lose 14 % of their turns instead of 8 %; with
+/// a 32nd, four hundred ask 54 times a turn.
 const LATE: f64 = 1.0 / 16.0;
 
 /// The chance that a waiter that knows one rival looks at once, except at the start of its wait. If
 /// it never did, two processes would lose a tenth of their turns instead of 3 %; if it always did,
-/// two would take turns for ever, and a third would have none.
+/// two would take turns forever, and a third would get none.
 const AT_ONCE: f64 = 0.75;
 
-/// The longest sleep before a look, so that a Redis that was slow once does not keep a waiter for
-/// long. A quarter of this, or four times as much, does as well.
+/// The longest sleep before a look, so that a Redis that was slow once does not hold a waiter up
+/// for long. A quarter of this, or four times as much, does as well.
 const LONGEST: Duration = Duration::from_millis(250);
 
 /// A process that saw no other for this long counts as alone. A process that did not want the key
 /// for this long forgets the rivals it had. (If that time counted from the last sighting, a process
 /// would forget its rivals during each long hold of its own. It would then look at once, and get
-/// the lock before all that wait.)
+/// the lock before all those that wait.)
 const MEMORY: Duration = Duration::from_secs(1);
 
-/// What a process has seen of its rivals for one key, and how it waits for that key.
+/// A process's observations of its rivals for one key, and how it waits for that key.
 #[derive(Debug, Default)]
 pub(crate) struct Contention {
     /// The processes that it saw holding the lock, each as a hash. The latest comes last.
@@ -76,7 +77,7 @@ pub(crate) struct Contention {
     look: Option<Duration>,
     /// How long it has slept in this wait.
     slept: Duration,
-    /// No look of this wait was made yet.
+    /// There has been no look in this wait yet.
     is_new: bool,
     /// It has seen another process in this wait.
     met: bool,
@@ -111,7 +112,7 @@ impl Contention {
         nap
     }
 
-    /// The sleep before the first look was left out.
+    /// The sleep before the first look was skipped.
     pub(crate) fn skip(&mut self) {
         self.slept = Duration::ZERO;
     }
@@ -140,8 +141,8 @@ impl Contention {
         self.met = true;
     }
 
-    /// True if no other process was seen for [`MEMORY`], so perhaps none wants the lock. (The
-    /// estimate alone does not tell that: it drops with each first look that finds the lock free.)
+    /// True if no other process has been seen for [`MEMORY`], so perhaps none wants the lock. (The
+    /// estimate alone does not show that: it drops with each first look that finds the lock free.)
     pub(crate) fn is_alone(&self, now: Moment) -> bool {
         self.last_seen.is_none_or(|seen| now.since(seen) > MEMORY)
     }
@@ -160,7 +161,7 @@ impl Contention {
         self.ended = Some(now);
     }
 
-    /// How many other processes want the lock, as far as was seen.
+    /// How many other processes want the lock, as far as this process has seen.
     #[expect(clippy::cast_precision_loss, reason = "sixteen at most")]
     pub(crate) fn contention(&self) -> f64 {
         if self.seen.is_empty() {
@@ -175,7 +176,7 @@ impl Contention {
 
 /// The process that holds the lock, as a hash. All of its threads are one rival. All holders whose
 /// values this crate did not write are one rival, too: most libraries write a new value each time,
-/// so the values do not tell how many processes there are.
+/// so the values do not show how many processes there are.
 fn process_of(holder: &Holder) -> u64 {
     let mut hash = DefaultHasher::new();
     // Containers may share a host name, and each be process 1. The beginning of the nonce differs.
@@ -280,7 +281,7 @@ mod tests {
         let naps: Vec<_> = iter::repeat_with(|| contention.nap(|| 0.0).as_micros())
             .take(4)
             .collect();
-        // Four rivals, 3.5 ms each, and the lower end of what is drawn.
+        // Four rivals, 3.5 ms each, and the smallest number that can be drawn.
         assert_eq!(naps, [7000, 3500, 1750, 875]);
         assert_eq!(
             iter::repeat_with(|| contention.nap(|| 1.0).as_micros())
@@ -343,7 +344,7 @@ mod tests {
     }
 
     /// A simulation of many processes and one key. All times are in microseconds. A message takes
-    /// `ONE_WAY` over the network. Redis does one thing after the other: a command takes `COMMAND`,
+    /// `ONE_WAY` over the network. Redis does one thing after another: a command takes `COMMAND`,
     /// an invalidation `NOTICE`. A process that gets a message needs `WAKE` to run. Unless `once`
     /// is set, a process wants the lock again as soon as it has released it.
     struct Herd {
@@ -379,7 +380,7 @@ mod tests {
         name: Holder,
         began: u64,
         asked: u64,
-        /// How long it has had the lock without meeting anybody.
+        /// How long it has had the lock without meeting any other process.
         run: u64,
     }
 
@@ -526,7 +527,7 @@ mod tests {
 
     #[test]
     fn no_process_starves_and_little_is_lost_however_many_take_turns() {
-        // Processes, and for how long each of them has the lock.
+        // The number of processes, and how long each of them has the lock.
         for (processes, hold) in [
             (2, 40),
             (10, 40),
@@ -557,7 +558,8 @@ mod tests {
             .run(until);
             assert!(100 * herd.turns.len() >= 85 * at_once.turns.len(), "{told}");
             assert!(longest <= 30 && fewest > 0, "{told}");
-            // During a long hold, every waiter looks. That is no harm, since Redis has time for it.
+            // During a long hold, every waiter looks. That does no harm, since Redis has time for
+            // it.
             let most = if hold > 1000 {
                 u64::from(processes) + 2
             } else {

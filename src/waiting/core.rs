@@ -1,4 +1,4 @@
-//! What all threads of a manager share: the store, the queues, the listeners, the counts.
+//! The state that all threads of a manager share: the store, the queues, the listeners, the counts.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::store::Store;
 use crate::waiting::queues::WaitQueues;
 use crate::wakeups::listeners::Listeners;
 
-/// The parts of a manager that its threads use, whatever they do: they take locks, give them back,
-/// or keep what is held.
+/// The parts of a manager that all of its threads use: those that take locks, give them back, or
+/// keep them.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) identity: Identity,

@@ -1,15 +1,16 @@
-//! What ends the wait of a thread that holds locks: a deadlock within the process, through any of
-//! its managers, or the loss of what it holds.
+//! Reasons to end the wait of a thread that holds locks: a deadlock within the process, through any
+//! of its managers, or the loss of one of these locks.
 //!
-//! A thread waits for one lock at a time, and a lock has one holder. (Of several slots, each may be
-//! the next one that is free. So a wait for a slot proves nothing.) So the question "for whom does
-//! that thread wait" has one answer at most, and a walk from thread to thread either ends or comes
-//! back to where it began. The thread that closes such a cycle finds it, because all others of the
-//! cycle are in their queues already. Of all these waits, the one that would end first fails in any
-//! case, so it ends now, and the others go on. Without limits, the wait that closes the cycle ends.
+//! A thread waits for one lock at a time, and a lock has one holder. (Any of several slots may be
+//! the next to become free, so a wait for a slot proves nothing.) So the question "for whom does
+//! that thread wait" has at most one answer, and a walk from thread to thread either ends or comes
+//! back to where it began. The thread that closes such a cycle finds it, because all others in the
+//! cycle are in their queues already. Of all these waits, the one that would end first would fail
+//! in any case, so it ends now, and the others go on. Without limits, the wait that closes the
+//! cycle ends.
 //!
-//! Only a thread that holds locks can be part of a cycle. So a thread that holds none, and a thread
-//! that does not sleep, pay nothing.
+//! Only a thread that holds locks can be part of a cycle. So a thread that holds none, or that does
+//! not sleep, pays nothing.
 //!
 //! The walk leaves out holds that are lost as far as this process knows. A hold that will be lost
 //! later excuses nothing: its thread would go on without its lock.
@@ -27,14 +28,14 @@ use crate::waiting::table::Table;
 use crate::waiting::waiter::{Blocked, HeldBy, Waiter};
 
 /// The queues of all managers, each with its process: a forked child must not lock those of its
-/// parent. Locked before the table of any manager, and never while one is locked.
+/// parent. This is locked before the table of any manager, and never while one is locked.
 static MANAGERS: PerProcess<Mutex<Vec<Manager>>> =
     PerProcess::new(Mutex::new(Vec::new()), Mutex::default);
 
 /// The process of a manager, and its queues.
 type Manager = (u32, Weak<Mutex<Table>>);
 
-/// Has the walks read these queues, too.
+/// Makes the walks read these queues, too.
 pub(super) fn enroll(queues: &Arc<Mutex<Table>>) {
     MANAGERS.with(|managers| {
         let mut managers = managers.lock();
@@ -56,7 +57,7 @@ pub(crate) fn wake_holders(lost: &Hold) {
     }
 }
 
-/// Ends a wait of each cycle that these waits close. The caller holds no mutex.
+/// Ends one wait in each cycle that these waits close. The caller holds no mutex.
 pub(crate) fn end_cycles(are_new: impl Fn(&WaitingHolder) -> bool) {
     let ended: Vec<_> = MANAGERS.with(|managers| {
         let managers = managers.lock(); // Two threads that close one cycle end one wait.
@@ -70,8 +71,8 @@ pub(crate) fn end_cycles(are_new: impl Fn(&WaitingHolder) -> bool) {
     }
 }
 
-/// Ends a wait of the cycle that this thread closes, if it closes one: it has just been entered in
-/// its queue. The caller holds no mutex.
+/// Ends one wait in the cycle that this thread closes, if it closes one: it has just been entered
+/// in its queue. The caller holds no mutex.
 pub(super) fn end_cycles_of(me: &Waiter) {
     if let Some(me) = &me.blocked {
         end_cycles(|it| Arc::ptr_eq(&it.blocked, me));
@@ -83,7 +84,7 @@ pub(crate) struct WaitingHolder {
     pub(super) thread: Owner,
     pub(super) deadline: Moment,
     pub(super) blocked: Arc<Blocked>,
-    /// The token that Redis named last as the holder's.
+    /// The token that Redis last named as the holder's.
     pub(crate) seen: Option<String>,
 }
 
@@ -111,7 +112,7 @@ impl WaitingHolder {
         })
     }
 
-    /// True if this thread holds what the other one wants.
+    /// True if this thread holds the lock that the other one wants.
     fn holds_for(&self, other: &WaitingHolder, now: Moment) -> bool {
         let (wanted, name) = &other.blocked.wants;
         let is_wanted = |(manager, hold): &HeldBy| {
@@ -122,8 +123,8 @@ impl WaitingHolder {
     }
 }
 
-/// Ends a wait of the cycle that begins with this one, if there is a cycle: the wait that would end
-/// first, or else this one. Returns it.
+/// Ends one wait in the cycle that begins with this one, if there is a cycle: the wait that would
+/// end first, or else this one. Returns it.
 fn end_cycle<'a>(
     waits: &'a [WaitingHolder],
     first: &'a WaitingHolder,
@@ -133,8 +134,8 @@ fn end_cycle<'a>(
     loop {
         let at = cycle.last()?;
         let next = waits.iter().find(|it| it.holds_for(at, now))?;
-        // A wait that ends already opens the cycle. A walk that is longer than the list has come
-        // into a cycle that leads past `first`.
+        // A wait that is already ending breaks the cycle. A walk that is longer than the list has
+        // entered a cycle that does not include `first`.
         if next.blocked.cycle.get().is_some() || cycle.len() > waits.len() {
             return None;
         }
@@ -200,7 +201,7 @@ mod tests {
         Some(cycle.iter().map(shown).collect())
     }
 
-    /// The keys of that cycle.
+    /// The keys of the cycle that [`closed`] returns.
     fn keys(waits: &[WaitingHolder]) -> Option<Vec<String>> {
         Some(closed(waits)?.into_iter().map(|(_, key)| key).collect())
     }
@@ -262,7 +263,7 @@ mod tests {
     fn of_a_cycle_the_wait_ends_that_would_end_first() {
         let now = Moment::now();
         let [sooner, later] = [1, 2].map(|minutes| now.after(minutes * MINUTE));
-        // The deadline of the first wait, that of the closer, and which of them ends.
+        // The deadline of the first wait, that of the closing wait, and which of them ends.
         for (other, mine, ends) in [
             (Moment::NEVER, Moment::NEVER, 2),
             (Moment::NEVER, sooner, 2),

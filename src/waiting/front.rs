@@ -14,26 +14,26 @@ use crate::waiting::past::Past;
 use crate::waiting::patience::{Silence, WithoutExpiry};
 use crate::waiting::waiter::Waiter;
 
-/// Who has the turn: a thread that talks to Redis, or one that holds the lock.
+/// The thread that has the turn: it talks to Redis, or holds the lock.
 #[derive(Debug)]
 pub(super) struct Front {
-    /// Tells turns apart. A turn that was passed over must not end its successor.
+    /// Distinguishes turns. A turn that was passed over must not end its successor.
     pub(super) number: u64,
     pub(super) started: Moment,
     /// The thread, while it waits: its turn has come, or it sleeps, and it has no hold yet.
     pub(super) waiter: Option<Arc<Waiter>>,
     pub(super) hold: Option<Arc<Hold>>,
-    /// The turn is about to end, so the next thread may stay awake for that.
+    /// The turn is about to end, so the next thread may stay awake for it.
     pub(super) ending: bool,
-    /// The release is under way, with the claim of the next thread. No thread may take the turn
-    /// meanwhile.
+    /// The release is in progress, with the next thread's claim. No thread may take the turn in the
+    /// meantime.
     pub(super) handing_off: bool,
     pub(super) budget: HandoffBudget,
     /// The turn was handed off to the waiter, which has not started it yet.
     pub(super) handed: Option<HandoffOutcome>,
 }
 
-/// What the thread in front may do, and no thread whose turn was passed over.
+/// The actions of the thread in front, which a thread whose turn was passed over must not do.
 pub(super) struct InFront<'a> {
     pub(super) front: &'a mut Front,
     pub(super) waiting: &'a VecDeque<Arc<Waiter>>,
@@ -44,19 +44,19 @@ pub(super) struct InFront<'a> {
 }
 
 impl InFront<'_> {
-    /// For how long the front leaves the lock to other processes before it asks again.
+    /// How long the front leaves the lock to other processes before it asks again.
     pub(super) fn nap(&mut self) -> Duration {
         self.past.contention.nap(fraction)
     }
 
-    /// The front is about to sleep, as this waiter, or (`None`) waits no more. True if it has not
+    /// The front is about to sleep, as this waiter, or (`None`) no longer waits. True if it has not
     /// waited before.
     pub(super) fn waits_as(&mut self, waiter: Option<&Arc<Waiter>>) -> bool {
         mem::replace(&mut self.front.waiter, waiter.cloned()).is_none()
     }
 
-    /// The front has learned from Redis who has the lock. Asking took the time `took`. True if it
-    /// is another holder than before.
+    /// The front has learned from Redis who has the lock. Asking took the time `took`. True if the
+    /// holder is not the same as before.
     pub(super) fn saw(
         &mut self,
         holder: &Holder,
@@ -105,7 +105,7 @@ impl InFront<'_> {
         self.answered();
     }
 
-    /// The front is about to ask Redis. This is noted first, because there may never be an answer.
+    /// The front is about to ask Redis. This is noted first, because an answer may never come.
     pub(super) fn asks(&mut self, now: Moment) {
         self.silence.get_or_insert_with(|| Silence::new(now));
     }
@@ -122,12 +122,12 @@ impl InFront<'_> {
         self.tell_tries();
     }
 
-    /// The release of the turn begins. Returns the waiter whose claim is to be sent behind the
+    /// The release of the turn begins. Returns the waiter whose claim is to be sent after the
     /// release, if any.
     ///
     /// No claim is sent if the budget is spent, as it always is with a `limit` of zero, or if the
-    /// waiter tries only once, or may have given up by `answer_by`, when the answer comes at the
-    /// latest.
+    /// waiter tries only once, or if it may have given up by `answer_by`, the latest time for the
+    /// answer.
     pub(super) fn begin_release(
         &mut self,
         limit: Duration,

@@ -1,6 +1,6 @@
-//! The hand-off of a lock from one thread of the process to the next, and the budget of time for
-//! which a process may keep a lock to itself. (`queue` decides by it when to hand off, and when to
-//! leave the lock free.)
+//! The hand-off of a lock from one thread of the process to the next, and the time budget for which
+//! a process may keep a lock to itself. (By this budget, `queue` decides when to hand off, and when
+//! to leave the lock free.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use crate::base::clock::Moment;
 use crate::base::options::Lease;
 use crate::store::{Goal, Wanted};
 
-/// What a waiting thread wants Redis to store: a token, and for how long. The thread in front may
-/// send this claim behind its own release. `counter` is the key of the lock's counter, if the hold
-/// is to have a fencing token.
+/// A request that Redis store a waiting thread's token for the time of a lease. The thread in front
+/// may send this claim after its own release. `counter` is the key of the lock's counter, if the
+/// hold is to have a fencing token.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) token: Arc<str>,
@@ -32,7 +32,7 @@ impl Claim {
     }
 }
 
-/// What became of a claim that the thread in front was to send.
+/// The outcome of a claim that the thread in front was to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandoffOutcome {
     /// It was not sent, or another process had the lock: the token is not in Redis.
@@ -43,19 +43,19 @@ pub(crate) enum HandoffOutcome {
         answered: Moment,
         fence: Option<u64>,
     },
-    /// It was sent at this moment, and there was no answer: Redis may have stored it, or may still
-    /// do so. The token must not be used again, and has to be deleted.
+    /// It was sent at this moment, and there was no answer: Redis may have stored the token, or may
+    /// still do so. The token must not be used again, and has to be deleted.
     Unanswered { sent: Moment },
 }
 
 /// If a lock was free for this long after a turn, other processes could have taken it.
 const LONG_FREE: Duration = Duration::from_millis(1);
 
-/// For how long a process has had a lock, in consecutive turns that left other processes no chance.
+/// How long a process has had a lock, in consecutive turns that left other processes no chance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HandoffBudget {
     /// The moment from which the held time counts: when the first of these turns took the lock,
-    /// moved forward by the time in which the lock was free or being released.
+    /// moved forward by the time during which the lock was free or being released.
     since: Moment,
     /// When the process began to release the lock, or began to be without it. `None` while the
     /// process holds the lock.
@@ -80,7 +80,8 @@ impl HandoffBudget {
         }
     }
 
-    /// The process has the lock now. True if the lock was free before, or another process had it.
+    /// The process has the lock now. True if the lock was free before, or if another process had
+    /// it.
     pub(crate) fn acquired(&mut self, now: Moment) -> bool {
         let was_free = self.free_since.is_some();
         self.since = self.since.after(self.free_for(now));
@@ -103,7 +104,7 @@ impl HandoffBudget {
         }
     }
 
-    /// For how long the lock has been free.
+    /// How long the lock has been free.
     pub(crate) fn free_for(&self, now: Moment) -> Duration {
         self.free_since
             .map_or(Duration::ZERO, |since| now.since(since))
@@ -118,7 +119,7 @@ impl HandoffBudget {
         }
     }
 
-    /// For how long the process had the lock until its last release began.
+    /// How long the process had the lock until its last release began.
     pub(crate) fn held(&self) -> Duration {
         self.free_since.unwrap_or(self.since).since(self.since)
     }
@@ -152,9 +153,10 @@ mod tests {
         let asks = Moment::from_nanos(at(12).as_nanos() - 1);
         let slow = held_until(11).released(at(100));
         assert_eq!(slow.free_for(at(107)), Duration::from_millis(7));
-        // A budget, when the lock is taken next, and when a release that begins finds it spent.
+        // A budget, when the lock is next taken, and when a release that begins finds the budget
+        // spent.
         for (budget, acquired, spent) in [
-            // The time in which it asked does not count.
+            // The time during which it asked does not count.
             (HandoffBudget::new(at(0)), Some(1), 21),
             // It was not free in between.
             (held_until(11).handed_off(), None, 21),

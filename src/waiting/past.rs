@@ -1,4 +1,5 @@
-//! What one turn leaves to the next, and for how long the process leaves the lock free in between.
+//! The state that one turn leaves to the next, and how long the process leaves the lock free in
+//! between.
 
 use std::time::Duration;
 
@@ -7,9 +8,9 @@ use crate::base::random::{between, fraction};
 use crate::waiting::contention::Contention;
 use crate::waiting::handoff::HandoffBudget;
 
-/// After a spent budget, a process pauses. The pause is 1/24 of the time for which the process had
-/// the lock, within the bounds below, and a random part of up to a third more. It gives the waiters
-/// of other processes time to ask: Redis wakes them only after the release.
+/// After it has spent its budget, a process pauses. The pause is 1/24 of the time for which the
+/// process had the lock, within the bounds below, plus a random part of up to a third. It gives the
+/// waiters of other processes time to ask: Redis wakes them only after the release.
 const PART: u32 = 24;
 
 /// The shortest pause. A waiter that Redis wakes needs about one round trip to ask. The first
@@ -17,13 +18,13 @@ const PART: u32 = 24;
 /// The shortest pause is three times as long if rivals are known: they may poll, or be woken late.
 pub(super) const SHORTEST: Duration = Duration::from_micros(250);
 
-/// The longest pause, without the part that chance adds. It is enough for most waiters that are
-/// farther from Redis than this process. If all pauses were shorter, such a waiter would come too
-/// late each time. So one pause in [`RARELY`] is at least this long.
+/// The longest pause, without the random part. It is enough for most waiters that are farther from
+/// Redis than this process. If all pauses were shorter, such a waiter would come too late each
+/// time. So one pause in [`RARELY`] is at least this long.
 pub(super) const LONGEST: Duration = Duration::from_micros(2500);
 pub(super) const RARELY: u32 = 64;
 
-/// What one turn leaves to the next, also if the queue ends in between.
+/// The state that one turn leaves to the next, even if the queue ends in between.
 #[derive(Debug, Default)]
 pub(super) struct Past {
     /// The budget of the last turn.
@@ -37,7 +38,7 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// For how long a turn that starts leaves the lock to other processes: for the nap that
+    /// How long a turn that starts leaves the lock to other processes: for the nap that
     /// [`Contention`] asks for or, after a spent budget, for the pause if that is longer. The time
     /// for which the lock was free already counts as part of the pause.
     pub(super) fn first_nap(&mut self, over: Option<HandoffBudget>, now: Moment) -> Duration {

@@ -1,5 +1,5 @@
-//! When to give up, and whether no answer means a busy lock or an outage. (How long a waiter
-//! sleeps: `acquire/step.rs`.)
+//! When to give up, and whether a missing answer means a busy lock or an outage. (`acquire/step.rs`
+//! decides how long a waiter sleeps.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,22 +9,21 @@ use crate::base::options::Settings;
 use crate::base::owner::holder::Holder;
 use crate::store::{FAIR_TRY, Failure, Refusal};
 
-/// For how long a node that has answered during a wait counts as slow, and not as away.
+/// How long a node that has answered during a wait counts as slow, rather than as away.
 pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 
 /// The longest time for which the first waiter of a queue sleeps before it looks at the turn in
 /// front again. While nothing is wrong, the other waiters look no more often.
 ///
 /// The first waiter thus finds holds that end without a release: a guard was forgotten, or a thread
-/// hangs. If each new hold woke the waiter instead, each turn would cost one more switch of
-/// threads.
+/// hangs. If each new hold woke the waiter instead, each turn would cost one more context switch.
 pub(super) const GLANCE: Duration = Duration::from_secs(1);
 
-/// How long before its deadline a waiter looks once more, or has the thread in front look. (With
-/// less time left, after half of that time.)
+/// How long before its deadline a waiter looks once more, or makes the thread in front look. (If
+/// less time is left, after half of that time.)
 pub(crate) const LAST_LOOK: Duration = Duration::from_millis(500);
 
-/// How long a wait has lasted when the thread says so for the first time.
+/// How long a wait has lasted when the thread first reports it.
 const FIRST_REPORT: Duration = Duration::from_secs(5);
 
 /// How long one caller tries to take a lock.
@@ -34,8 +33,8 @@ pub(crate) struct Patience {
     pub(crate) began: Moment,
     /// The end of every wait: in the queue, for a connection, for an answer, asleep.
     pub(crate) deadline: Moment,
-    /// `try_lock`: one answer is enough. So such a thread waits only until it is known who has the
-    /// lock.
+    /// For `try_lock`, one answer is enough. So such a thread waits only until it is known who has
+    /// the lock.
     pub(crate) once: bool,
     /// How long an outage may last.
     pub(crate) tolerate_outage: Duration,
@@ -43,8 +42,8 @@ pub(crate) struct Patience {
     pub(crate) an_attempt: Duration,
 }
 
-/// A time in which Redis gave no proper answer to the threads that want one lock. It is theirs, and
-/// not their node's: that may answer each login, and no command that writes.
+/// A time during which Redis gave no proper answer to the threads that want one lock. It is theirs,
+/// and not their node's: the node may answer every login, but no command that writes.
 #[derive(Clone, Debug)]
 pub(crate) struct Silence {
     /// When the first attempt without a proper answer began.
@@ -71,9 +70,9 @@ impl Silence {
         }
     }
 
-    /// What is left of the silence, for a wait that began at `began`, if the node has last answered
-    /// any thread at `answered`. `None` if
-    /// that was since the last failure, and Redis did not refuse then: it is there.
+    /// The rest of the silence, for a wait that began at `began`, if the node last answered any
+    /// thread at `answered`. `None` if that was after the last failure, and Redis did not refuse
+    /// then: the node is there.
     pub(crate) fn unless(mut self, answered: Moment, began: Moment) -> Option<Silence> {
         if !self.outage_after.is_zero() {
             if self.failed_at <= answered {
@@ -85,7 +84,7 @@ impl Silence {
     }
 }
 
-/// How long a silence of a node has to last to be an outage at the deadline.
+/// How long a node's silence has to last to be an outage at the deadline.
 fn outage_after(answered: Moment, began: Moment) -> Duration {
     if began <= answered {
         SLOW_ANSWER
@@ -94,10 +93,10 @@ fn outage_after(answered: Moment, began: Moment) -> Duration {
     }
 }
 
-/// What a failure says about Redis.
+/// The meaning of a failure for the state of Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Redis has refused, or TLS has failed, and waiting does not change that.
+    /// Redis has refused, or TLS has failed, and waiting will not change that.
     Final,
     /// Redis refuses connections or commands for now.
     Down,
@@ -123,16 +122,16 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AfterFailure {
     TryAgain,
-    /// The time is over, and nothing is known about Redis.
+    /// The time is up, and nothing is known about Redis.
     Busy,
     /// Report an outage, or a refusal.
     GiveUp,
 }
 
 impl Patience {
-    /// How long a caller waits that asks now: until `latest`, or to the end of its limit. A limit
-    /// of zero leaves the time of one answer, whatever `latest` is. Otherwise many single tries,
-    /// one after the other, would be too slow for a link that is well.
+    /// How long a caller that asks now waits: until `latest`, or to the end of its limit. A limit
+    /// of zero leaves the time for one answer, whatever `latest` is. Otherwise many single tries,
+    /// one after another, would run out of time over a healthy link.
     pub(crate) fn new(settings: &Settings, limit: Option<Duration>, latest: Moment) -> Patience {
         let began = Moment::now();
         let an_attempt = settings.an_attempt();
@@ -151,8 +150,8 @@ impl Patience {
         }
     }
 
-    /// By when a lock is given back that this caller must not have. Its limit counts for this, too.
-    /// What is not answered by then, the keeper goes on with.
+    /// The deadline for giving back a lock that this caller must not have. Its limit counts for
+    /// this, too. If there is no answer by then, the keeper goes on with the release.
     pub(crate) fn undone_by(&self, settings: &Settings) -> Moment {
         self.deadline
             .max(Moment::now().after(SLOW_ANSWER))
@@ -161,8 +160,8 @@ impl Patience {
 
     /// What to do after `tries` attempts in a row have failed.
     ///
-    /// Before the deadline, one failed attempt is no outage, however long it took: its connection
-    /// may have been dead while Redis is well. The next one goes over another connection.
+    /// Before the deadline, one failed attempt is not an outage, however long it took: its
+    /// connection may have been dead while Redis is well. The next attempt uses another connection.
     pub(crate) fn judge(
         &self,
         now: Moment,
@@ -173,7 +172,7 @@ impl Patience {
         let counts = tries > 1 || self.deadline <= now;
         let outage = counts && silence.is_some_and(|silence| self.is_outage(silence, now));
         let over = self.deadline <= now || (self.once && tries > 1);
-        // An attempt that was never made proves no outage while there is time for another.
+        // An attempt that was never made does not prove an outage while there is time for another.
         if kind == Kind::Final || outage && (over || kind != Kind::OutOfTime) {
             AfterFailure::GiveUp
         } else if !over {
@@ -187,8 +186,7 @@ impl Patience {
 
     /// True if a silence has lasted too long: for as long as an outage is tolerated, or for its
     /// `outage_after` when the deadline has come. The silence counts from when this caller asked
-    /// for the lock, at the earliest. (A single try takes the failures of another thread for its
-    /// own.)
+    /// for the lock, at the earliest. (A single try counts another thread's failures as its own.)
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
         let at_the_deadline = self.deadline <= now && lasted >= silence.outage_after;
@@ -205,15 +203,15 @@ impl Patience {
     pub(crate) fn look_again(&self, silence: Option<&Silence>, now: Moment) -> Moment {
         let look = match silence {
             Some(silence) => silence.since.max(self.began).after(self.tolerated(silence)),
-            // A silence that begins now or later lasts for `tolerate_outage` before it is an
+            // A silence that begins now or later has to last for `tolerate_outage` before it is an
             // outage. And while nothing is wrong, one look per `GLANCE` is enough.
             None => now.after(self.tolerate_outage.max(GLANCE)),
         };
         look.min(self.deadline)
     }
 
-    /// An answer of this moment or later says who has the lock at the deadline. A single try needs
-    /// an answer that is newer than its own question.
+    /// An answer that comes at this moment or later says who has the lock at the deadline. A single
+    /// try needs an answer that is newer than its own question.
     pub(crate) fn last_look(&self) -> Moment {
         if self.once {
             return self.began;
@@ -222,7 +220,7 @@ impl Patience {
         self.deadline.before(half.min(LAST_LOOK))
     }
 
-    /// When the caller, who waits at `now`, says next that it still does.
+    /// When the caller, who is waiting at `now`, next reports that it is still waiting.
     pub(crate) fn next_report(&self, now: Moment) -> Moment {
         let mut after = FIRST_REPORT;
         while after <= now.since(self.began) {
@@ -231,7 +229,7 @@ impl Patience {
         self.began.after(after)
     }
 
-    /// How long a caller tolerates a silence. Until two attempts have failed, that is at least as
+    /// How long a caller tolerates a silence. Until two attempts have failed, this is at least as
     /// long as two may take.
     fn tolerated(&self, silence: &Silence) -> Duration {
         let two_attempts = if silence.failed < 2 {
@@ -243,12 +241,12 @@ impl Patience {
     }
 }
 
-/// For how long a key without expiry still counts as a lock. After a `PERSIST`, a live holder that
+/// How long a key without an expiry still counts as a lock. After a `PERSIST`, a live holder that
 /// receives invalidations repairs its key within tens of milliseconds.
 const WITHOUT_EXPIRY: Duration = Duration::from_millis(250);
 
-/// The value of a key without expiry, and the moment from which the key no longer counts as a lock
-/// if it still has that value.
+/// The value of a key without an expiry, and the moment from which the key no longer counts as a
+/// lock if it still has that value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WithoutExpiry(Option<(String, Moment)>);
 
@@ -256,7 +254,7 @@ impl WithoutExpiry {
     /// Notes the holder that a waiter saw. `lease` is the waiter's own, or zero for a single try.
     ///
     /// A holder repairs its key at once if Redis has sent it an invalidation, and otherwise with
-    /// its next renewal: after half of its lease at most. The waiter assumes that this lease is as
+    /// its next renewal, after at most half of its lease. The waiter assumes that this lease is as
     /// long as its own.
     pub(crate) fn saw(&mut self, holder: &Holder, lease: Duration, now: Moment) {
         let before = self.0.take().filter(|(value, _)| *value == holder.raw);
@@ -271,24 +269,24 @@ impl WithoutExpiry {
         }
     }
 
-    /// How long to wait until the key does not count as a lock any more. Zero: it is no lock.
-    /// `None`: it has an expiry.
+    /// How long to wait until the key no longer counts as a lock. Zero: it is not a lock. `None`:
+    /// it has an expiry.
     pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
         self.0.as_ref().map(|(_, end)| end.since(now))
     }
 }
 
-/// The attempts of one thread that have failed since Redis answered last.
+/// The attempts of one thread that have failed since Redis last answered.
 #[derive(Clone, Debug)]
 pub(crate) struct Attempts {
     pub(crate) silence: Option<Silence>,
     pub(crate) failed: u32,
-    /// The last refusal of Redis.
+    /// Redis's last refusal.
     refusal: Option<Refusal>,
 }
 
 impl Attempts {
-    /// Starts with what the threads before this one in the queue have found out.
+    /// Starts with the findings of the threads before this one in the queue.
     pub(crate) fn after(silence: Option<Silence>) -> Attempts {
         Attempts {
             silence,
@@ -302,7 +300,7 @@ impl Attempts {
     }
 
     /// An attempt that began at `since` has failed at `now`, in a wait that began at `began`. The
-    /// node has last answered any thread at `answered`: the thread may have waited for a connection
+    /// node last answered any thread at `answered`: the thread may have waited for a connection
     /// until then.
     pub(crate) fn fail(
         &mut self,
@@ -340,9 +338,9 @@ impl Attempts {
         kind
     }
 
-    /// What to name as the cause if a wait ends with this failure: the last refusal, if there was
-    /// one; otherwise the failure. If time ran out before Redis was asked again, what went wrong
-    /// before says more.
+    /// The cause to name if a wait ends with this failure: the last refusal, if there was one;
+    /// otherwise the failure. If time ran out before Redis was asked again, the earlier failure
+    /// says more.
     pub(crate) fn cause(&mut self, failure: Failure) -> Failure {
         let before = self
             .silence
@@ -446,7 +444,7 @@ pub(crate) mod tests {
             (limit(50), 1049, Down, Some(silent(1000)), 1, TryAgain),
             (limit(50), 1049, OutOfTime, None, 1, TryAgain),
             (limit(5000), 5999, Silent, Some(silent(1000)), 9, TryAgain),
-            // The limit is over. It was too short to say anything about Redis, or long enough.
+            // The limit has passed. It was too short to say anything about Redis, or long enough.
             (limit(9), 1009, Silent, Some(silent(1000)), 1, Busy),
             (limit(19), 1019, Silent, Some(silent(1000)), 1, Busy),
             (limit(20), 1020, Silent, Some(silent(1000)), 1, GiveUp),
@@ -457,7 +455,7 @@ pub(crate) mod tests {
             // Redis has answered before, so it may be slow.
             (limit(99), 1099, Silent, Some(slow(1000)), 1, Busy),
             (limit(100), 1100, Silent, Some(slow(1000)), 1, GiveUp),
-            // A refusal for now counts, however short the limit.
+            // A temporary refusal counts, however short the limit.
             (limit(1), 1001, Down, Some(silent(1000)), 1, GiveUp),
             // Redis was not asked.
             (limit(1), 1001, OutOfTime, None, 1, Busy),
@@ -480,7 +478,7 @@ pub(crate) mod tests {
             (endless(), 11_000, Down, Some(silent(1000)), 9, GiveUp),
             (endless(), 10_999, Down, Some(silent(0)), 9, TryAgain),
             (endless(), 11_000, Down, Some(silent(0)), 2, GiveUp),
-            // The first failure says little, also after the failures of other threads.
+            // The first failure says little, even after other threads' failures.
             (endless(), 11_000, Down, Some(silent(0)), 1, TryAgain),
             (impatient(), 1001, Silent, Some(silent(1000)), 1, TryAgain),
             (impatient(), 1001, Down, Some(failed(1000, 2)), 2, GiveUp),
@@ -556,7 +554,8 @@ pub(crate) mod tests {
     #[test]
     fn a_key_is_not_a_lock_only_if_it_stays_without_expiry() {
         let token = format!("host-1-2-{}", "0".repeat(32));
-        // The values and when each was seen, those that expire with an asterisk; what is left.
+        // The values and when each was seen (those that expire have an asterisk), and the time
+        // left.
         for (seen, left) in [
             (&[(0, "a*")][..], None),
             (&[(0, "a")], Some(250)),
@@ -565,7 +564,7 @@ pub(crate) mod tests {
             // It was repaired.
             (&[(0, "a"), (100, "a*")], None),
             (&[(0, "a"), (100, "a*"), (300, "a")], Some(250)),
-            // That is another value.
+            // That is a different value.
             (&[(0, "a"), (300, "b")], Some(250)),
             // Its holder may repair it.
             (&[(0, &token)], Some(15_000)),
@@ -586,8 +585,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// What is known after failed attempts: their last kind, since when it is silent, after how
-    /// long that is an outage, and the cause.
+    /// The facts known after failed attempts: their last kind, since when Redis has been silent,
+    /// after how long that is an outage, and the cause.
     #[test]
     fn each_failure_has_its_kind_and_an_earlier_one_may_say_more() {
         let no_time = || Failure::OutOfTime("no time".into());
@@ -625,7 +624,7 @@ pub(crate) mod tests {
                 Duration::ZERO,
                 "cut",
             ),
-            // One refused connection does not make an outage of a short silence after it.
+            // One refused connection does not turn a short silence after it into an outage.
             (
                 vec![(cut(), 1, at(1)), (late(), 2, at(1))],
                 Kind::Silent,
@@ -633,7 +632,7 @@ pub(crate) mod tests {
                 SLOW_ANSWER,
                 "late",
             ),
-            // The thread waited for a connection, while others had answers; a login was answered.
+            // The thread waited for a connection while others got answers; a login was answered.
             (
                 vec![(late(), 3, at(2)), (late(), 10, at(11))],
                 Kind::Silent,
@@ -675,7 +674,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_silence_is_over_if_the_node_answers_others_but_not_if_it_refuses() {
-        // The failure, at 5 ms; when the node has last answered; after how long the silence is an
+        // The failure, at 5 ms; when the node last answered; and after how long the silence is an
         // outage, if there is one.
         for (failure, answered, left) in [
             (late(), Moment::PAST, Some(FAIR_TRY)),

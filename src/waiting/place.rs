@@ -14,24 +14,24 @@ use crate::waiting::waiter::Waiter;
 pub(super) struct QueuePlace<'a> {
     me: &'a Arc<Waiter>,
     wait: &'a Wait<'a>,
-    /// When the thread says next that it waits.
+    /// When the thread next reports that it is waiting.
     speaks: Moment,
-    /// The last turn for whose end the thread has stayed awake. It does so once per turn.
+    /// The last turn for whose end the thread stayed awake. It does so once per turn.
     stayed_awake_for: Option<u64>,
     /// When the thread planned to look again, if nothing wakes it earlier.
     look_again: Moment,
-    /// The thread in front was asked to look, or has no need to.
+    /// The thread in front was asked to look, or does not need to.
     has_looked: bool,
 }
 
-/// What a thread in a queue does until its next look.
+/// A step of a thread in a queue, until its next look.
 pub(super) enum QueueStep {
     GiveUp(NoTurn),
     /// The turn in front is about to end.
     StayAwake,
     /// The thread in front is to ask Redis who has the lock.
     Look,
-    /// The wait begins, or has lasted for long.
+    /// The wait begins, or has lasted for a long time.
     Announce,
     Sleep {
         until: Moment,
@@ -42,8 +42,8 @@ pub(super) enum QueueStep {
 #[derive(Debug)]
 pub(crate) enum NoTurn {
     /// The lock is busy, and the caller's deadline has come, or the caller tries only once. The
-    /// holder is named if it is known. If the thread in front asked, and has no answer, nobody
-    /// knows whether the lock is busy.
+    /// holder is named if it is known. If the thread in front asked but got no answer, nobody knows
+    /// whether the lock is busy.
     Busy {
         holder: Option<Holder>,
         unknown: bool,
@@ -68,7 +68,7 @@ impl<'a> QueuePlace<'a> {
         }
     }
 
-    /// What the thread does if its turn has not come at `now`.
+    /// The thread's next step if its turn has not come by `now`.
     pub(super) fn next_step(
         &mut self,
         queue: &WaitQueue,
@@ -129,13 +129,13 @@ impl<'a> QueuePlace<'a> {
     ) -> Option<NoTurn> {
         let patience = self.wait.patience;
         // If the process was suspended for a while, the thread in front may not have read its
-        // answer yet. That is no outage.
+        // answer yet. That is not an outage.
         let outage = silence
             .filter(|silence| patience.is_outage(silence, now))
             .filter(|silence| silence.cause.is_some() || !overslept);
         // The answer to a hand-off may give the lock to this thread, if it is the first. A stopped
-        // program may exit before the keeper can delete the key of a claim that nobody uses, so the
-        // thread waits for that answer. (At its deadline, a thread leaves the key to the keeper.)
+        // program may exit before the keeper can delete the key of an unused claim, so the thread
+        // waits for that answer. (At its deadline, a thread leaves the key to the keeper.)
         let may_get_it = queue.is_handing_off() && queue.is_next(Some(self.me));
         let is_known = queue.knows_holder(patience.last_look(), now);
         let ends = if let Some(silence) = outage {
@@ -208,7 +208,7 @@ mod tests {
         }
         let mut front = queue.in_front(1).unwrap();
         let _ = front.begin_release(Duration::ZERO, at(2000), at(2001));
-        // Not while the cores are busy, and once for each turn.
+        // It does not stay awake while the cores are busy, and only once for each turn.
         for (cores_are_free, does) in [(false, sleeps), (true, "stays awake"), (true, sleeps)] {
             assert_eq!(step(&mut waits, &queue, cores_are_free, 2000), does);
         }
@@ -216,8 +216,8 @@ mod tests {
         queue.in_front(1).unwrap().asks(at(4000));
         let silent = step(&mut place(at(5000)), &queue, false, 5000);
         assert_eq!(silent, "outage", "a second without an answer");
-        // This waiter woke a second late, so the process was probably stopped. The thread in front
-        // may have an answer that it has not read yet.
+        // This waiter woke a second late, so the process was probably suspended. The thread in
+        // front may have an answer that it has not read yet.
         assert_eq!(step(&mut place(at(4000)), &queue, false, 5000), "busy");
     }
 }

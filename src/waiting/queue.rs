@@ -1,5 +1,6 @@
 //! The queue of one key in this process: who has the turn, who is next, what one turn hands off to
-//! the next, and when the process leaves the lock free for others. Without clock, threads or Redis.
+//! the next, and when the process leaves the lock free for others. It has no clock, threads or
+//! Redis.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -21,35 +22,35 @@ pub(crate) struct WaitQueue {
     pub(super) waiting: VecDeque<Arc<Waiter>>,
     /// The last turn was short, so the next may be short, too.
     last_was_short: bool,
-    /// What the last turn left to the next.
+    /// The state that the last turn left to the next.
     pub(super) past: Past,
     /// The silence of Redis while the front has no answer. The next turn inherits it, so that an
-    /// outage does not begin anew with each thread.
+    /// outage does not start afresh with each thread.
     pub(super) silence: Option<Silence>,
-    /// The holder that Redis named last, in another process or through another manager, and when.
+    /// The holder that Redis last named, in another process or through another manager, and when.
     /// `None` once a thread of this queue has had the lock.
     seen: Option<(Holder, Moment)>,
-    /// What is known of a key that never expires.
+    /// The facts known about a key that never expires.
     without_expiry: WithoutExpiry,
 }
 
-/// What a thread finds when its turn starts.
+/// The state that a thread finds when its turn starts.
 #[derive(Clone, Debug)]
 pub(crate) struct Start {
     pub(crate) number: u64,
     pub(crate) handed: HandoffOutcome,
-    /// For how long to leave the lock to other processes before asking.
+    /// How long to leave the lock to other processes before asking.
     pub(crate) nap: Duration,
-    /// Other processes were seen lately, so the lock is probably busy.
+    /// Other processes have been seen lately, so the lock is probably busy.
     pub(crate) crowded: bool,
-    /// What the threads of earlier turns have found out about Redis.
+    /// The findings of earlier turns' threads about Redis.
     pub(crate) attempts: Attempts,
-    /// What they have found out about the key.
+    /// Their findings about the key.
     pub(crate) without_expiry: WithoutExpiry,
 }
 
 impl Start {
-    /// For a thread that asks without a turn.
+    /// The start of a thread that asks without a turn.
     pub(super) fn outside() -> Start {
         Start {
             number: 0,
@@ -63,8 +64,7 @@ impl Start {
 }
 
 impl WaitQueue {
-    /// Starts the turn of `waiter`, if its turn has come. (`None`: a thread that is not in the
-    /// queue.)
+    /// Starts the turn of `waiter`, if it has come. (`None`: a thread that is not in the queue.)
     ///
     /// After a spent budget, a thread that asks only `once` does not pause. It leaves the pause to
     /// the next thread.
@@ -81,8 +81,8 @@ impl WaitQueue {
             Some((front.number, front.handed.take_if(|_| is_mine)?))
         });
         if let Some((number, handed)) = handed_off {
-            // The release and the claim behind it had no answer, so the silence began when they
-            // were sent.
+            // The release and the claim after it got no answer, so the silence began when they were
+            // sent.
             if let HandoffOutcome::Unanswered { sent } = handed
                 && let Some(mut front) = self.in_front(number)
             {
@@ -128,7 +128,7 @@ impl WaitQueue {
         })
     }
 
-    /// What the thread with this turn may do. `None` if its turn was passed over.
+    /// The actions that the thread with this turn may do. `None` if its turn was passed over.
     pub(super) fn in_front(&mut self, number: u64) -> Option<InFront<'_>> {
         let front = self.front.as_mut().filter(|front| front.number == number)?;
         Some(InFront {
@@ -177,7 +177,7 @@ impl WaitQueue {
         }
     }
 
-    /// The turn that is about to end, if this waiter is the next.
+    /// The turn that is about to end, if this waiter is next.
     pub(super) fn ending(&self, waiter: &Arc<Waiter>) -> Option<u64> {
         let front = self
             .front
@@ -186,7 +186,7 @@ impl WaitQueue {
         front.map(|front| front.number)
     }
 
-    /// When a waiter that is not woken has to look again.
+    /// When a waiter that nothing wakes has to look again.
     pub(super) fn look_again(&self, waiter: &Arc<Waiter>, now: Moment) -> Moment {
         if !self.is_next(Some(waiter)) {
             return Moment::NEVER;
@@ -203,8 +203,8 @@ impl WaitQueue {
         self.waiting.retain(|other| !Arc::ptr_eq(other, waiter));
     }
 
-    /// The threads that wait: in front, and behind it. (A thread that tries once does not wait for
-    /// the lock, unless it sleeps in front.)
+    /// The threads that wait, in front and behind. (A thread that tries once does not wait for the
+    /// lock, unless it sleeps in front.)
     pub(super) fn waiters(&self) -> impl Iterator<Item = &Arc<Waiter>> {
         let in_front = self.front.iter().filter_map(|front| front.waiter.as_ref());
         in_front.chain(self.waiting.iter().filter(|waiter| !waiter.patience.once))
@@ -215,7 +215,7 @@ impl WaitQueue {
         self.seen.as_ref().map(|(holder, _)| holder)
     }
 
-    /// True if a thread of this process has the lock, or Redis has named the holder at this moment
+    /// True if a thread of this process has the lock, or if Redis has named the holder at `since`
     /// or later.
     pub(super) fn knows_holder(&self, since: Moment, now: Moment) -> bool {
         let hold = self.front.as_ref().and_then(|front| front.hold.as_ref());
@@ -259,7 +259,7 @@ impl WaitQueue {
         true
     }
 
-    /// True while the release of the thread in front is on its way, with the claim of the next one.
+    /// True while the release by the thread in front is on its way, with the next thread's claim.
     pub(super) fn is_handing_off(&self) -> bool {
         self.front.as_ref().is_some_and(|front| front.handing_off)
     }
@@ -269,7 +269,7 @@ impl WaitQueue {
         self.front.is_none() && self.waiting.is_empty()
     }
 
-    /// No thread wants the key any more. Only the [`Past`] counts for the next one that does.
+    /// No thread wants the key any more. Only the [`Past`] counts for the next thread that does.
     pub(super) fn end(&mut self) {
         self.last_was_short = false;
         self.silence = None;
@@ -277,7 +277,7 @@ impl WaitQueue {
         self.without_expiry = WithoutExpiry::default();
     }
 
-    /// Ends a turn. False if it was passed over, so that another thread has the turn now.
+    /// Ends a turn. False if it was passed over, so that another thread may have the turn now.
     pub(super) fn end_turn(&mut self, number: u64, now: Moment) -> bool {
         let Some(last) = self.front.as_ref().filter(|front| front.number == number) else {
             return false;
@@ -351,7 +351,7 @@ mod tests {
         queue.in_front(number).unwrap().holds(&hold(), at(now));
     }
 
-    /// The front finds that these other processes have the lock, one after the other.
+    /// The front finds that these other processes have the lock, one after another.
     fn sees(queue: &mut WaitQueue, number: u64, others: &[u32]) {
         for other in others {
             let token = format!("host-{other}-1-{other:032x}");
@@ -435,7 +435,8 @@ mod tests {
     #[test]
     fn a_turn_that_was_handed_off_says_nothing_about_rivals() {
         let (mut queue, [second, third]) = queue();
-        // More sightings than are forgotten when the lock is found free at once, and one twice.
+        // There are more sightings than are forgotten when the lock is found free at once, and one
+        // process is seen again.
         sees(&mut queue, 1, &[1, 1, 1, 2, 3, 4, 5, 6]);
         assert!(
             queue.past.contention.contention() > 30.0,
@@ -495,13 +496,13 @@ mod tests {
         );
     }
 
-    /// What the front does.
+    /// An action of the front.
     type Acts = fn(&mut InFront<'_>);
 
     #[test]
     fn the_next_turn_goes_on_with_a_silence_until_redis_answers() {
         let since = |queue: &WaitQueue| queue.silence.as_ref().map(|it| it.since);
-        // What the front does, and since when the silence lasts for the next thread.
+        // The front's action, and when the silence began as the next thread sees it.
         let table: [(Acts, HandoffOutcome, Option<u64>); 6] = [
             (|_| (), HandoffOutcome::NotTaken, None),
             (
@@ -556,7 +557,7 @@ mod tests {
 
     #[test]
     fn a_pause_is_a_part_of_the_time_for_which_the_process_had_the_lock() {
-        // For how long it had the lock, how long that was free since, and the pause at least.
+        // How long it had the lock, how long the lock has been free since, and the least pause.
         for (held, free, micros) in [
             (6, 0, 250),
             (6, 1, 0),

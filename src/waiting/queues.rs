@@ -3,8 +3,8 @@
 //!
 //! One thread of a process talks to Redis about a key. The others wait behind it and send nothing.
 //! A thread's turn ends when its [`Turn`] is dropped, after the release. If a hold ends without a
-//! release, its turn is passed over. With its release, a thread may send the claim of the next
-//! thread. That is the hand-off.
+//! release, its turn is passed over. With its release, a thread may send the next thread's claim.
+//! That is the hand-off.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,19 +34,19 @@ pub(crate) struct WaitQueues {
 }
 
 /// The right to talk to Redis about a key, and to hold its lock. When it is dropped, the next
-/// thread has it.
+/// thread gets it.
 #[derive(Debug)]
 pub(crate) struct Turn {
     queues: Arc<WaitQueues>,
     /// The lock's key.
     name: Arc<str>,
-    /// Tells turns apart.
+    /// Distinguishes turns.
     number: u64,
     /// The turn has ended, or was handed over.
     is_over: bool,
 }
 
-/// A turn that has just begun, and what its thread finds.
+/// A turn that has just begun, and the state that its thread finds.
 #[derive(Debug)]
 pub(crate) struct Joined {
     pub(crate) turn: Turn,
@@ -56,7 +56,7 @@ pub(crate) struct Joined {
 }
 
 impl Joined {
-    /// For a thread that asks without a turn: see [`Turn::outside`].
+    /// The turn of a thread that asks without one in the queue: see [`Turn::outside`].
     pub(crate) fn outside(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Joined {
         Joined {
             turn: Turn::outside(queues, name),
@@ -66,7 +66,7 @@ impl Joined {
     }
 }
 
-/// The number of a [`Turn::outside`]. No other turn has it.
+/// The number of a [`Turn::outside`]. No other turn has this number.
 const OUTSIDE: u64 = 0;
 
 impl WaitQueues {
@@ -110,7 +110,7 @@ impl WaitQueues {
             let number = table.next_number();
             let queue = table.queue(name);
             if let Some(start) = queue.start_turn(number, Some(me), patience.once, now) {
-                notify_first(table, name); // The thread behind may have to stay awake.
+                notify_first(table, name); // The next thread may have to stay awake.
                 return Ok(Joined {
                     turn: self.turn(name, start.number),
                     start,
@@ -145,7 +145,7 @@ impl WaitQueues {
         queue.is_some_and(|queue| queue.waiters().next().is_some())
     }
 
-    /// Wakes the first waiter, since the hold in front is lost.
+    /// Wakes the first waiter, because the hold in front is lost.
     pub(crate) fn wake_first(&self, name: &str) {
         notify_first(self.table.lock(), name);
     }
@@ -155,18 +155,18 @@ impl WaitQueues {
         wake_each(self.table.lock().all().map(|(_, queue)| queue));
     }
 
-    /// The threads that wait, those that have waited longest first, and since when each has slept.
+    /// The waiting threads, longest wait first, and since when each has slept.
     pub(crate) fn waiting(&self, now: Moment) -> Vec<(WaitingThread, Moment)> {
         self.table.lock().waiting(now)
     }
 
-    /// The names of the locks for which threads wait, one for each thread.
+    /// The names of the locks that threads wait for, one for each thread.
     pub(crate) fn names(&self) -> Vec<Arc<str>> {
         let table = self.table.lock();
         table.waiters().map(|(name, ..)| Arc::clone(name)).collect()
     }
 
-    /// What a thread waits for, as far as this process knows without asking.
+    /// The holder that a thread waits for, as far as this process knows without asking.
     fn awaited(&self, name: &str, now: Moment) -> Awaited {
         let table = self.table.lock();
         let queue = table.of(name);
@@ -202,8 +202,8 @@ fn left(mut table: MutexGuard<'_, Table>, name: &Arc<str>) {
 }
 
 impl Turn {
-    /// For a thread that has a lock, though another thread of this process has the turn. Nothing
-    /// waits for the end of this turn. It is like one that was passed over.
+    /// The turn of a thread that has a lock even though another thread of this process has the turn
+    /// in the queue. Nothing waits for the end of this turn. It is like one that was passed over.
     pub(crate) fn outside(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Turn {
         queues.turn(name, OUTSIDE)
     }
@@ -222,7 +222,7 @@ impl Turn {
         wait.may_go_on()
     }
 
-    /// Says what the thread waits for: see [`Wait::announce`].
+    /// Reports what the thread waits for: see [`Wait::announce`].
     pub(crate) fn announce(&self, wait: &Wait<'_>) -> Moment {
         self.begins_to_wait(wait);
         wait.announce(|now| self.queues.awaited(&self.name, now))
@@ -233,8 +233,8 @@ impl Turn {
         self.note(|mut it| it.waits_as(Some(wait.waiter(None))))
     }
 
-    /// The turn of this new hold. That is this one, but for a slot: then the next thread may ask,
-    /// since other slots may be free.
+    /// The turn of this new hold. That is this turn, except for a slot: then the next thread may
+    /// ask, since other slots may be free.
     pub(crate) fn of(self, hold: &Hold) -> Turn {
         if hold.key.slot().is_none() {
             return self;
@@ -246,7 +246,7 @@ impl Turn {
         Turn::outside(&self.queues, hold.key.name())
     }
 
-    /// The thread has the lock in Redis, so it waits no more.
+    /// The thread has the lock in Redis, so it no longer waits.
     pub(crate) fn ends(&self, wait: Wait<'_>) {
         if wait.has_slept() {
             self.note(|mut it| it.waits_as(None));
@@ -254,12 +254,12 @@ impl Turn {
         wait.ends();
     }
 
-    /// For how long to leave the lock to other processes before the next attempt.
+    /// How long to leave the lock to other processes before the next attempt.
     pub(crate) fn nap(&self) -> Duration {
         self.note(|mut it| it.nap())
     }
 
-    /// The thread has not slept for the time that its [`Start`] says.
+    /// The thread has skipped the sleep that its [`Start`] asks for.
     pub(crate) fn skips_nap(&self) {
         self.note(|it| it.past.contention.skip());
     }
@@ -288,7 +288,7 @@ impl Turn {
         self.note(|mut it| it.failed(silence));
     }
 
-    /// The thread ends with this turn, and gives the lock back to nobody.
+    /// The thread exits with this turn, and does not give the lock back.
     pub(crate) fn forgets(&self, hold: &Hold) {
         hold.mark_thread_ended();
         self.queues.counters.of(hold.key.name()).forgotten();
@@ -304,8 +304,8 @@ impl Turn {
         table.of_mut(&self.name)?.in_front(self.number)
     }
 
-    /// Redis has named this holder; the answer took the time `took`. True if it is another one than
-    /// before.
+    /// Redis has named this holder; the answer took the time `took`. True if the holder is not the
+    /// same as before.
     pub(crate) fn saw(
         &self,
         holder: &Holder,
@@ -316,10 +316,10 @@ impl Turn {
     }
 
     /// Notes that the release begins, so that the next thread gets ready. Returns that thread if
-    /// the lock is to be handed off to it: then its claim has to be sent behind the release.
+    /// the lock is to be handed off to it: then its claim has to be sent after the release.
     ///
-    /// `None` if the thread may give up before the answer comes, which is at `answer_by` at the
-    /// latest; or if the process has had the lock for longer than `limit`.
+    /// `None` if the next thread may give up before the answer comes (by `answer_by` at the
+    /// latest), or if the process has had the lock for longer than `limit`.
     pub(crate) fn begin_release(
         &self,
         limit: Duration,
@@ -399,7 +399,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A key that no thread wants is remembered for a while, and not for ever.
+    /// A key that no thread wants is remembered for a while, but not forever.
     #[test]
     fn the_queues_of_keys_that_no_thread_wants_do_not_pile_up() {
         let queues = Arc::new(WaitQueues::default());

@@ -1,5 +1,4 @@
-//! The queues of one manager, by key, and for how long the queue of a key that no thread wants is
-//! kept.
+//! The queues of one manager, by key, and how long the queue of a key that no thread wants is kept.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -19,8 +18,8 @@ pub(super) const REMEMBERED: usize = 8;
 pub(super) struct Table {
     /// The queues in which a thread has the turn or waits for it, and those in `ended`.
     queues: HashMap<Arc<str>, WaitQueue>,
-    /// The keys whose queues ended last, the latest at the end. A thread may want such a key again
-    /// by now.
+    /// The keys whose queues most recently ended, the latest at the end. A thread may want such a
+    /// key again by now.
     ended: VecDeque<Arc<str>>,
     /// The last number that was given to a turn.
     turns: u64,
@@ -37,7 +36,7 @@ impl Table {
         self.queues.get_mut(name)
     }
 
-    /// A key's queue, which is a new one if there is none.
+    /// A key's queue, which is created if there is none.
     pub(super) fn queue(&mut self, name: &Arc<str>) -> &mut WaitQueue {
         self.queues.entry(Arc::clone(name)).or_default()
     }
@@ -53,13 +52,13 @@ impl Table {
         self.queues.iter()
     }
 
-    /// The threads that wait, each with its queue and the name of that.
+    /// The waiting threads, each with its queue and that queue's name.
     pub(super) fn waiters(&self) -> impl Iterator<Item = (&Arc<str>, &WaitQueue, &Arc<Waiter>)> {
         let of_queue = |(name, queue)| WaitQueue::waiters(queue).map(move |it| (name, queue, it));
         self.queues.iter().flat_map(of_queue)
     }
 
-    /// The threads that wait, those that have waited longest first, and since when each has slept.
+    /// The waiting threads, longest wait first, and since when each has slept.
     pub(super) fn waiting(&self, now: Moment) -> Vec<(WaitingThread, Moment)> {
         let shown = |(name, queue, it): (&Arc<str>, &WaitQueue, &Arc<Waiter>)| {
             let thread = WaitingThread::new(name, it, queue.holder(now), now);
@@ -70,11 +69,11 @@ impl Table {
         threads
     }
 
-    /// A queue has ended. Keeps it for a while, and drops the one that ended first: after a burst
-    /// of keys, their names would stay in memory for ever.
+    /// A queue has ended. Keeps it for a while, and drops the one that ended first: otherwise,
+    /// after a burst of keys, their names would stay in memory forever.
     pub(super) fn ended(&mut self, name: &Arc<str>) {
         let is_idle = |name: &Arc<str>| self.queues.get(name).is_some_and(WaitQueue::is_idle);
-        // Queues that threads use again are not for this list to drop.
+        // This list must not drop queues that threads use again.
         self.ended.retain(|it| it != name && is_idle(it));
         self.ended.push_back(Arc::clone(name));
         if self.ended.len() > REMEMBERED
@@ -85,11 +84,11 @@ impl Table {
     }
 }
 
-/// Sleeps until the waiter is woken, or until then. Why it was woken does not matter: the caller
+/// Sleeps until the waiter is woken, or until `until`. Why it was woken does not matter: the caller
 /// looks again.
 ///
 /// While the machine is suspended, the clock of this sleep stands still. Only the first waiter
-/// looks for that, once a second, and wakes the others.
+/// checks for that, once a second, and wakes the others.
 pub(super) fn sleep(
     table: &mut MutexGuard<'_, Table>,
     name: &str,
@@ -109,13 +108,13 @@ pub(super) fn sleep(
     }
 }
 
-/// Has each waiter of these queues look again.
+/// Makes each waiter in these queues look again.
 pub(super) fn wake_each<'a>(queues: impl IntoIterator<Item = &'a WaitQueue>) {
     let waiting = queues.into_iter().flat_map(|queue| &queue.waiting);
     waiting.for_each(|waiter| _ = waiter.woken.notify_one());
 }
 
-/// Has the first waiter look again.
+/// Makes the first waiter look again.
 pub(super) fn notify_first(table: MutexGuard<'_, Table>, name: &str) {
     let first = table
         .of(name)

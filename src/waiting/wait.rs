@@ -1,4 +1,4 @@
-//! The wait of one thread for one lock: which lock, until when, and what ends it early.
+//! One thread's wait for one lock: which lock, until when, and what ends it early.
 
 use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
@@ -18,28 +18,28 @@ use crate::waiting::patience::{Patience, Silence};
 use crate::waiting::waiter::{Awaited, Blocked, HeldBy, Waiter, WaitingThread, held_by, names};
 use crate::wakeups::table::Wakeups;
 
-/// The wait of one thread for one lock. It begins with the call, and ends when the thread has the
-/// lock, or an error. A thread that never sleeps pays nothing for it.
+/// One thread's wait for one lock. It begins with the call, and ends when the thread has the lock
+/// or gets an error. A thread that never sleeps pays nothing for it.
 pub(crate) struct Wait<'a> {
     manager: OfManager<'a>,
     pub(crate) key: &'a Key,
     pub(crate) thread: &'a Owner,
     pub(crate) patience: &'a Patience,
-    /// What ends the wait early: the end of the manager, or the caller's own handle, if it has one.
+    /// Ends the wait early: the end of the manager, or the caller's own handle, if it has one.
     stops: [Option<&'a StopHandle>; 2],
-    /// What the queue has, from the first sleep on.
+    /// The queue's entry for this thread, from the first sleep on.
     waiter: OnceCell<Arc<Waiter>>,
-    /// The log has a line that says that the wait begins.
+    /// The log has a line about the beginning of the wait.
     is_announced: Cell<bool>,
-    /// When the log says next that the wait goes on.
+    /// When the log next reports that the wait goes on.
     next_report: Cell<Moment>,
     span: Span,
 }
 
-/// Of which manager a wait is, and what of that manager it uses.
+/// The manager that a wait belongs to, and the parts of it that the wait uses.
 #[derive(Clone, Copy)]
 pub(crate) struct OfManager<'a> {
-    /// Tells managers apart.
+    /// Distinguishes managers.
     pub(crate) id: u64,
     pub(crate) counters: &'a Counters,
     pub(crate) store: &'a Store,
@@ -48,7 +48,7 @@ pub(crate) struct OfManager<'a> {
     /// Wakes all waiters of the manager.
     pub(crate) wake: &'a Arc<Wake>,
     pub(crate) wakeups: &'a Wakeups,
-    /// Lists what the calling thread holds, through any manager.
+    /// Lists the locks that the calling thread holds, through any manager.
     pub(crate) held: fn() -> Vec<HeldBy>,
 }
 
@@ -73,7 +73,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// The error of a thread that waits for a slot or a gate that it holds itself, through another
+    /// The error for a thread that waits for a slot or a gate that it holds itself, through another
     /// manager. (The walk along the waits leaves out those for slots.)
     pub(crate) fn is_for_itself(&self, holder: &Holder) -> Option<Error> {
         if self.key.slots().is_empty() {
@@ -111,8 +111,8 @@ impl<'a> Wait<'a> {
         self.blocked().map_or(Ok(()), |blocked| blocked.may_go_on())
     }
 
-    /// What the queue has of this thread, which is about to sleep. `claim` is what the thread in
-    /// front may send for it. The caller may hold a mutex.
+    /// The queue's entry for this thread, which is about to sleep. `claim` is the claim that the
+    /// thread in front may send for it. The caller may hold a mutex.
     pub(super) fn waiter(&self, claim: Option<Claim>) -> &Arc<Waiter> {
         self.waiter.get_or_init(|| {
             let OfManager { id, held, wake, .. } = self.manager;
@@ -129,8 +129,8 @@ impl<'a> Wait<'a> {
         })
     }
 
-    /// When the thread says first that it waits: before its first sleep, unless nobody would hear
-    /// of it. This does not ask the program's logger, so a caller may hold a lock.
+    /// When the thread first reports that it waits: before its first sleep, unless nobody would
+    /// hear of it. This does not ask the program's logger, so a caller may hold a lock.
     pub(super) fn first_word(&self) -> Moment {
         if self.patience.once {
             Moment::NEVER
@@ -145,7 +145,7 @@ impl<'a> Wait<'a> {
         self.manager.counters
     }
 
-    /// True if the thread waits, or has waited.
+    /// True if the thread is waiting, or has waited.
     pub(super) fn has_slept(&self) -> bool {
         self.waiter.get().is_some()
     }
@@ -154,28 +154,28 @@ impl<'a> Wait<'a> {
         self.waiter.get()?.blocked.as_ref()
     }
 
-    /// When the first lock that the thread holds runs out, unless it is renewed.
+    /// When the first of the thread's own holds runs out, unless it is renewed.
     pub(crate) fn first_end(&self) -> Moment {
         self.blocked()
             .map_or(Moment::NEVER, |blocked| blocked.first_end())
     }
 
     /// Wakes the thread in front, which asks Redis again. So this thread knows who has the lock
-    /// when its own time is over.
+    /// when its own time is up.
     pub(crate) fn ask_front_to_look(&self) {
         self.manager.wakeups.wake(self.key.in_redis().as_bytes());
     }
 
-    /// The wait is over, and the thread has the lock. The queue does not list it any more: this
-    /// calls the program's logger.
+    /// The wait is over, and the thread has the lock. The queue must no longer list it: this calls
+    /// the program's logger.
     pub(super) fn ends(self) {
         self.log_end(None);
         self.span.outcome("taken");
     }
 
-    /// The wait is over, with this error. Counts it, and says what the thread holds meanwhile. The
-    /// caller has no turn any more, nor a place in the queue: this calls the program's logger and
-    /// recorder.
+    /// The wait is over, with this error. Counts it, and reports which locks the thread held during
+    /// it. The caller must no longer have a turn or a place in the queue: this calls the program's
+    /// logger and recorder.
     pub(crate) fn fails(self, error: Error) -> Error {
         self.log_end(Some(&error));
         self.span.outcome(outcome(&error));
@@ -190,9 +190,9 @@ impl<'a> Wait<'a> {
         error.while_holding(names((self.manager.held)()))
     }
 
-    /// Says that the thread is about to sleep: once, and again after 5 s, 10 s, 20 s and so on.
-    /// Returns when it has to be called next. This calls the program's logger, so the caller holds
-    /// no lock.
+    /// Reports that the thread is about to sleep: once, and again after 5 s, 10 s, 20 s and so on.
+    /// Returns when it has to be called next. This calls the program's logger, so the caller must
+    /// hold no lock.
     pub(super) fn announce(&self, awaited: impl Fn(Moment) -> Awaited) -> Moment {
         let now = Moment::now();
         let name = self.key.name();
@@ -256,10 +256,10 @@ impl Drop for Wait<'_> {
     }
 }
 
-/// How long the silence of Redis has to last to be worth a word.
+/// How long Redis's silence has to last to be worth mentioning.
 const LONG_SILENCE: Duration = Duration::from_secs(1);
 
-/// For how long Redis has been silent at `now`, and why.
+/// How long Redis has been silent at `now`, and why.
 fn silent_for(silence: &Silence, now: Moment) -> String {
     let text = format!(
         "Redis has given no answer for {:.1?}",
@@ -271,7 +271,7 @@ fn silent_for(silence: &Silence, now: Moment) -> String {
     }
 }
 
-/// How a wait that failed ended, as a trace has it.
+/// How a failed wait ended, as recorded in a trace.
 fn outcome(error: &Error) -> &'static str {
     match error {
         Error::Timeout { .. } => "timeout",
@@ -311,8 +311,8 @@ pub(crate) mod tests {
         assert_eq!(outcome(&late), "timeout");
     }
 
-    /// What the waits of a test need. No Redis is there, and all answers of the store in memory are
-    /// at hand.
+    /// The parts that the waits of a test need. There is no Redis; all answers come at once from
+    /// the store in memory.
     pub(crate) struct WaitRig {
         key: Key,
         owner: Owner,
@@ -344,13 +344,13 @@ pub(crate) mod tests {
             rig
         }
 
-        /// A wait of a thread that holds nothing.
+        /// The wait of a thread that holds nothing.
         pub(crate) fn wait<'a>(&'a self, patience: &'a Patience) -> Wait<'a> {
             self.holding(patience, Vec::new)
         }
 
-        /// A wait of a thread that holds the lock with the token [`mine`] of this test. A walk
-        /// reads the queues of all tests, so no two may have one token.
+        /// The wait of a thread that holds the lock with the token [`mine`] of this test. A walk
+        /// reads the queues of all tests, so no two tests may share a token.
         pub(crate) fn wait_of_holder<'a>(&'a self, patience: &'a Patience, test: u8) -> Wait<'a> {
             let held = match test {
                 1 => || held_by(1),

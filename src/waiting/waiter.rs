@@ -22,24 +22,25 @@ use crate::waiting::patience::{Patience, Silence};
 /// A sleeping thread takes tens of microseconds to wake up, as long as Redis takes for a command.
 /// So the first waiter stays awake when the release in front of it begins. If the last turn was
 /// over within this time, the first waiter stays awake when the next turn begins, since that turn
-/// may be as short. If it is long, the waiter was awake for no more than this time.
+/// may be as short. If it is not, the waiter was awake for no more than this time.
 pub(crate) const AWAKE: Duration = Duration::from_micros(200);
 
-/// A yield that takes this long has given the core to other work.
+/// A yield that takes this long gave the core to other work.
 const GIVEN_AWAY: Duration = Duration::from_millis(1);
 
-/// For how long no thread stays awake after such a yield.
+/// How long after such a yield no thread stays awake.
 const ASLEEP: Duration = Duration::from_millis(20);
 
-/// A thread that waits for a lock. Its queue has it from its first sleep until it has the lock or
-/// gives up, and tells waiters apart by their addresses.
+/// A thread that waits for a lock. Its queue lists it from its first sleep until it has the lock or
+/// gives up, and distinguishes waiters by their addresses.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub(crate) woken: Condvar,
     /// The turn in front is over, so it is this thread's turn.
     has_turn: AtomicBool,
-    /// What the thread in front may send for this one. `None` if this one had the turn before it
-    /// had to wait, and for slots: a release makes one of them free, which need not be the lowest.
+    /// The claim that the thread in front may send for this thread. `None` if this thread had the
+    /// turn before it had to wait, and for slots: a release frees one of them, which need not be
+    /// the lowest.
     pub(crate) claim: Option<Claim>,
     pub(super) thread: Owner,
     pub(super) patience: Patience,
@@ -50,7 +51,7 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// For a thread that is about to sleep.
+    /// The waiter for a thread that is about to sleep.
     pub(super) fn new(
         thread: &Owner,
         patience: &Patience,
@@ -75,17 +76,17 @@ impl Waiter {
     }
 }
 
-/// What a waiting thread holds, and for what it waits.
+/// The locks that a waiting thread holds, and the one that it waits for.
 pub(crate) struct Blocked {
-    /// The lock for which the thread waits: its manager and its name.
+    /// The lock that the thread waits for: its manager and its name.
     pub(super) wants: (u64, Arc<str>),
-    /// It waits for slots, which have several holders, so nobody knows for whom.
+    /// The thread waits for slots, which have several holders, so nobody knows for whom it waits.
     pub(super) wants_slots: bool,
-    /// What the thread holds. That does not change while it sleeps.
+    /// The thread's holds. They do not change while it sleeps.
     pub(super) holds: Vec<HeldBy>,
-    /// The cycle of threads for which this wait ends.
+    /// The cycle of threads because of which this wait ends.
     pub(super) cycle: OnceLock<Vec<BlockedThread>>,
-    /// Wakes the thread, with the other waiters of its manager.
+    /// Wakes the thread, along with the other waiters of its manager.
     pub(super) wake: Arc<Wake>,
 }
 
@@ -128,11 +129,11 @@ impl Blocked {
         })
     }
 
-    /// When the first hold of the thread runs out, unless it is renewed. No other thread wakes this
-    /// one then.
+    /// When the thread's first hold runs out, unless it is renewed. No other thread wakes this one
+    /// then.
     pub(super) fn first_end(&self) -> Moment {
         let ends = self.holds.iter().map(|(_, hold)| hold.valid_until());
-        let ends = ends.filter(|end| *end > Moment::PAST); // Its release is under way.
+        let ends = ends.filter(|end| *end > Moment::PAST); // Its release is in progress.
         ends.min().unwrap_or(Moment::NEVER)
     }
 }
@@ -148,10 +149,10 @@ pub struct WaitingThread {
     pub key: String,
     /// The thread that waits.
     pub thread: Owner,
-    /// For how long it has waited.
+    /// How long it has waited.
     pub waited: Duration,
     /// Who has the lock, as far as this process knows without asking: a thread of this manager, or
-    /// the holder that Redis named last. `None` if Redis has not named one yet, or gives no answer.
+    /// the holder that Redis last named. `None` if Redis has not named one yet, or gives no answer.
     pub holder: Option<Holder>,
     /// How much time is left until the thread gives up. `None` if its wait has no limit.
     pub remaining: Option<Duration>,
@@ -198,10 +199,10 @@ impl fmt::Display for WaitingThread {
     }
 }
 
-/// What a thread waits for, as far as is known.
+/// The holder that a thread waits for, as far as is known.
 pub(crate) struct Awaited {
     pub(crate) holder: Option<Holder>,
-    /// The thread in front waits for an answer of Redis, or has got none.
+    /// The thread in front is waiting for an answer from Redis, or got none.
     pub(crate) silence: Option<Silence>,
 }
 
@@ -225,8 +226,8 @@ pub(super) fn held_by(holder: Option<&Holder>) -> String {
 
 /// Whether the cores have other work. If they have, staying awake costs a thread time.
 ///
-/// A thread that yields to other work has its core back after a whole slice of the scheduler, some
-/// milliseconds. A thread that sleeps and is woken has it back at once. So after a yield that took
+/// A thread that yields to other work gets its core back after a whole scheduler time slice, some
+/// milliseconds. A thread that sleeps and is woken gets it back at once. So after a yield that took
 /// a millisecond, all waiters sleep for the next twenty.
 #[derive(Debug, Default)]
 pub(crate) struct Cores {

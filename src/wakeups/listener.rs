@@ -2,9 +2,8 @@
 //! changed keys.
 //!
 //! Each manager has one for each node ([`listeners`](crate::wakeups::listeners)). An invalidation
-//! is a hint and no more: a thread that it wakes asks Redis, and no thread sleeps without a limit
-//! of its own. While no listener is connected (the node is away, or sends no invalidations),
-//! waiters poll.
+//! is only a hint: a thread that it wakes asks Redis, and no thread sleeps without a limit of its
+//! own. While no listener is connected (the node is away, or sends no invalidations), waiters poll.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -20,16 +19,16 @@ use crate::store::{Failure, Heard, Node, Store, Tracking};
 use crate::wakeups::table::Wakeups;
 
 /// The shortest and the longest time for which the thread reads before it checks whether it has to
-/// stop, and whether connections of the pool have ended. Within these bounds, it reads for the
-/// response timeout.
+/// stop, and whether pooled connections have ended. Within these bounds, it reads for the response
+/// timeout.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 /// Called for each invalidation, with its key and its node. `None`: any key of the node may have
 /// changed, because of a flush or because invalidations were missed. Returns whether a renewal will
-/// say what became of the key.
+/// show what became of the key.
 pub(crate) type OnInvalidation = OnceLock<Box<dyn Fn(Option<&[u8]>, &Node) -> bool + Send + Sync>>;
 
-/// The listener: what its thread shares with the waiters and the keeper.
+/// The listener: the state that its thread shares with the waiters and the keeper.
 pub(crate) struct Listener {
     store: Arc<Store>,
     /// The node whose invalidations it receives.
@@ -39,7 +38,7 @@ pub(crate) struct Listener {
     wakeups: Arc<Wakeups>,
     /// The `CLIENT ID` of the connection that receives invalidations. Zero while there is none.
     client_id: AtomicU64,
-    /// A failure was logged, and the listener has not connected since.
+    /// A failure has been logged, and the listener has not connected since.
     has_warned: AtomicBool,
     /// The connection is of no use, so the thread opens another.
     given_up: AtomicBool,
@@ -67,7 +66,7 @@ impl Listener {
         }
     }
 
-    /// Starts the thread, once. It connects by itself, and no thread waits for that. `probe` is a
+    /// Starts the thread, once. It connects on its own, and no thread waits for that. `probe` is a
     /// key that nobody else knows, to test whether invalidations arrive.
     pub(crate) fn start(self: &Arc<Listener>, probe: &str) {
         if self.thread.was_started() {
@@ -88,12 +87,12 @@ impl Listener {
         Some(self.client_id.load(Ordering::Acquire)).filter(|id| *id != 0)
     }
 
-    /// Handles what Redis answered when it was asked to send invalidations to the client
-    /// `client_id`. True if the listener will receive them.
+    /// Handles Redis's answer to the request that it send invalidations to the client `client_id`.
+    /// True if the listener will receive them.
     pub(crate) fn will_hear(&self, client_id: u64, tracking: Tracking) -> bool {
         match tracking {
             Tracking::Off | Tracking::Direct => false,
-            // False if the connection of that client was lost meanwhile.
+            // False if that client's connection has been lost in the meantime.
             Tracking::On { .. } => self.client_id() == Some(client_id),
             Tracking::Refused(refusal) => {
                 self.give_up(client_id, &refusal);
@@ -123,7 +122,7 @@ impl Listener {
         }
     }
 
-    /// Tells the thread to stop, and does not wait.
+    /// Tells the thread to stop, but does not wait.
     pub(crate) fn tell_to_stop(&self) {
         self.thread.tell_to_stop();
     }
@@ -156,8 +155,8 @@ impl Listener {
         }
     }
 
-    /// Sleeps, but no longer than the thread is needed. A node that sends no invalidations is asked
-    /// again after ten minutes at the latest, and may leave the cluster sooner.
+    /// Sleeps, but only as long as the thread is needed. A node that sends no invalidations is
+    /// asked again after ten minutes at most, and may leave the cluster sooner.
     fn pause(&self, pause: Duration) {
         let until = Moment::now().after(pause);
         while Moment::now() < until && !self.is_stopping() {
@@ -195,8 +194,8 @@ impl Listener {
         })
     }
 
-    /// Invalidations come from now on, to this client. Earlier changes were not reported, so all
-    /// waiters ask once. From then on, they can sleep instead of polling.
+    /// From now on, invalidations come to this client. Earlier changes were not reported, so all
+    /// waiters ask once. After that, they can sleep instead of polling.
     ///
     /// The id is set first. If waiters were woken first, they could ask without the id, and go on
     /// polling.
@@ -217,10 +216,10 @@ impl Listener {
     /// Makes the keeper renew the holds of the keys that have changed, and wakes the threads that
     /// wait for the other keys.
     ///
-    /// A writer that waits for readers has read its gate, and who waits for a slot may hold another
-    /// one. If each renewal of such a key woke the thread, it would ask, Redis would track the key
-    /// anew and report the next renewal, and the keeper would renew at once: hundreds of times a
-    /// second.
+    /// A writer that waits for readers has read its gate, and a thread that waits for a slot may
+    /// hold another one. If each renewal of such a key woke the thread, it would ask, Redis would
+    /// track the key again and report the next renewal, and the keeper would renew at once:
+    /// hundreds of times a second.
     pub(crate) fn dispatch(&self, heard: Heard) {
         match heard {
             Heard::Keys(keys) => {
@@ -238,10 +237,10 @@ impl Listener {
         }
     }
 
-    /// No invalidations come any more, so the waiters that rely on them have to poll.
+    /// Invalidations have stopped, so the waiters that rely on them have to poll.
     ///
-    /// The id is taken back first. A waiter that asked Redis to track its key for this client may
-    /// be about to sleep for an invalidation that nobody receives. Either it finds the id gone
+    /// The id is cleared first. A waiter that asked Redis to track its key for this client may be
+    /// about to sleep until an invalidation that nobody receives. Either it finds the id gone
     /// ([`Listener::will_hear`]), or it has registered before this function wakes all waiters.
     pub(crate) fn disconnected(&self) {
         if self.client_id.swap(0, Ordering::AcqRel) != 0 {
@@ -299,8 +298,8 @@ impl Pauses {
     }
 }
 
-/// True if Redis refuses to send invalidations, or accepts `CLIENT TRACKING` and sends none.
-/// Neither changes often. (A login that is refused may be accepted again soon.)
+/// True if Redis refuses to send invalidations, or accepts `CLIENT TRACKING` but sends none.
+/// Neither changes often. (A login that is refused may soon be accepted again.)
 fn is_refused(ended: &Result<(), Failure>) -> bool {
     matches!(ended, Err(Failure::Refused(refusal))
         if !refusal.can_pass() && !["NOAUTH", "WRONGPASS"].contains(&&*refusal.code))
@@ -349,7 +348,7 @@ pub(crate) mod tests {
         let [a, b] = ["a", "b"].map(|key| listener.wakeups.register(key));
         let keys =
             |keys: &[&str]| Heard::Keys(keys.iter().map(|key| key.as_bytes().to_vec()).collect());
-        // What is heard; whether the two waiters are woken; what is passed on.
+        // What is heard; whether each of the two waiters is woken; what is passed on.
         let table = [
             (keys(&["a"]), [true, false], vec![Some("a")]),
             (
@@ -382,7 +381,7 @@ pub(crate) mod tests {
         let table = [
             (refusal("NOPERM"), true),
             (refusal("ERR"), true),
-            // This Redis accepts tracking, and sends nothing.
+            // This Redis accepts tracking, but sends nothing.
             (refusal(""), true),
             (refusal("NOAUTH"), false),
             (refusal("WRONGPASS"), false),
@@ -420,7 +419,7 @@ pub(crate) mod tests {
         let (listener, passes) = listener();
         let waiter = listener.wakeups.register("a");
         listener.connected(7);
-        // Anything may have changed before.
+        // Anything may have changed earlier.
         assert!(waiter.forget() && passes.try_iter().eq([None]));
         listener.give_up(6, &"that was the one before");
         let on = || Tracking::On { link: 1 };

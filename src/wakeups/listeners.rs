@@ -1,7 +1,7 @@
 //! The listeners of a manager: one for each node that has waiters or renewed holds. (Without a
 //! cluster, there is one node.)
 //!
-//! The first wait for a busy lock of a node, or the first renewal there, starts the listener. When
+//! The first wait for a busy lock at a node, or the first renewal there, starts the listener. When
 //! a node leaves the cluster, its listener ends.
 
 use std::fmt;
@@ -14,8 +14,8 @@ use crate::store::{Node, Store};
 use crate::wakeups::listener::{Listener, OnInvalidation};
 use crate::wakeups::table::Wakeups;
 
-/// The most listeners of a manager. Each is a connection and a thread. Waiters for keys of further
-/// nodes poll.
+/// The most listeners that a manager has. Each takes a connection and a thread. Waiters for keys at
+/// further nodes poll.
 const MOST: usize = 64;
 
 pub(crate) struct Listeners {
@@ -26,7 +26,7 @@ pub(crate) struct Listeners {
     probe: Option<String>,
     on_invalidation: Arc<OnInvalidation>,
     pub(crate) wakeups: Arc<Wakeups>,
-    /// Those of each node, by its number. `None` after the end.
+    /// The listener of each node, by the node's number. `None` after the end.
     running: Mutex<Option<HashMap<u64, Arc<Listener>>>>,
 }
 
@@ -79,7 +79,8 @@ impl Listeners {
         self.of(&*self.store.node_of(redis_key)?)
     }
 
-    /// Starts the listener of this node, once. It connects by itself, and no thread waits for that.
+    /// Starts the listener of this node, once. It connects on its own, and no thread waits for
+    /// that.
     pub(crate) fn start(&self, node: &Arc<Node>) {
         let Some(probe) = &self.probe else { return };
         if let Some(listener) = self.add(node) {
@@ -111,7 +112,7 @@ impl Listeners {
     /// Ends the threads.
     pub(crate) fn stop(&self) {
         let running = self.running.lock().take().unwrap_or_default();
-        // All are told before the first is waited for, so that they end together.
+        // All are told to stop before the first is waited for, so that they end together.
         for listener in running.values() {
             listener.tell_to_stop();
         }

@@ -24,12 +24,12 @@ type Parkers = Vec<Arc<Parker>>;
 struct Parker {
     woken: Mutex<bool>,
     unparked: Condvar,
-    /// The connections over which a thread has asked about the key since this one has asked, if
-    /// Redis tracks what is read over them.
+    /// The connections over which any thread has asked about the key since this one asked, if Redis
+    /// tracks what is read over them.
     asked_over: Mutex<Vec<u64>>,
 }
 
-/// A thread's place in the table, for as long as it waits.
+/// A thread's place in the table while it waits.
 #[derive(Debug)]
 pub(crate) struct Registration<'a> {
     wakeups: &'a Wakeups,
@@ -51,8 +51,8 @@ impl Wakeups {
         }
     }
 
-    /// Wakes the thread that waits for this key and, if it is that of a slot or a gate, those that
-    /// wait for slots of the set.
+    /// Wakes the thread that waits for this key and, if it is the key of a slot or a gate, those
+    /// that wait for slots of the set.
     pub(crate) fn wake(&self, redis_key: &[u8]) {
         let by_key = self.by_key.lock();
         let keys = [Some(redis_key), stem_of(redis_key)].into_iter().flatten();
@@ -60,7 +60,7 @@ impl Wakeups {
         parkers.for_each(|parker| parker.unpark());
     }
 
-    /// Wakes the threads that wait for such keys.
+    /// Wakes the threads that wait for keys for which `is_meant` is true.
     pub(crate) fn wake_those(&self, is_meant: impl Fn(&[u8]) -> bool) {
         let by_key = self.by_key.lock();
         let meant = by_key.iter().filter(|(key, _)| is_meant(key));
@@ -80,7 +80,7 @@ impl Wakeups {
         }
     }
 
-    /// Wakes the threads that asked over this connection last. The connection is closed, so Redis
+    /// Wakes the threads that last asked over this connection. The connection is closed, so Redis
     /// sends no invalidations of the keys that were read over it.
     pub(crate) fn wake_over(&self, link: u64) {
         let by_key = self.by_key.lock();
@@ -105,7 +105,7 @@ impl Registration<'_> {
         mem::take(&mut self.parker.woken.lock())
     }
 
-    /// Sleeps until the thread is woken, but not beyond `until`. True if it was woken.
+    /// Sleeps until the thread is woken, but not past `until`. True if it was woken.
     pub(crate) fn wait(&self, until: Moment) -> bool {
         let mut woken = self.parker.woken.lock();
         loop {
@@ -125,7 +125,7 @@ impl Drop for Registration<'_> {
         let mut by_key = self.wakeups.by_key.lock();
         let redis_key = self.redis_key.as_bytes();
         if let Some(same) = by_key.get_mut(redis_key) {
-            // The next thread of the queue may have registered already.
+            // The next thread in the queue may have registered already.
             same.retain(|parker| !Arc::ptr_eq(parker, &self.parker));
             if same.is_empty() {
                 by_key.remove(redis_key);

@@ -49,7 +49,7 @@ fn the_rights_of_the_page_are_enough_for_the_person_on_call() {
 fn named(said: &str) -> Vec<&str> {
     let line = said
         .lines()
-        .find_map(|it| it.split("not all rights: ").nth(1));
+        .find_map(|it| it.split("lacks these rights: ").nth(1));
     let line = line.unwrap_or_else(|| panic!("{said}"));
     line.split("  ->").next().unwrap().split(' ').collect()
 }

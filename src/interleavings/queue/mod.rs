@@ -1,4 +1,4 @@
-//! The queue of a key, in many orders of what its threads do.
+//! The queue of a key, with its threads' steps in many orders.
 //!
 //! The queue and the steps of a release are the real ones. Redis has one key here.
 

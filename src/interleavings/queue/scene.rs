@@ -29,7 +29,7 @@ pub(super) const SHORT: Duration = Duration::from_millis(30);
 /// How long a release may wait for an answer.
 const ANSWER: Duration = Duration::from_millis(4);
 
-/// The time within which each orphan is due.
+/// The time within which each orphan falls due.
 const SOON: Duration = Duration::from_millis(20);
 
 pub(super) fn millis(millis: u64) -> Duration {
@@ -51,10 +51,10 @@ pub(super) struct Scene {
 
 #[derive(Default)]
 pub(super) struct Log {
-    /// The threads that waited, and those of them that had the turn, each in order.
+    /// The threads that waited, and those of them that got the turn, each in order.
     pub(super) arrived: Vec<u64>,
     pub(super) served: Vec<u64>,
-    /// The threads whose claim was sent behind a release, those that learned what came of it, and
+    /// The threads whose claim was sent after a release, those that learned what came of it, and
     /// those that had given up.
     sent_for: Vec<u64>,
     handed: Vec<u64>,
@@ -74,7 +74,7 @@ struct Front {
 }
 
 impl Log {
-    /// Changes what is known of the front, if this thread is it.
+    /// Changes what is known about the front, if this thread is the front.
     fn in_front(&mut self, me: u64, change: impl FnOnce(&mut Front)) {
         if let Some(front) = self.front.as_mut().filter(|front| front.who == me) {
             change(front);
@@ -264,7 +264,7 @@ impl Scene {
         let handed = match (claim, &answer) {
             (Some(claim), None) => {
                 if one_in(2) {
-                    // The real release writes this deletion behind the claim.
+                    // The real release writes this deletion after the claim.
                     self.redis.remove(&claim.token);
                 }
                 HandoffOutcome::Unanswered { sent }
@@ -295,7 +295,7 @@ impl Scene {
         self.keeper.core.queues.free_turn(&"key".into())
     }
 
-    /// Checks that the threads left nothing behind, and that those that waited had the turn in the
+    /// Checks that the threads left nothing behind, and that those that waited got the turn in the
     /// order in which they came.
     pub(super) fn end(&self) {
         self.clean_up();

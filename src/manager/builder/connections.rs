@@ -10,11 +10,11 @@ use crate::store::Login;
 use crate::store::Tls;
 
 impl Builder {
-    /// Asks `provider` for a user and a password each time a connection is opened, in place of a
-    /// login in the URL. For passwords that expire. (An empty user stands for none: a Redis with
-    /// `requirepass`, and no ACLs.)
+    /// Asks `provider` for a user and a password each time a connection is opened, instead of
+    /// taking a login from the URL. This is for passwords that expire. (An empty user means no
+    /// user: a Redis with `requirepass` and without ACLs.)
     ///
-    /// Each call is on a thread of its own. Nobody waits for it longer than for the connection, so
+    /// Each call is on a thread of its own. Nobody waits longer for it than for the connection, so
     /// `provider` has to return soon, and must not take a lock of this manager. If it panics,
     /// opening the connection fails.
     ///
@@ -34,8 +34,8 @@ impl Builder {
     }
 
     /// How to log in to the sentinels. They have users and passwords of their own, so by default
-    /// the manager does not log in there, even if the URL has a login. `None`: a sentinel with
-    /// `requirepass`, and no ACLs.
+    /// the manager does not log in there, even if the URL has a login. Without a `username`: for a
+    /// sentinel with `requirepass` and without ACLs.
     ///
     /// ```
     /// let url = "redis+sentinel://s1.internal,s2.internal/mymaster";
@@ -57,10 +57,10 @@ impl Builder {
     /// those of the master; `None`: they use no TLS, although those to the master do. By default,
     /// connections to the sentinels use TLS if those to the master do, with the same settings.
     ///
-    /// `None` is only for sentinels that nobody else can stand in for: the manager believes which
-    /// server a sentinel names, and trusts that server if its certificate is valid for the name.
-    /// Who answers in the place of a sentinel names a server of its own, with a certificate of its
-    /// own, and gets the password of the URL. It then decides who has the locks. (If
+    /// `None` is only for sentinels that nobody else can impersonate: the manager believes a
+    /// sentinel about which server is the master, and trusts that server if its certificate is
+    /// valid for the name. An impostor names a server of its own, with a certificate of its own,
+    /// and gets the URL's password. It then decides who has the locks. (If
     /// [`Tls::roots`](crate::Tls::roots) trusts an authority that issues certificates to your
     /// servers only, or with [`Tls::server_name`](crate::Tls::server_name), there is no such
     /// certificate.)
@@ -80,7 +80,7 @@ impl Builder {
         self
     }
 
-    /// How connections use TLS, with a URL whose scheme is `rediss`, `rediss+sentinel` or
+    /// How connections use TLS, for a URL whose scheme is `rediss`, `rediss+sentinel` or
     /// `rediss+cluster`. Defaults to [`Tls::new`].
     ///
     /// ```
@@ -95,12 +95,12 @@ impl Builder {
         self
     }
 
-    /// The most connections that the pool has open at a time, up to 10,000 (the default limit of
-    /// Redis). Defaults to 64. In a cluster, each node has a pool of this size.
+    /// The most connections that the pool has open at a time, up to 10,000 (Redis's default limit).
+    /// Defaults to 64. In a cluster, each node has a pool of this size.
     ///
     /// The keeper, the listener and each `force_unlock` open connections of their own.
     ///
-    /// A connection is in use only while a command is under way, so a few connections serve many
+    /// A connection is in use only while a command is in progress, so a few connections serve many
     /// threads. The pool opens a connection when a thread needs one, and closes it after ten
     /// minutes without use.
     ///
@@ -121,7 +121,7 @@ impl Builder {
     /// Resolving a host name comes before this limit. It counts toward the limit of
     /// [`build`](Builder::build) or of a wait, but nothing can cut it short. (With sentinels, this
     /// limit includes it, and the time to ask them.) If the name has several addresses, each gets
-    /// half of what is left of this time, and the last one all: for the connection and for the
+    /// half of the time that is left, and the last one gets all of it, for the connection and the
     /// login. The address of the last login that succeeded is tried first.
     ///
     /// ```
@@ -143,9 +143,8 @@ impl Builder {
     /// threads (see [`LockManager`](crate::LockManager)).
     ///
     /// A connection that comes from the pool may be dead. So its first command usually waits only
-    /// for half of the caller's time, and the other half is left for a fresh connection. If the
-    /// last answer over that connection was slow, the first command waits longer, up to three
-    /// quarters.
+    /// for half of the caller's time, and the other half is left for a new connection. If the last
+    /// answer over that connection was slow, the first command waits longer, up to three quarters.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -165,35 +164,36 @@ impl Builder {
     ///
     /// A master answers before its replicas have the lock. If it dies then, a replica without the
     /// lock becomes the master, and another process takes the lock as well. This option sends
-    /// `WAIT` (or `WAITAOF`) after a `SET` that took the lock, and behind each renewal. A hold is
-    /// valid for a lease from the send of its `SET` or of its last acknowledged renewal.
+    /// `WAIT` (or `WAITAOF`) after a `SET` that took the lock, and after each renewal. A hold is
+    /// valid for one lease from the moment when its `SET` or its last acknowledged renewal was
+    /// sent.
     ///
-    /// *Too few replicas.* The lock is not taken: its key is deleted again, and a waiter tries
-    /// until its wait ends or, without a limit, for
+    /// *Too few replicas.* The lock is not taken: its key is deleted again, and a waiter keeps
+    /// trying until its wait ends or, without a limit, for
     /// [`tolerate_outage`](Builder::tolerate_outage). The error then says how many replicas
     /// answered. A hold whose renewals are not acknowledged ends with its last acknowledged lease.
     ///
-    /// *What it closes.* With [`Replicas::all`], whichever replica the sentinels promote has the
+    /// *What it prevents.* With [`Replicas::all`], whichever replica the sentinels promote has the
     /// lock. The price: a replica that is down stops every lock, until it returns or an operator
     /// makes the sentinels forget it (`SENTINEL RESET`). With [`Replicas::at_least`], a failover
     /// that loses a lock becomes less likely, not impossible: of two replicas, the one that
     /// acknowledged may be cut off, and the sentinels promote the other.
     ///
-    /// *What stays open.* A master that restarts empty before the sentinels notice has no lock, and
-    /// its replicas delete theirs. `WAIT` counts replicas and does not name them: a new replica
-    /// that the sentinels have not found yet (they look every ten seconds) can stand in for one
-    /// that is cut off. After a failover, the replica's clock counts: the lease ends at the same
-    /// time of day there, so if that clock is ahead, the lease ends earlier by as much. A release
-    /// never waits for replicas: if the failover loses it, the lock comes back without a holder,
-    /// and nobody can take it until its lease ends.
+    /// *What it does not prevent.* A master that restarts empty before the sentinels notice has no
+    /// lock, and its replicas delete theirs. `WAIT` counts replicas and does not name them: a new
+    /// replica that the sentinels have not found yet (they look every ten seconds) can stand in for
+    /// one that is cut off. After a failover, the replica's clock counts: the lease ends at the
+    /// same time of day there, so if that clock is ahead, the lease ends earlier by as much. A
+    /// release never waits for replicas: if the failover loses it, the lock comes back without a
+    /// holder, and nobody can take it until its lease ends.
     ///
-    /// *What it costs.* Taking a lock takes one more round trip to Redis, and Redis one to its
-    /// replicas. A try that finds the lock busy, reentry and a release cost nothing more. Threads
-    /// of one process do not hand the lock off: as with
+    /// *What it costs.* Taking a lock takes one more round trip to Redis, and one from Redis to its
+    /// replicas. A try that finds the lock busy, reentry and a release cost nothing extra. Threads
+    /// of one process do not hand the lock off, as with
     /// [`local_handoff(0)`](Builder::local_handoff).
     ///
-    /// The user needs the right `+wait` (with [`on_disk`](Replicas::on_disk), `+waitaof`). If the
-    /// server refuses the command, no lock is taken, and the error says so.
+    /// The Redis user needs the right `+wait` (with [`on_disk`](Replicas::on_disk), `+waitaof`). If
+    /// the server refuses the command, no lock is taken, and the error says so.
     ///
     /// ```
     /// # use std::time::Duration;

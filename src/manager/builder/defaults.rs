@@ -23,7 +23,7 @@ impl Builder {
 
     /// The longest lease that is accepted. Defaults to 24 hours.
     ///
-    /// This limit catches a lease that is too long by mistake. After a crash, other processes would
+    /// This limit catches a lease that is too long by mistake: after a crash, other processes would
     /// have to wait until that lease ends.
     ///
     /// ```
@@ -87,7 +87,7 @@ impl Builder {
         self
     }
 
-    /// For how long a lock is renewed at most: see [`Lock::max_hold`](crate::Lock::max_hold).
+    /// The longest time for which a lock is renewed: see [`Lock::max_hold`](crate::Lock::max_hold).
     /// Defaults to no limit.
     ///
     /// ```
@@ -102,16 +102,17 @@ impl Builder {
         self
     }
 
-    /// Whether a waiter takes a lock over from a dead process of the same machine. Defaults to no.
+    /// Whether a waiter takes a lock over from a dead process on the same machine. Defaults to no.
     ///
     /// The locks of a process that was killed stay in Redis until their leases end. A waiter on the
     /// same machine can find out that the process is dead. The token has to name this host and, by
-    /// the first eight digits of its nonce, this boot and this pid namespace. If no process has the
-    /// token's process id any more, the waiter deletes exactly that token and takes the lock. In
-    /// any doubt it waits as usual. Only Linux provides enough information for this.
+    /// the first eight digits of its nonce, this boot and this pid namespace. If there is no longer
+    /// a process with the token's process id, the waiter deletes exactly that token and takes the
+    /// lock. In any doubt it waits as usual. Only Linux provides enough information for this.
     ///
-    /// Work that the dead process had begun stays half done, and a child process of it may still
-    /// run. A program whose children go on says so by [`reclaimable(false)`](Builder::reclaimable).
+    /// Work that the dead process had begun stays half done, and one of its child processes may
+    /// still be running. A program whose children carry on says so with
+    /// [`reclaimable(false)`](Builder::reclaimable).
     ///
     /// Leave this option off where processes or machines are copied while they run (snapshots of
     /// virtual machines, CRIU). A copy has the host name, boot and pid namespace of its original,
@@ -129,13 +130,13 @@ impl Builder {
         self
     }
 
-    /// Whether others may find out that this process is dead, and
-    /// [reclaim](Builder::reclaim_dead) its locks. Defaults to yes.
+    /// Whether others may find out that this process is dead and [reclaim](Builder::reclaim_dead)
+    /// its locks. Defaults to yes.
     ///
-    /// Switch it off in a program whose child processes go on under its locks after it was killed,
-    /// or which [hands locks over](crate::LockGuard::hand_over) and exits. Its locks then stay
-    /// taken until their leases end. (The first eight digits of its tokens' nonces name no
-    /// machine.) Its own waiters may still reclaim the locks of others.
+    /// Switch it off in a program whose child processes carry on under its locks after it is
+    /// killed, or which [hands locks over](crate::LockGuard::hand_over) and exits. Its locks then
+    /// stay taken until their leases end. (The first eight digits of its tokens' nonces do not name
+    /// a machine.) Its own waiters may still reclaim the locks of others.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -162,7 +163,7 @@ impl Builder {
         self
     }
 
-    /// Whether a thread may take a lock again that it has: see
+    /// Whether a thread may take a lock that it already has: see
     /// [`Lock::reentrant`](crate::Lock::reentrant). Defaults to yes.
     ///
     /// ```

@@ -10,17 +10,17 @@ use crate::session::Session;
 
 impl LockManager {
     /// A manager whose locks are in the memory of this process, with every option at its default.
-    /// For tests, and for a program that runs in one process and may get a second one later. Opens
-    /// no socket.
+    /// It is for tests, and for a program that runs in one process and may get a second one later.
+    /// Opens no socket.
     ///
     /// Threads exclude each other, queue, re-enter, time out and lose locks as with a Redis: only
-    /// the store is another one. A key has its lease, and the keeper's thread renews it. A process
+    /// the store is different. A key has its lease, and the keeper's thread renews it. A process
     /// that is stopped for longer than the lease loses its locks. [Controls](LockManager::memory)
-    /// end leases, delete keys and have the store go away. Each call makes a store
-    /// of its own, which the clones of the manager share. Other processes are not excluded.
+    /// end leases, delete keys and make the store unreachable. Each call makes a store of its own,
+    /// which the clones of the manager share. Other processes are not excluded.
     ///
-    /// One thing is different: threads hand a lock off without a limit of time, since no other
-    /// process wants it.
+    /// One thing is different: threads hand a lock off without a time limit, since no other process
+    /// wants it.
     ///
     /// ```
     /// # fn main() -> Result<(), relatch::Error> {
@@ -41,11 +41,11 @@ impl LockManager {
 
     /// A builder for a manager [in memory](LockManager::in_memory) with options of its own.
     ///
-    /// What is about a server is refused in [`build`](Builder::build): logins, the database, TLS,
+    /// [`build`](Builder::build) refuses settings that concern a server: logins, the database, TLS,
     /// sentinels, replicas. [`pool_size`](Builder::pool_size),
     /// [`connect_timeout`](Builder::connect_timeout), [`poll_every`](Builder::poll_every),
-    /// [`client_tracking`](Builder::client_tracking) and
-    /// [`local_handoff`](Builder::local_handoff) have no effect.
+    /// [`client_tracking`](Builder::client_tracking) and [`local_handoff`](Builder::local_handoff)
+    /// have no effect.
     ///
     /// ```
     /// let locks = relatch::LockManager::builder_in_memory().fenced(true).build()?;
@@ -58,7 +58,7 @@ impl LockManager {
 }
 
 impl Builder {
-    /// Refuses what only a server has, if there is none.
+    /// Refuses options that only a server has, if there is none.
     pub(super) fn check_without_server(&self) -> Result<(), Error> {
         if !matches!(self.address, Ok(None)) {
             return Ok(());

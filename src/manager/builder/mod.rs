@@ -46,13 +46,13 @@ pub struct Builder {
 
 impl LockManager {
     /// A manager with every option at its default, connected to the Redis at `url`:
-    /// `redis://[user:password@]host[:port][/db]`, `unix:///path/to/socket[?db=n]`, or with
-    /// sentinels `redis+sentinel://[user:password@]host[:port][,host[:port]...]/name[/db]`, or with
-    /// a cluster `redis+cluster://[user:password@]host[:port][,host[:port]...]`. For TLS, which
-    /// needs the feature `tls`, write `rediss` in the place of `redis`.
+    /// `redis://[user:password@]host[:port][/db]`, `unix:///path/to/socket[?db=n]`, for sentinels
+    /// `redis+sentinel://[user:password@]host[:port][,host[:port]...]/name[/db]`, or for a cluster
+    /// `redis+cluster://[user:password@]host[:port][,host[:port]...]`. For TLS, which needs the
+    /// feature `tls`, write `rediss` instead of `redis`.
     ///
-    /// Speaks to Redis once, within the connect timeout of a second (and as long as the system
-    /// needs to resolve the host's name).
+    /// Speaks to Redis once, within the connect timeout of one second (plus the time that the
+    /// system needs to resolve the host's name).
     ///
     /// ```
     /// match relatch::LockManager::connect("redis://127.0.0.1:1/") {
@@ -85,8 +85,8 @@ impl LockManager {
 
 impl Builder {
     /// A builder with the URL that the environment variable `RELATCH_URL` or, if that is not set,
-    /// `REDIS_URL` names. An empty variable counts as not set. Sends nothing. What is wrong with
-    /// the variables is an error of [`build`](Builder::build): [`Error::Setup`] (`NoAddress`) if
+    /// `REDIS_URL` names. An empty variable counts as not set. Sends nothing. A problem with the
+    /// variables is reported by [`build`](Builder::build): [`Error::Setup`] (`NoAddress`) if
     /// neither is set.
     ///
     /// ```
@@ -103,7 +103,7 @@ impl Builder {
                 .map(|url| (name, url))
         };
         let not_utf8 = |option| {
-            // It is not shown, because it may have a password.
+            // The value is not shown, because it may contain a password.
             Error::InvalidOption {
                 option,
                 value: None,
@@ -131,7 +131,7 @@ impl Builder {
         }
     }
 
-    /// The text that each key begins with in Redis, of 64 KiB at most. Defaults to `lock:`.
+    /// The text with which each key in Redis begins, at most 64 KiB. Defaults to `lock:`.
     ///
     /// ```
     /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
@@ -149,10 +149,11 @@ impl Builder {
     /// Nothing interrupts the work under the lock: it has to look at
     /// [`is_valid`](crate::LockGuard::is_valid) between its steps.
     ///
-    /// The calls come one after the other, on a thread of their own (`relatch-on-lost`): a slow or
-    /// panicking callback stops no renewal, and a callback may take locks of this manager. One that
-    /// hangs delays the calls for later losses, and if it never returns, there are none. Dropping
-    /// the last handle waits for the calls that are due, for little more than the response timeout.
+    /// The calls come one after another, on a thread of their own (`relatch-on-lost`): a slow or
+    /// panicking callback stops no renewal, and a callback may take locks of this manager. A
+    /// callback that hangs delays the calls for later losses, and if it never returns, there are no
+    /// more calls. Dropping the last handle waits for the calls that are due, for little more than
+    /// the response timeout.
     ///
     /// ```
     /// use relatch::LostCause;
@@ -176,12 +177,13 @@ impl Builder {
     /// at least 1 ms; with `Duration::MAX`, one of the two is never logged.
     ///
     /// The warnings are repeated after twice the time, four times the time and so on, for as long
-    /// as the wait or the hold lasts. They name the key and the thread; for a wait the holder, if
-    /// it is known, and the time left until its deadline; for a hold the time left of its lease.
+    /// as the wait or the hold lasts. They name the key and the thread; for a wait, also the
+    /// holder, if it is known, and the time until the deadline; for a hold, the time that is left
+    /// of its lease.
     ///
     /// The keeper's thread logs them, and is started with the manager for that. Taking and
-    /// releasing a lock costs the same as without. A warning is late by up to the response timeout
-    /// while a renewal has no answer.
+    /// releasing a lock costs no more than without this option. A warning is late by up to the
+    /// response timeout while a renewal has no answer.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -195,16 +197,17 @@ impl Builder {
         self
     }
 
-    /// Counts the locks whose names begin with one of these prefixes apart: each prefix is a class.
-    /// So [`Stats::classes`](crate::Stats::classes) and a monitoring system, by the label `class`,
-    /// show that it is the invoices that wait, and not the reports. Without it (the default), there
-    /// is no such label.
+    /// Counts locks separately by these prefixes of their names: each prefix is a class. So
+    /// [`Stats::classes`](crate::Stats::classes) and a monitoring system, by the label `class`,
+    /// show that it is the invoices that are waiting, and not the reports. Without it (the
+    /// default), there is no such label.
     ///
-    /// A lock is of the class with the longest prefix that its name begins with, or else of the
-    /// class `""`, which has no label. What concerns a lock counts for its class, also what the
-    /// manager does in the background. Each class is one more time series for each metric (and 42
-    /// for each histogram), however many locks there are. What is counted compares the lock's name
-    /// with the prefixes that have the same first byte: a few nanoseconds for each of them.
+    /// A lock belongs to the class with the longest prefix that its name begins with, or else to
+    /// the class `""`, which has no label. Everything that concerns a lock counts for its class,
+    /// including the manager's work in the background. Each class is one more time series for each
+    /// metric (and 42 for each histogram), however many locks there are. Each count compares the
+    /// lock's name with the prefixes that have the same first byte, which takes a few nanoseconds
+    /// for each of them.
     ///
     /// ```
     /// let locks = relatch::LockManager::builder_in_memory()
@@ -219,26 +222,27 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`build`](Builder::build) returns [`Error::InvalidOption`] if a prefix is empty, is there
+    /// [`build`](Builder::build) returns [`Error::InvalidOption`] if a prefix is empty, occurs
     /// twice or has a control character, or if there are more than 100.
     pub fn classes(mut self, prefixes: impl IntoIterator<Item = impl Into<String>>) -> Builder {
         self.settings.classes = prefixes.into_iter().map(Into::into).collect();
         self
     }
 
-    /// How long a wait goes on while Redis gives no proper answer: a wait with a limit until that
-    /// limit, or for as long as this, whichever is shorter. Defaults to 10 seconds, counted from
-    /// the first attempt without an answer.
+    /// How long a wait goes on while Redis gives no proper answer. If the wait has a limit of its
+    /// own, the shorter of the two counts. Defaults to 10 seconds, counted from the first attempt
+    /// without an answer.
     ///
-    /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and
-    /// notices an outage then: so its wait may end some 25 seconds after Redis fell silent. A
-    /// thread that waits behind another thread of its process makes no attempt of its own. For such
-    /// a thread, the outage begins with the other thread's first attempt without an answer or, if
-    /// that is later, with its own wait.
+    /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and only
+    /// then notices an outage, so its wait may end some 25 seconds after Redis fell silent. A
+    /// thread that waits behind another thread of its process makes no attempts of its own. For
+    /// such a thread, the outage begins with the other thread's first attempt without an answer or,
+    /// if that is later, with its own wait.
     ///
-    /// One failed attempt is no outage yet: its connection may have been dead. So a wait whose
-    /// limit has not come makes a second one, and each of the two may take the connect timeout and
-    /// the response timeout. A single try ([`try_lock`](crate::Lock::try_lock)) has that time once.
+    /// One failed attempt is not yet an outage: its connection may have been dead. So a wait whose
+    /// limit has not been reached makes a second one, and each of the two may take the connect
+    /// timeout and the response timeout. A single try ([`try_lock`](crate::Lock::try_lock)) gets
+    /// that time only once.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -257,8 +261,8 @@ impl Builder {
     /// renewed lock at once. Defaults to yes.
     ///
     /// If this is off, the manager opens no connection for invalidations, waiters
-    /// [poll](Builder::poll_every), and the next renewal finds a loss. Switch it off where
-    /// invalidations are known not to work: this saves the attempts.
+    /// [poll](Builder::poll_every), and a loss is noticed only at the next renewal. Switch it off
+    /// where invalidations are known not to work: this saves the attempts.
     ///
     /// ```
     /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
@@ -289,16 +293,17 @@ impl Builder {
         self
     }
 
-    /// For how long threads of this process may hand a contended lock off among themselves before
-    /// they leave it to other processes for a moment. Defaults to 5 ms. With zero, nothing is
-    /// handed off, and the lock stays free for a moment after each turn.
+    /// How long threads of this process may hand a contended lock off among themselves before they
+    /// leave it to other processes for a moment. Defaults to 5 ms. With zero, nothing is handed
+    /// off, and the lock stays free for a moment after each turn.
     ///
     /// If a thread of this manager waits for a lock that another thread releases, the manager sends
-    /// the release and the waiter's `SET` together: in one round trip instead of two, and other
-    /// processes cannot come in between. A longer time gives this process more turns a second, and
-    /// makes other processes wait longer. When the time is over, the lock stays free for 0.25 to
-    /// 3.3 ms (longer if many other processes want it), so that a waiter of another process can
-    /// take it. The same limit holds for a single thread that takes a lock again and again.
+    /// the release and the waiter's `SET` together: this takes one round trip instead of two, and
+    /// other processes cannot come in between. A longer time gives this process more turns a
+    /// second, and makes other processes wait longer. When the time is over, the lock stays free
+    /// for 0.25 to 3.3 ms (longer if many other processes want it), so that a waiter in another
+    /// process can take it. The same limit holds for a single thread that takes a lock again and
+    /// again.
     ///
     /// With [`replicas`](Builder::replicas), nothing is handed off, and this option has no effect.
     ///
@@ -316,8 +321,8 @@ impl Builder {
 
     /// Makes the manager and speaks to Redis once: connects, logs in and sends a `PING`, or reads
     /// the map of the cluster. So a wrong address, password or database fails here. Blocks for the
-    /// [connect timeout](Builder::connect_timeout) at most, and for the system's resolver. (With an
-    /// error, the threads of the manager end, which may take as long again in a cluster.)
+    /// [connect timeout](Builder::connect_timeout) at most, and for the system's resolver. (After
+    /// an error, the manager's threads end, which may take as long again in a cluster.)
     ///
     /// ```
     /// let locks = relatch::LockManager::builder_in_memory().prefix("shop:").build()?;
@@ -330,8 +335,7 @@ impl Builder {
     /// - [`Error::InvalidOption`]: an option or the URL is invalid. Nothing was sent.
     /// - [`Error::System`]: the system could not start a thread, or gave no random bits. Nothing
     ///   was sent.
-    /// - [`Error::Unavailable`]: nothing answers at the address, or something that is not Redis
-    ///   does.
+    /// - [`Error::Unavailable`]: nothing answers at the address, or whatever answers is not Redis.
     /// - [`Error::Refused`]: Redis refused the login, the database or the `PING`.
     /// - [`Error::Tls`]: the connection could not be encrypted, or the server is not trusted.
     /// - [`Error::Setup`]: [`from_env`](Builder::from_env) has found no address.
@@ -341,7 +345,7 @@ impl Builder {
         Ok(LockManager::new(session))
     }
 
-    /// Makes the manager and sends nothing: for a program that may start before its Redis does.
+    /// Makes the manager and sends nothing, for a program that may start before its Redis does.
     ///
     /// ```
     /// let locks = relatch::LockManager::builder("redis://127.0.0.1:1/").build_lazily()?;

@@ -1,29 +1,29 @@
-//! What the answers of a server mean for locks.
+//! What a server's answers mean for locks.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::store::{Info, Missing};
 
-/// One thing that was looked at.
+/// One thing that was examined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// How it is.
+    /// How well it is.
     pub verdict: Verdict,
     /// What was found.
     pub found: String,
-    /// What to do about it. `None` if it is well.
+    /// What to do about it. `None` if all is well.
     pub advice: Option<&'static str>,
 }
 
-/// How a [`Finding`] is. The worse one is the larger one.
+/// How well a [`Finding`] is. The worse, the larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Verdict {
     /// As it should be.
     Well,
-    /// Locks work, but they are slower or can be lost sooner than they need be.
+    /// Locks work, but they are slower or more easily lost than they need be.
     Warning,
     /// Locks do not work.
     Failed,
@@ -76,31 +76,31 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A lock of its own was taken, renewed, seen and given back in this time.
+/// A test lock was taken, renewed, seen and given back in this time.
 pub(super) fn of_cycle(took: Duration, lease: Duration) -> Finding {
-    let found = format!("a lock of its own was taken, renewed, seen and given back, in {took:.1?}");
+    let found = format!("a test lock was taken, renewed, seen and given back, in {took:.1?}");
     if took > lease / 10 {
         let advice =
-            "more than a tenth of the lease: take a longer lease, or a Redis that is nearer";
+            "more than a tenth of the lease: use a longer lease, or a Redis that is closer";
         Finding::warning(found, advice)
     } else {
         Finding::well(found)
     }
 }
 
-/// The rights that the user has not.
+/// The rights that the user lacks.
 pub(super) fn of_rights(missing: &Missing) -> Finding {
     let Missing { each_lock, others } = missing;
     let all = [&each_lock[..], others].concat().join(" ");
-    let found = format!("the user has not all rights: {all}");
+    let found = format!("the user lacks these rights: {all}");
     match (&each_lock[..], &others[..]) {
         ([], []) => Finding::well("the user has all rights".to_owned()),
         ([], _) => Finding::warning(
             found,
-            "locks work without, but waiters poll, or people on call see less: ACL SETUSER gives \
-             them",
+            "locks work without them, but waiters poll, or people on call see less: ACL SETUSER \
+             adds them",
         ),
-        _ => Finding::failed(found, "locks do not work: ACL SETUSER gives them"),
+        _ => Finding::failed(found, "locks do not work: ACL SETUSER adds them"),
     }
 }
 

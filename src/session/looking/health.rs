@@ -11,14 +11,14 @@ use crate::session::looking::findings::{self, Finding, Verdict};
 use crate::store::{ClaimReply, Compared, Extension, Failure, Goal, Node, Seen, Wanted};
 use crate::waiting::core::Core;
 
-/// What [`LockManager::check`](crate::LockManager::check) has found out.
+/// The results of [`LockManager::check`](crate::LockManager::check).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Health {
     /// The worst of all findings. Unless it is [`Verdict::Failed`], locks work.
     pub verdict: Verdict,
-    /// In the order in which they were found. What could not be looked at, because something before
-    /// it failed, is not among them.
+    /// In the order in which they were found. If something could not be examined because an earlier
+    /// step failed, there is no finding for it.
     pub findings: Vec<Finding>,
 }
 
@@ -49,7 +49,7 @@ impl Health {
         let mut findings = examination.findings;
         if !is_whole && findings.is_empty() {
             findings.push(Finding::failed(
-                "nothing could be looked at".to_owned(),
+                "nothing could be examined".to_owned(),
                 "give it more time",
             ));
         }
@@ -61,7 +61,7 @@ impl Health {
     }
 }
 
-/// A look at everything on which locks depend, until the deadline.
+/// An examination of everything on which locks depend, until the deadline.
 struct Examination<'a> {
     core: &'a Core,
     deadline: Moment,
@@ -71,8 +71,8 @@ struct Examination<'a> {
 }
 
 impl Examination<'_> {
-    /// `None` if something failed without which the rest cannot be looked at: the first failure is
-    /// the cause of others.
+    /// `None` if something failed on which the rest depends: the first failure is the cause of the
+    /// others.
     fn run(&mut self) -> Option<()> {
         if let Err(error) = self.core.own_process(Moment::now()) {
             let advice = "fork before a manager is made";
@@ -127,7 +127,7 @@ impl Examination<'_> {
                 findings::of_cycle(took, self.core.settings.options.lease)
             }
             Ok(false) => Finding::failed(
-                "a lock of its own was sent, and the answers are not those of a Redis".to_owned(),
+                "a test lock was sent, and the answers are not those of a Redis".to_owned(),
                 "is it a Redis, and does a proxy change what is sent?",
             ),
             Err(failure) => failed(
@@ -137,7 +137,7 @@ impl Examination<'_> {
         }
     }
 
-    /// False if Redis has answered otherwise than a Redis does.
+    /// False if the answers are not those of a Redis.
     fn try_cycle(&self) -> Result<bool, Failure> {
         /// Milliseconds.
         const LEASE: u64 = 10_000;
@@ -160,17 +160,17 @@ impl Examination<'_> {
         let ClaimReply::Taken { .. } = connection.claim(wanted, *deadline)? else {
             return Ok(false);
         };
-        // Longer, so that the script has something to do.
+        // This is longer, so that the script has something to do.
         let extension = Extension {
             key,
             token,
             lease: 2 * LEASE,
         };
-        // All three are sent before any answer is judged. So the key is deleted, whatever the first
-        // two have brought, unless the connection breaks.
+        // All three are sent before any answer is judged. So the key is deleted, whatever comes of
+        // the first two, unless the connection breaks.
         let extended = connection.extend(&extension, *deadline);
         let seen = connection.look(key, None, *deadline);
-        // With the text of the script, which Redis needs again after a restart.
+        // This sends the text of the script, which Redis needs again after a restart.
         let removed = connection.force_if(key, token.as_bytes(), *deadline);
         Ok(matches!(
             (extended?, seen?, removed?),
@@ -199,8 +199,8 @@ impl Examination<'_> {
         match connection.and_then(|mut connection| connection.info(self.deadline)) {
             Ok(info) => findings::of_evictions(&info),
             Err(failure) => Finding::warning(
-                format!("INFO is not told: {}", failure.text()),
-                "with the right to it, the eviction policy could be looked at",
+                format!("INFO is not available: {}", failure.text()),
+                "with the right to INFO, the eviction policy could be checked",
             ),
         }
     }

@@ -45,7 +45,7 @@ impl<'a> Looking<'a> {
             .collect())
     }
 
-    /// Who holds the lock. If it is `fenced`, also with which fence.
+    /// Who holds the lock and, if it is `fenced`, with which fence.
     pub(crate) fn holder(&self, fenced: bool) -> Result<Option<Holder>, Error> {
         let counter = fenced.then(|| self.key.counter()).transpose()?;
         let (seen, _) = self.ask("looking at", |connection, deadline| {
@@ -62,7 +62,7 @@ impl<'a> Looking<'a> {
         }
     }
 
-    /// Reads the key. Also returns when the try that was answered was sent.
+    /// Reads the key. Also returns when the answered try was sent.
     pub(super) fn look(&self, action: &'static str) -> Result<(Seen, Moment), Error> {
         self.ask(action, |connection, deadline| {
             connection.look(self.key.in_redis(), None, deadline)
@@ -70,7 +70,7 @@ impl<'a> Looking<'a> {
     }
 
     /// Asks about the key. If the first try fails, its connection may have been stale, so a second
-    /// try goes over another one.
+    /// try uses another one.
     fn ask(
         &self,
         action: &'static str,
@@ -105,8 +105,8 @@ impl<'a> Looking<'a> {
     /// Deletes the key if it holds this token.
     pub(crate) fn force_unlock_if(&self, token: &[u8]) -> Result<bool, Error> {
         if !is_whole(token) {
-            let reason = "a value of 256 bytes or more is not known in full, and of one that is not UTF-8, \
-                          `raw` has not all: see `Holder::bytes` and `force_unlock`";
+            let reason = "a value of 256 bytes or more is not known in full, and for one that is \
+                          not UTF-8, `raw` is incomplete: see `Holder::bytes` and `force_unlock`";
             return Err(Error::InvalidOption {
                 option: "force_unlock_if",
                 value: None,
@@ -124,8 +124,8 @@ impl<'a> Looking<'a> {
         Ok(deleted)
     }
 
-    /// Sends the command of an operator. Redis gets it once only: a second one could delete the key
-    /// of the next holder, or find that the first one did. It goes over a fresh connection, since a
+    /// Sends an operator's command. Redis gets it only once: a second one could delete the next
+    /// holder's key, or find that the first one deleted the key. It uses a new connection, since a
     /// pooled one may be dead.
     fn force<T>(
         &self,
@@ -140,21 +140,21 @@ impl<'a> Looking<'a> {
         })
     }
 
-    /// An operator has deleted the key. `deleted`: its value, if there was one, and whose it was.
+    /// An operator has deleted the key. `deleted` is its value, if there was one, and whose it was.
     fn forced(&self, deleted: Option<(&str, String)>) {
         let Session { core, keeper, .. } = self.session;
         if let Some((token, holder)) = deleted {
             keeper.lose_token(token, LostCause::Deleted);
             warn!(
                 target: "relatch::force_unlock",
-                "lock {:?} was force-unlocked, it was held by {holder}", self.key.name()
+                "lock {:?} was force-unlocked; it was held by {holder}", self.key.name()
             );
         }
-        // Redis sends no invalidation to the waiters of this process that poll.
+        // Redis sends no invalidations to waiters of this process that poll.
         core.listeners.wakeups.wake(self.key.in_redis().as_bytes());
     }
 
-    /// Does `action`, for as long as an attempt may take.
+    /// Does `action`, which may take as long as one attempt.
     fn within_an_attempt<T>(
         &self,
         action: &'static str,

@@ -1,4 +1,4 @@
-//! All locks that are in Redis, one after the other.
+//! All locks that are in Redis, one after another.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,13 +13,13 @@ use crate::session::Session;
 use crate::store::{Failure, Looks as _, Node, Seen, ServerConnection};
 use crate::waiting::core::Core;
 
-/// Past how many keys Redis walks in one command at most: less than a millisecond.
+/// The most keys that Redis walks past in one command: this takes less than a millisecond.
 const KEYS_A_STEP: u32 = 500;
 
 /// How many keys are looked at in one round trip.
 const LOOKS_AT_ONCE: usize = 100;
 
-/// A key in Redis that is a lock, or in the way of one: what [`Survey`] finds.
+/// A key in Redis that is a lock or in the way of one, as found by [`Survey`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SurveyedLock {
@@ -29,8 +29,7 @@ pub struct SurveyedLock {
     pub redis_key: Vec<u8>,
     /// What it is.
     pub found: Found,
-    /// The value, and the time that is left. `None` if no lock of this crate can have this key or
-    /// value.
+    /// The value, and the time left. `None` if no lock of this crate can have this key or value.
     pub holder: Option<Holder>,
 }
 
@@ -75,8 +74,8 @@ impl fmt::Display for SurveyedLock {
             (Found::Foreign, Some(holder)) => {
                 write!(f, "lock {key:?} of another program: {holder}")
             }
-            (_, Some(holder)) => write!(f, "{key:?}, which is no lock: {holder}"),
-            (_, None) => write!(f, "{key:?}, which is no lock"),
+            (_, Some(holder)) => write!(f, "{key:?}, which is not a lock: {holder}"),
+            (_, None) => write!(f, "{key:?}, which is not a lock"),
         }
     }
 }
@@ -87,14 +86,14 @@ impl fmt::Display for SurveyedLock {
 pub struct Survey {
     session: Arc<Session>,
     deadline: Moment,
-    /// The servers that are still to come. `None` before the first step.
+    /// The servers that have not been walked yet. `None` before the first step.
     nodes: Option<Vec<Arc<Node>>>,
     walk: Option<Walk>,
-    /// What was found and not returned yet.
+    /// What has been found but not yet returned.
     found: VecDeque<SurveyedLock>,
 }
 
-/// The way through the keys of one server.
+/// The walk through one server's keys.
 struct Walk {
     node: Arc<Node>,
     connection: ServerConnection,
@@ -113,7 +112,7 @@ impl Survey {
         }
     }
 
-    /// Takes one step. Afterwards something is found, or not; or all is done.
+    /// Takes one step, which may find something, or nothing, or be the last.
     fn advance(&mut self) -> Result<(), Failure> {
         let core = &self.session.core;
         let Some(nodes) = &mut self.nodes else {
@@ -149,7 +148,7 @@ impl Survey {
 }
 
 impl Walk {
-    /// Walks on, and looks at what is found. True after the last step.
+    /// Walks on, and looks at the keys that it finds. True after the last step.
     fn step(
         &mut self,
         core: &Core,
@@ -177,7 +176,7 @@ impl Walk {
                 let holder = match seen {
                     Seen::Somebody(holder) => str::from_utf8(key).is_ok().then_some(holder),
                     Seen::NotAString => None,
-                    Seen::Nothing => continue, // It is gone meanwhile.
+                    Seen::Nothing => continue, // It has gone in the meantime.
                 };
                 found.extend(surveyed(prefix, key.clone(), holder));
             }
@@ -192,7 +191,7 @@ impl Walk {
     }
 }
 
-/// True for the counter of a lock that is fenced: `fence:` and braces behind the prefix.
+/// True for the counter of a fenced lock: the prefix is followed by `fence:` and braces.
 fn is_counter(prefix: &str, redis_key: &[u8]) -> bool {
     let rest = redis_key.strip_prefix(prefix.as_bytes());
     let counted = rest.and_then(|rest| rest.strip_prefix(b"fence:"));
@@ -266,7 +265,7 @@ mod tests {
         assert_eq!(found(&token, None), Found::NeverExpires);
     }
 
-    /// What is found at a server with these keys, each of which holds its own beginning.
+    /// The survey of a server with these keys, each of which holds its own beginning.
     fn survey(keys: Vec<Vec<u8>>) -> Vec<SurveyedLock> {
         let bulk =
             |bytes: &[u8]| [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
@@ -305,7 +304,7 @@ mod tests {
         found.unwrap()
     }
 
-    /// A step has fewer of them, so that its reply is not too long: one, if nothing else helps.
+    /// A step has fewer such keys, so that its reply is not too long: one, if nothing else helps.
     #[test]
     fn keys_are_found_whatever_their_length() {
         let keys = |count: usize, length: usize| {
@@ -317,7 +316,7 @@ mod tests {
         assert!(found.eq(all), "some are missing");
     }
 
-    /// Such a key is no lock of this crate, and shifts no other's holder.
+    /// Such a key is not a lock of this crate, and does not shift another key's holder.
     #[test]
     fn a_key_that_is_not_utf_8_is_found_between_others() {
         let keys = [&b"lock:1"[..], b"lock:\xff", b"lock:2"].map(<[u8]>::to_vec);

@@ -109,8 +109,8 @@ fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
         let all = lines_of("relatch::slow").into_iter();
         all.filter(|line| line.contains(what)).collect()
     };
-    let waits = "a thread has waited for long: ";
-    let holds = "a lock has been held for long: ";
+    let waits = "a thread has waited for a long time: ";
+    let holds = "a lock has been held for a long time: ";
     let began = Instant::now();
     drop(locks.lock("short").expect("locks"));
     let is_short = began.elapsed() < HELD; // Unless the machine is busy.
