@@ -1,5 +1,5 @@
-//! A Redis client for locks: one server, a master that sentinels name, or a cluster; with
-//! deadlines, and with the truth about each command that has no answer.
+//! A Redis client for locks: one server, a master that sentinels name, or a cluster; it enforces
+//! deadlines, and says exactly what is known about each command that got no answer.
 //!
 //! [`commands`] has what a lock asks of Redis, [`servers`] which server has a key, [`url`] what
 //! a program names, and [`wire`] the connections. Nothing here knows what a hold is, or a turn.
