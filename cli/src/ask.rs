@@ -16,7 +16,7 @@ use crate::run::nested::{Has, Outer};
 use crate::span;
 use crate::whose;
 
-/// The longest pause between two looks of `wait`.
+/// The longest pause between two checks by `wait`.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long to wait for a key's expiry, which some programs set with a second command.

@@ -188,10 +188,10 @@ pub(crate) fn with_hint(message: String) -> String {
     message
 }
 
-/// Where the address may be. The first one counts.
+/// The variables for the address. The first one that is set counts.
 const VARIABLES: [&str; 2] = ["RELATCH_URL", "REDIS_URL"];
 
-/// The library's names of settings, and those of the command.
+/// The library's names for settings, and the command's.
 const NAMES: [(&str, &str); 6] = [
     ("option `tls`", "a TLS option"),
     ("option `sentinel_login`", SENTINEL_LOGIN),

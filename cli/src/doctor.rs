@@ -13,7 +13,7 @@ use crate::output::{json_line, plain, write};
 /// The limit of the checks, and of the key scan.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A lease that ends later than this is a mistake, or nearly one.
+/// A lease longer than this is almost certainly a mistake.
 const LONG_LEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// One line of the answer.

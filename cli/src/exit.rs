@@ -8,7 +8,7 @@ use crate::connect;
 /// The exit codes. (`docs/command.md` has the table.)
 pub(crate) mod code {
     pub(crate) const OK: u8 = 0;
-    /// `holder`: it is free. `force-unlock`: nothing was deleted.
+    /// `holder`: the lock is free. `force-unlock`: nothing was deleted.
     pub(crate) const NOTHING: u8 = 1;
     pub(crate) const USAGE: u8 = 64;
     pub(crate) const UNAVAILABLE: u8 = 69;

@@ -10,7 +10,7 @@ use crate::args::{Cli, Generate, Paper};
 use crate::exit::{Failure, code};
 use crate::output::write;
 
-/// What the definition of the command line does not say.
+/// The part of the manual page that is not in the definition of the command line.
 const MORE: &str = include_str!("more.roff");
 
 pub(crate) fn generate(asked: &Generate) -> Result<u8, Failure> {

@@ -236,7 +236,7 @@ fn object(lock: &SurveyedLock) -> Value {
     object["v"] = 1.into();
     object["kind"] = kind.into();
     object["key"] = lock.key.clone().into();
-    // The key as it is in Redis, for what is not UTF-8.
+    // The key's bytes in Redis, if it is not UTF-8.
     if str::from_utf8(&lock.redis_key).is_err() {
         object["redis_key_hex"] = json::hex(&lock.redis_key).into();
     }

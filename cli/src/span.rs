@@ -25,7 +25,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * factor)
         .ok()
         .filter(|span| *span <= LONGEST)
-        .ok_or_else(|| "this is too long".to_owned())
+        .ok_or_else(|| "too long".to_owned())
 }
 
 /// A span for people: `950ms`, `22.1s`, `5m07s`, `2h05m`, `3d04h`.

@@ -37,7 +37,7 @@ use crate::run::{signals, spawn};
 /// The first argument of the process.
 pub(crate) const COMMAND: &str = "__guard";
 
-/// The longest sleep: the clock of sleeps may stand still while the machine is suspended.
+/// The longest sleep: the clock for sleeping may stand still while the machine is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// What the wrapper tells the guard at the start, as arguments.

@@ -1,4 +1,4 @@
-//! The job, as the wrapper sees it: below the guard process, and without it.
+//! The job, as the wrapper sees it: with the guard process, and without it.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};

@@ -56,7 +56,7 @@ impl Plan {
     }
 }
 
-/// What has happened.
+/// An event in the life of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// Nothing but the passage of time.
@@ -117,7 +117,7 @@ pub(crate) struct At {
     pub(crate) left: Duration,
 }
 
-/// What is to be done.
+/// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Forwards a signal to these processes of the job.
@@ -147,7 +147,7 @@ pub(crate) enum Reason {
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Runs,
-    /// It was asked to end.
+    /// The job was asked to end.
     Asked {
         kill_at: Duration,
     },
@@ -438,7 +438,7 @@ mod tests {
         Plan { max_hold, ..plan() }
     }
 
-    /// The events of the run, the reason of its end, and whether the lock is lost.
+    /// The events of a run, the reason for its end, and whether the lock is lost.
     #[test]
     fn a_job_is_asked_to_end_and_killed_before_its_lock_is_somebody_elses() {
         let half = At {

@@ -28,7 +28,7 @@ pub(crate) enum ToGuard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FromGuard {
     Started(Pid),
-    /// The system could not start the job, with this error.
+    /// The system could not start the job; this is the error.
     Failed(i32),
     /// The lock was no longer valid when the job was about to start.
     Late,

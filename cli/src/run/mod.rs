@@ -81,7 +81,8 @@ use crate::run::report::{Outcome, Report, To};
 use crate::run::taking::Taking;
 use crate::run::wanted::Wanted;
 
-/// Runs the command, and returns the exit code, if no signal has ended the job.
+/// Runs the command and returns the exit code, unless this process ends by the signal that ended
+/// the job.
 pub(crate) fn run(common: &Common, options: &Run) -> u8 {
     let to = match options.report.as_deref().map(To::read).transpose() {
         Ok(to) => to,

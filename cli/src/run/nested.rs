@@ -103,7 +103,7 @@ impl Outer {
             Some(_) => env::var(VARIABLE).unwrap_or_default(),
             None => String::new(),
         };
-        // If the place cannot be read, nothing connects.
+        // If the URL cannot be read, nothing connects.
         Outer::read(connect::place(common).unwrap_or_default(), &text)
     }
 

@@ -19,7 +19,7 @@ use crate::run::wanted::Wanted;
 use crate::span;
 use crate::whose;
 
-/// Why there is no lock.
+/// Why the lock was not taken.
 pub(crate) enum Failed {
     Busy(String),
     Lock(Box<Error>),
@@ -185,9 +185,8 @@ pub(crate) fn over(
         }
         Some(NotStarted::Interrupted(number)) => return interrupted(number, report),
         Some(NotStarted::Guard(number)) => {
-            let message = format!(
-                "the job was not started: its guard process ended with {number} before it could"
-            );
+            let message =
+                format!("the job was not started: its guard process exited with {number} first");
             tell(&message);
             report.cause = Some(message);
             return (Outcome::NotStarted, code::SOFTWARE);

@@ -182,7 +182,7 @@ impl Taking {
             || options.at_least.is_some()
             || options.on_lost != OnLost::Kill;
         if missing.is_empty() && has_wishes && !common.quiet {
-            tell("--lease, --at-least and --on-lost of the outer run apply");
+            tell("the outer run's --lease, --at-least and --on-lost apply");
         }
         Ok(missing)
     }

@@ -48,7 +48,7 @@ impl Wanted {
         for (name, given) in [("--lease", options.lease), ("--at-least", options.at_least)] {
             if let Some(span) = given.filter(|span| *span > LONGEST_LEASE) {
                 let [span, most] = [span, LONGEST_LEASE].map(span::show);
-                let message = format!("{name} is {span}: a lock is kept for {most} at most");
+                let message = format!("{name} is {span}: the maximum is {most}");
                 return Err(Failure::new(code::CONFIG, message));
             }
         }

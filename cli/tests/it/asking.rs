@@ -92,7 +92,7 @@ fn where_it_was_looked_is_told() {
     for name in ["report", "lock:a", "lock:b"] {
         place.set(name, "x");
     }
-    let none = "no locks with prefix \"lock:c\" (--prefix '' looks at all keys)";
+    let none = "no locks with prefix \"lock:c\" (--prefix '' lists all keys)";
     for (arguments, said) in [
         (&["ls"][..], "2 locks with prefix \"lock:\""),
         (&["ls", "a"], "1 lock with prefix \"lock:a\""),
