@@ -12,7 +12,11 @@ const SEEN: [(&str, &str, &str); 6] = [
         "python-redis-lock or similar",
     ),
     ("report", "Skuh8MexeY8U/Dp3MYDxdQ==", "redsync or similar"),
-    ("report", "dZtcTpAwSNCjs-LSF8f_SQ", "bsm/redislock or similar"),
+    (
+        "report",
+        "dZtcTpAwSNCjs-LSF8f_SQ",
+        "bsm/redislock or similar",
+    ),
     (
         "job-lock:env:report",
         "ADDED:2026-11-26T05:00:12.105Z@web-3",
