@@ -191,8 +191,8 @@ impl Family {
     /// the numbers wrap around to 300. Then a child may be read before its parent, and if the
     /// parent ends in between, the child seems to belong to nobody. So this looks twice, and the
     /// same thing would have to happen twice in a row. The lock would then be released while that
-    /// child still lives. (If this process has no children, there is no doubt, and this is not
-    /// called.)
+    /// child still lives. (If this process has no children, there is no doubt, and nobody calls
+    /// this.)
     ///
     /// If a look fails, the family does not count as empty.
     pub(crate) fn is_empty(&self, scope: Scope) -> bool {

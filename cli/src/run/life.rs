@@ -257,8 +257,9 @@ impl Life {
                 self.is_stopped = true;
                 actions.push(Action::StopAll(to.unwrap_or(from.misses())));
             }
-            // A job that is being killed is neither stopped nor continued. If nobody would continue
-            // this process, the job, which a terminal may have stopped already, is continued.
+            // Nothing stops or continues a job that is being killed. A job that was asked to end,
+            // or that nobody would continue, is continued instead of stopped: a terminal may have
+            // stopped it already.
             _ if matches!(self.stage, Stage::Killed { .. }) => {}
             Event::Stop(_) if self.plan.shares_group => actions.push(Action::ResumeGroup),
             _ => {
