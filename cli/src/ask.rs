@@ -16,10 +16,10 @@ use crate::run::nested::{Has, Outer};
 use crate::span;
 use crate::whose;
 
-/// The longest pause between two looks of `wait`.
+/// The longest pause between two checks by `wait`.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long the expiry of a key may be on its way, which some programs set by a second command.
+/// How long to wait for a key's expiry, which some programs set with a second command.
 const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
 pub(crate) fn holder(common: &Common, asked: &HolderArgs) -> Result<u8, Failure> {
@@ -63,13 +63,13 @@ pub(crate) fn wait(common: &Common, asked: &Wait) -> Result<u8, Failure> {
                 is_away = false;
                 holder.remaining
             }
-            // At the start, the address may be wrong. A later outage is waited out.
+            // At the start, the address may be wrong. The wait continues through a later outage.
             Err(failure) if is_over || !has_answered || failure.code != code::UNAVAILABLE => {
                 return Err(failure);
             }
             Err(failure) => {
                 if !is_away && !common.quiet {
-                    tell(&format!("{}: the wait goes on", failure.message));
+                    tell(&format!("{}: the wait continues", failure.message));
                 }
                 is_away = true;
                 None
@@ -94,7 +94,7 @@ pub(crate) fn wait(common: &Common, asked: &Wait) -> Result<u8, Failure> {
     Ok(holder.map_or(code::OK, |_| code::BUSY))
 }
 
-/// Returns the holder of the lock, and an error if it would never be free.
+/// Returns the holder of the lock, or an error if the lock would never be free.
 fn look(lock: &Lock) -> Result<Option<Holder>, Failure> {
     let never_expires = |holder: &Holder| holder.remaining.is_none();
     let mut holder = lock.holder()?;
@@ -128,7 +128,7 @@ pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
             called
         }
     };
-    // Each has its prefix, which may be another one.
+    // Each lock has its own prefix, which may not be this command's.
     let locks = builder(common)?.prefix("").build()?;
     let mut code = code::OK;
     for has in all {
@@ -137,7 +137,7 @@ pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
         let is_ours = |holder: &Holder| holder.raw == has.token;
         if !outer.is_here(has) && !holder.as_ref().is_some_and(is_ours) {
             let message = format!(
-                "lock {key:?} is in another Redis, {}: name the lock to confirm",
+                "lock {key:?} is in another Redis, {}: pass the KEY of the lock to confirm",
                 has.place
             );
             return Err(Failure::new(code::CONFIG, message));
@@ -158,7 +158,7 @@ pub(crate) fn confirm(common: &Common, asked: &Confirm) -> Result<u8, Failure> {
     Ok(code)
 }
 
-/// Why the job must not go on, unless the lock is its own for this span.
+/// Why the job must not continue, unless it holds the lock for this span.
 fn unconfirmed(key: &str, has: &Has, holder: Option<&Holder>, span: Duration) -> Option<String> {
     let Some(holder) = holder else {
         return Some(format!(
@@ -174,8 +174,8 @@ fn unconfirmed(key: &str, has: &Has, holder: Option<&Holder>, span: Duration) ->
     let left = holder.remaining.filter(|left| *left < span)?;
     let [left, span] = [left, span].map(span::show);
     Some(format!(
-        "lock {key:?} is ours for {left}, and not for {span}: ask again after the next renewal, or \
-         have a longer --lease for the run"
+        "lock {key:?} is valid for {left}, not for {span}: ask again after the next renewal, or \
+         give the run a longer --lease"
     ))
 }
 
@@ -199,7 +199,7 @@ pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, F
             nothing("has another token, or is free")
         };
     }
-    // An error if it is no text, and so nobody's lock.
+    // Fails if the value is not text, and so not a lock.
     let Some(holder) = lock.holder()? else {
         return nothing("is free");
     };
@@ -207,19 +207,19 @@ pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, F
     if !asked.yes {
         if !io::stdin().is_terminal() {
             let message = format!(
-                "{by} has it: say --yes, or --if-token with the token that `relatch holder` shows"
+                "{by} has it: use --yes, or --if-token with the token that `relatch holder` shows"
             );
             return Err(Failure::new(code::USAGE, message));
         }
         if !is_meant(&asked.key, &by) {
             return Ok(code::NOTHING);
         }
-        // The person means the value that was shown. A value that cannot be shown whole is deleted
-        // as it is.
+        // Delete only the value that the user saw. A value too long to show in full is deleted
+        // without this check.
         let value = holder.bytes.as_deref().unwrap_or(holder.raw.as_bytes());
         match lock.force_unlock_if(value) {
             Ok(true) => return deleted(&by),
-            Ok(false) => return nothing("has changed hands meanwhile, and was left alone"),
+            Ok(false) => return nothing("changed hands in the meantime, and was left alone"),
             Err(relatch::Error::InvalidOption { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -230,9 +230,10 @@ pub(crate) fn force_unlock(common: &Common, asked: &ForceUnlock) -> Result<u8, F
     }
 }
 
-/// Asks the person at the terminal.
+/// Asks the user at the terminal.
 fn is_meant(key: &str, by: &str) -> bool {
-    let question = format!("lock {key:?} is held by {by}, whose work may go on. Delete it? [y/N] ");
+    let question =
+        format!("lock {key:?} is held by {by}, which may still be working. Delete it? [y/N] ");
     eprint!("{}", plain(&question));
     io::stderr().flush().ok();
     let mut answer = String::new();

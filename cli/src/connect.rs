@@ -1,4 +1,4 @@
-//! The manager, from what the command line and the environment say.
+//! Builds the manager from the command line and the environment.
 
 use std::env;
 use std::ffi::OsString;
@@ -14,10 +14,10 @@ use crate::args::Common;
 use crate::exit::{Failure, code};
 use crate::output::tell;
 
-/// The warning about a password. `run --connect-within` may build again and again.
+/// The warning about a password is printed once: `run --connect-within` may build repeatedly.
 static TOLD: Once = Once::new();
 
-/// A builder with the address, the ways to log in, and the prefix.
+/// A builder with the address, the credentials and the prefix.
 pub(crate) fn builder(common: &Common) -> Result<Builder, Failure> {
     let mut builder = match (&common.redis, &common.redis_file) {
         (Some(url), _) => {
@@ -39,20 +39,20 @@ pub(crate) fn builder(common: &Common) -> Result<Builder, Failure> {
     }
     if let Some(login) = text_of(SENTINEL_LOGIN)? {
         let (user, password) = login.split_once(':').ok_or_else(|| {
-            let form = "is not of the form user:password, or :password";
+            let form = "must have the form user:password or :password";
             Failure::new(code::CONFIG, format!("{SENTINEL_LOGIN} {form}"))
         })?;
         builder = builder.sentinel_login(Some(user).filter(|it| !it.is_empty()), password);
     }
-    // If this process is killed, its guard and its job live on for a moment.
+    // If this process is killed, its guard and its job survive it briefly.
     Ok(builder.prefix(&*common.prefix).reclaimable(false))
 }
 
-/// The variables by which `relatch confirm` in a job asks the same Redis. An
-/// empty variable hides one that is inherited.
+/// The variables that make `relatch confirm` in a job ask the same Redis. An empty variable hides
+/// an inherited one.
 pub(crate) fn for_job(common: &Common) -> Vec<(&'static str, OsString)> {
     let lasting = |file: &PathBuf| {
-        // The job may go to another folder.
+        // The job may change its directory.
         let file = path::absolute(file).unwrap_or_else(|_| file.clone());
         if is_lasting(&file) {
             file.into()
@@ -78,14 +78,15 @@ pub(crate) fn for_job(common: &Common) -> Vec<(&'static str, OsString)> {
     all
 }
 
-/// Whether the job finds the same in the file: not in a pipe, nor in a descriptor of this process.
+/// Whether the job would read the same content from the file. False for a pipe or one of this
+/// process's descriptors.
 fn is_lasting(file: &Path) -> bool {
     let is_of_process = ["/proc", "/dev/fd", "/dev/stdin"].map(|it| file.starts_with(it));
     !is_of_process.contains(&true) && file.is_file()
 }
 
-/// A builder with the URL of a file. The file is read again for each connection: its password may
-/// be another one by then.
+/// A builder with the URL from a file. The file is reread for each connection, because its password
+/// may have changed.
 fn of_file(common: &Common, file: &Path) -> Result<Builder, Failure> {
     let url = url(common)?;
     if !is_lasting(file) {
@@ -98,7 +99,7 @@ fn of_file(common: &Common, file: &Path) -> Result<Builder, Failure> {
     let last = Mutex::new(login);
     Ok(LockManager::builder(&url).credentials(move || {
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-        // Somebody may be about to write it anew.
+        // Somebody may be rewriting it just now.
         if let Some((_, login)) = fs::read_to_string(&file)
             .ok()
             .and_then(|it| apart(it.trim()))
@@ -169,13 +170,13 @@ fn without_login(url: &str) -> String {
     format!("{scheme}://{}", host.trim_end_matches('/'))
 }
 
-/// Connects, for a command that asks.
+/// Connects, for a command that only queries.
 pub(crate) fn connect(common: &Common) -> Result<LockManager, Failure> {
     Ok(builder(common)?.build()?)
 }
 
-/// The text of an error with the names of the command, and where the address came from if nobody
-/// has given one.
+/// The text of an error with the command's names for the settings, and a note if the address is the
+/// default.
 pub(crate) fn with_hint(message: String) -> String {
     let mut message = NAMES
         .iter()
@@ -187,12 +188,12 @@ pub(crate) fn with_hint(message: String) -> String {
     message
 }
 
-/// Where the address may be. The first one counts.
+/// The variables for the address. The first one that is set counts.
 const VARIABLES: [&str; 2] = ["RELATCH_URL", "REDIS_URL"];
 
-/// The library's names of settings, and those of the command.
+/// The library's names for settings, and the command's.
 const NAMES: [(&str, &str); 6] = [
-    ("option `tls`", "an option of TLS"),
+    ("option `tls`", "a TLS option"),
     ("option `sentinel_login`", SENTINEL_LOGIN),
     ("`roots`", "--cacert"),
     ("the chain of `client_certificate`", "--cert"),
@@ -200,13 +201,14 @@ const NAMES: [(&str, &str); 6] = [
     ("`server_name`", "--sni"),
 ];
 
-/// User and password of the sentinels. Theirs are not those of the Redis that they name.
+/// The user and password for the sentinels, which may differ from those for the Redis that they
+/// name.
 const SENTINEL_LOGIN: &str = "RELATCH_SENTINEL_LOGIN";
 
 /// The default, as errors name it.
 const DEFAULT_PLACE: &str = "127.0.0.1:6379";
 
-/// A variable of the environment. An empty one counts as not set.
+/// An environment variable. An empty one counts as unset.
 pub(crate) fn set(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|text| !text.is_empty())
 }
@@ -225,8 +227,8 @@ fn from_env() -> Result<String, Failure> {
     Ok("redis://127.0.0.1/".to_owned())
 }
 
-/// A URL without its login, and the login: user and password. `None` if it has none that can be
-/// read.
+/// Splits a URL into the URL without its login, and the login: user and password. `None` if there
+/// is no readable login.
 fn apart(url: &str) -> Option<(String, (String, String))> {
     let (scheme, rest) = url.split_once("://")?;
     if scheme.to_ascii_lowercase().contains("unix") {

@@ -1,4 +1,4 @@
-//! `relatch doctor`: what is wrong with the Redis, the network and the rights.
+//! `relatch doctor`: what is wrong with Redis, the network and the access rights.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::connect::{builder, with_hint};
 use crate::exit::Failure;
 use crate::output::{json_line, plain, write};
 
-/// For the examination, and for the look at the keys.
+/// The limit of the checks, and of the key scan.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A lease that ends later than this is a mistake, or nearly one.
+/// A lease longer than this is almost certainly a mistake.
 const LONG_LEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// One line of the answer.
@@ -49,7 +49,7 @@ pub(crate) fn doctor(common: &Common, asked: &Doctor) -> Result<u8, Failure> {
             write(&format!("{line}\n"))?;
         }
     }
-    // As Nagios has them.
+    // The exit codes are those of Nagios.
     Ok(match lines.iter().map(|line| line.verdict).max() {
         Some(Verdict::Well) => 0,
         Some(Verdict::Warning) => 1,
@@ -66,7 +66,7 @@ fn of_health(health: &Health) -> Vec<Line> {
     lines.collect()
 }
 
-/// Keys with the prefix that are in the way of locks.
+/// Keys with the prefix that could block locks.
 fn of_keys(locks: &LockManager, common: &Common) -> Line {
     let mut all = 0;
     let mut odd = Vec::new();
@@ -103,10 +103,10 @@ fn of_keys(locks: &LockManager, common: &Common) -> Line {
     Line {
         verdict: Verdict::Warning,
         found: format!(
-            "{} of {all} keys with {prefix:?} never expire, last for days, or are not strings: {some}",
+            "{} of {all} keys with prefix {prefix:?} never expire, last for days, or are not strings: {some}",
             odd.len()
         ),
-        advice: "a program that wants a lock with such a key fails or waits for long: `relatch ls --all` shows them"
+        advice: "a program that wants a lock with such a key fails or waits a long time: `relatch ls --all` shows them"
             .to_owned(),
     }
 }

@@ -1,14 +1,14 @@
-//! The exit codes, and which of them an error has.
+//! The exit codes, and the code for each error.
 
 use relatch::Error;
 use rustix::process::{Pid, Resource, Rlimit, getpid, setrlimit};
 
 use crate::connect;
 
-/// All that can be said with an exit code. (`docs/command.md` has the table.)
+/// The exit codes. (`docs/command.md` has the table.)
 pub(crate) mod code {
     pub(crate) const OK: u8 = 0;
-    /// `holder`: it is free. `force-unlock`: nothing was deleted.
+    /// `holder`: the lock is free. `force-unlock`: nothing was deleted.
     pub(crate) const NOTHING: u8 = 1;
     pub(crate) const USAGE: u8 = 64;
     pub(crate) const UNAVAILABLE: u8 = 69;
@@ -24,7 +24,7 @@ pub(crate) mod code {
     pub(crate) const SIGNAL: u8 = 128;
 }
 
-/// Why a command ends: the code, and the line for the standard error.
+/// Why a command fails: the exit code, and the line for standard error.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -47,10 +47,11 @@ impl From<Error> for Failure {
     }
 }
 
-/// The code for a failed operation. (`run` has its own for a busy lock.)
+/// The code for a failed operation. (`run` handles a busy lock itself.)
 pub(crate) fn code_of(error: &Error) -> u8 {
     match error {
-        // Of a timeout with a source and without a holder, nobody knows whether it was busy.
+        // After a timeout with a source and without a holder, nobody knows whether the lock was
+        // busy.
         Error::Timeout { holder, source, .. } if holder.is_some() || source.is_none() => code::BUSY,
         Error::Lost { .. } | Error::OuterLost { .. } => code::LOST,
         Error::Timeout { .. } | Error::Unavailable { .. } | Error::Unconfirmed { .. } => {
@@ -65,12 +66,12 @@ pub(crate) fn code_of(error: &Error) -> u8 {
     }
 }
 
-/// Ends this process by a signal, as a job did that it ran. So a shell that got Ctrl-C does not go
-/// on with its next line, and systemd takes a service that ended by `SIGTERM` for one that was
-/// stopped. Returns if the signal ends no process, or not this one, and the code has to say it.
+/// Ends this process with the signal that ended its job. So a shell that got Ctrl-C does not run
+/// its next line, and systemd sees that a service ended by `SIGTERM` was stopped. Returns if the
+/// signal does not end this process; then the exit code has to tell.
 pub(crate) fn by_signal(number: i32) {
-    // The job has left its image already.
-    // (With zero, a program that takes images by a pipe would get this one.)
+    // The job has already dumped core. (With zero, a program that receives core dumps through a
+    // pipe would still get this one.)
     let no_image = || {
         [1, 0].into_iter().map(Some).any(|most| {
             let limit = Rlimit {
@@ -80,13 +81,13 @@ pub(crate) fn by_signal(number: i32) {
             setrlimit(Resource::Core, limit).is_ok()
         })
     };
-    // The kernel spares the first process of a container.
+    // The kernel does not kill the first process of a container this way.
     if getpid() != Pid::INIT && no_image() {
         let _ = signal_hook::low_level::emulate_default_handler(number);
     }
 }
 
-/// The code of a process that a signal has ended, as shells have it.
+/// The code that shells report for a process that a signal has ended.
 pub(crate) fn of_signal(number: i32) -> u8 {
     u8::try_from(number)
         .ok()

@@ -1,4 +1,4 @@
-//! The manual page and the completions, from the definition of the command line.
+//! Generates the manual page and the completions from the definition of the command line.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use crate::args::{Cli, Generate, Paper};
 use crate::exit::{Failure, code};
 use crate::output::write;
 
-/// What the definition of the command line does not say.
+/// The part of the manual page that is not in the definition of the command line.
 const MORE: &str = include_str!("more.roff");
 
 pub(crate) fn generate(asked: &Generate) -> Result<u8, Failure> {
@@ -51,7 +51,7 @@ fn man() -> io::Result<String> {
     Ok(text)
 }
 
-/// The part of a command: what it does, and its own options.
+/// The section for one command: what it does, and its own options.
 fn section(command: &Command) -> io::Result<String> {
     let name = command.get_name().to_owned();
     let own = command.clone().mut_args(|argument| {

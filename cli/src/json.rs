@@ -1,5 +1,5 @@
-//! What the commands write as JSON: one object a line. Fields are added, and never renamed, while
-//! `v` is 1. Times are whole milliseconds, in fields that end with `_ms`.
+//! What the commands write as JSON: one object per line. While `v` is 1, fields may be added, but
+//! are never renamed. Times are whole milliseconds, in fields whose names end with `_ms`.
 
 use relatch::{Holder, Owner};
 use serde_json::{Value, json};
@@ -7,25 +7,25 @@ use serde_json::{Value, json};
 use crate::output::plain;
 use crate::span::millis;
 
-/// How the value of a lock that is only kept begins.
+/// The prefix of the value of a lock that is only kept.
 pub(crate) const KEPT: &str = "kept:";
 
-/// The process and thread that a value names, also if they only keep the lock.
+/// The process and thread that a value names, even if they only keep the lock.
 pub(crate) fn owner(holder: &Holder) -> Option<Owner> {
     let kept_by = holder.raw.strip_prefix(KEPT);
     holder.owner().or_else(|| kept_by.and_then(Owner::parse))
 }
 
-/// Bytes that are no text.
+/// Bytes in hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let digits = bytes.iter().map(|byte| format!("{byte:02x}"));
     digits.collect()
 }
 
-/// How a token begins that is written in hex.
+/// The prefix of a token that is written in hex.
 const HEX: &str = "hex:";
 
-/// A holder's token, as `--if-token` reads it: in hex, unless all of it can be seen.
+/// A holder's token, as `--if-token` reads it: in hex, unless all of it is visible text.
 pub(crate) fn token(holder: &Holder) -> String {
     let bytes = holder.bytes.as_deref().unwrap_or(holder.raw.as_bytes());
     let is_seen = holder.bytes.is_none() && plain(&holder.raw) == holder.raw;
@@ -35,7 +35,7 @@ pub(crate) fn token(holder: &Holder) -> String {
     format!("{HEX}{}", hex(bytes))
 }
 
-/// The bytes of a token that was written by [`token`].
+/// The bytes of a token written by [`token`].
 pub(crate) fn token_bytes(text: &str) -> Result<Vec<u8>, String> {
     let Some(digits) = text.strip_prefix(HEX) else {
         return Ok(text.as_bytes().to_vec());

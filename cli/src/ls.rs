@@ -16,24 +16,25 @@ use crate::output::{json_line, plain, tell, write};
 use crate::span;
 use crate::whose;
 
-/// The most characters of a key, and of a foreign value, in a line for people.
+/// The most characters to show of a key, and of a foreign value, in the table.
 const LONGEST_KEY: usize = 40;
 const LONGEST_VALUE: usize = 24;
 
-/// They are sorted, so all are in memory. A server that never ends its list would fill it.
+/// The keys are sorted, so all are in memory. A server with an endless list would fill it.
 const MOST_KEYS: usize = 1_000_000;
 
-/// A watch with a shorter pause would ask Redis without a break.
+/// With a shorter pause, a watch would query Redis almost without a break.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
 pub(crate) fn ls(common: &Common, asked: &Ls) -> Result<u8, Failure> {
     let begin = &asked.begin;
     if asked.watch.is_some() && span::parse(begin).is_ok() {
         tell(&format!(
-            "these are the keys that begin with {begin:?}: the time needs an equals sign, --watch={begin}"
+            "listing the keys that begin with {begin:?}: for an interval, write --watch={begin}"
         ));
     }
-    // The prefix of the survey is the whole beginning: Redis looks for no more than is asked for.
+    // The survey's prefix includes the beginning that was asked for, so Redis returns only those
+    // keys.
     let prefix = format!("{}{}", common.prefix, asked.begin);
     let locks = builder(common)?.prefix(&*prefix).build()?;
     let (all, hidden) = found(&locks, asked)?;
@@ -48,7 +49,7 @@ pub(crate) fn ls(common: &Common, asked: &Ls) -> Result<u8, Failure> {
     let begin = if is_terminal { "\x1b[H\x1b[2J" } else { "" };
     while is_read {
         thread::sleep(pause.max(SHORTEST_PAUSE));
-        // A server that is away for a while does not end the watch.
+        // An outage does not end the watch.
         match found(&locks, asked) {
             Ok((all, hidden)) => {
                 is_read = write(&format!("{begin}{}", shown(asked, &all)))?;
@@ -62,28 +63,28 @@ pub(crate) fn ls(common: &Common, asked: &Ls) -> Result<u8, Failure> {
     Ok(code::OK)
 }
 
-/// Says where it was looked, and what was left out.
+/// Prints which prefix was searched, and how many keys were left out.
 fn told(asked: &Ls, prefix: &str, count: usize, hidden: usize) {
     let what = if asked.all { "key" } else { "lock" };
     if !asked.answer.json {
         tell(&match count {
             0 if prefix.is_empty() => format!("no {what}s"),
-            0 => format!("no {what}s with prefix {prefix:?} (--prefix '' looks at all keys)"),
+            0 => format!("no {what}s with prefix {prefix:?} (--prefix '' lists all keys)"),
             1 => format!("1 {what} with prefix {prefix:?}"),
             _ => format!("{count} {what}s with prefix {prefix:?}"),
         });
     }
     match hidden {
         0 => {}
-        1 => tell("1 key is not shown, which never expires or cannot be a lock: --all shows it"),
+        1 => tell("1 key is hidden because it never expires or cannot be a lock: --all shows it"),
         _ => tell(&format!(
-            "{hidden} keys are not shown, which never expire or cannot be locks: --all shows them"
+            "{hidden} keys are hidden because they never expire or cannot be locks: --all shows them"
         )),
     }
 }
 
-/// What there is, in the order that was asked for, and how much was left out that is no lock. The
-/// keys have all but the prefix of the option.
+/// What was found, in the requested order, and how many keys were left out because they are not
+/// locks. The keys lack only the prefix of the option.
 fn found(locks: &LockManager, asked: &Ls) -> Result<(Vec<SurveyedLock>, usize), Failure> {
     let mut all = Vec::new();
     let mut hidden = 0;
@@ -119,8 +120,8 @@ fn found(locks: &LockManager, asked: &Ls) -> Result<(Vec<SurveyedLock>, usize), 
     Ok((all, hidden))
 }
 
-/// True for the counter of a fenced lock. (The survey leaves out those of its own prefix, and here
-/// the prefix may end anywhere in a key.)
+/// True for the counter of a fenced lock. (The survey leaves out only the counters for its own
+/// prefix, and here the prefix may end anywhere in a key.)
 fn is_counter(lock: &SurveyedLock) -> bool {
     let is_number =
         |holder: &Holder| !holder.raw.is_empty() && holder.raw.bytes().all(|b| b.is_ascii_digit());
@@ -144,7 +145,7 @@ fn shown(asked: &Ls, found: &[SurveyedLock]) -> String {
     for row in &rows {
         let mut line = String::new();
         for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
-            // Numbers end in one column.
+            // Numbers are aligned to the right.
             let _ = match at {
                 2..=4 => write!(line, "{cell:>width$}  "),
                 _ => write!(line, "{cell:width$}  "),
@@ -235,7 +236,7 @@ fn object(lock: &SurveyedLock) -> Value {
     object["v"] = 1.into();
     object["kind"] = kind.into();
     object["key"] = lock.key.clone().into();
-    // The key as it is in Redis, for what is not UTF-8.
+    // The key's bytes in Redis, if it is not UTF-8.
     if str::from_utf8(&lock.redis_key).is_err() {
         object["redis_key_hex"] = json::hex(&lock.redis_key).into();
     }

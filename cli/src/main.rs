@@ -1,7 +1,7 @@
 //! The command `relatch`: locks on Redis, for the shell.
 //!
-//! `run` has the story of a job under a lock. The other commands ask the library a question, and
-//! write down the answer. (`docs/command.md` is for its users.)
+//! `run` runs a job under a lock. The other commands ask the library a question and print the
+//! answer. (`docs/command.md` is for users.)
 
 #![forbid(unsafe_code)]
 

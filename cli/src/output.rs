@@ -1,10 +1,10 @@
-//! What goes to the terminal: answers to the standard output, and the rest to the standard error.
+//! What goes to the terminal: answers to standard output, and the rest to standard error.
 //!
-//! Anybody who may write to Redis chooses the text of keys and values. None of it moves a cursor,
-//! breaks a line, or turns the direction of what follows.
+//! Anybody who can write to Redis chooses the text of keys and values. None of it can move the
+//! cursor, break a line, or change the direction of the text that follows.
 //!
-//! Nobody may read the standard error (a full pipe, Ctrl-S). So a thread of its own writes there,
-//! and no lock, job or signal waits for it.
+//! It may be that nothing reads standard error (a full pipe, Ctrl-S). So a dedicated thread writes
+//! to it, and no lock, job or signal waits for it.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -18,8 +18,8 @@ use serde_json::Value;
 
 use crate::exit::{Failure, code};
 
-/// Writes an answer. False if nobody reads any more (`relatch ls | head`). That is no failure, and
-/// changes no exit code.
+/// Writes an answer. False if the reader has gone (`relatch ls | head`). That is not a failure, and
+/// does not change the exit code.
 pub(crate) fn write(text: &str) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -27,18 +27,18 @@ pub(crate) fn write(text: &str) -> Result<bool, Failure> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(Failure::new(
             code::SOFTWARE,
-            format!("the standard output: {error}"),
+            format!("standard output: {error}"),
         )),
     }
 }
 
-/// How many lines may wait for a reader. More are dropped.
+/// How many lines may wait to be written. Further lines are dropped.
 const MOST_LINES: usize = 64;
 
-/// How long the end of the process waits for a reader.
+/// How long the process waits at its end for these lines to be written.
 const LONGEST_DRAIN: Duration = Duration::from_secs(1);
 
-/// The thread that writes to the standard error, once something was said.
+/// The thread that writes to standard error. It starts with the first line.
 static WRITER: Mutex<Option<Writer>> = Mutex::new(None);
 
 struct Writer {
@@ -55,7 +55,7 @@ impl Writer {
             .name("stderr".to_owned())
             .spawn(move || {
                 for line in to_write {
-                    // If nobody reads it, nobody misses it.
+                    // If nobody can read it, nobody misses it.
                     let _ = io::stderr().write_all(line.as_bytes());
                 }
                 drop(is_writing);
@@ -68,12 +68,12 @@ fn writer() -> MutexGuard<'static, Option<Writer>> {
     WRITER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says something to a person, in one line. Does not wait for a reader.
+/// Prints a one-line message for the user. Does not wait for a reader.
 pub(crate) fn tell(text: &str) {
     say(format!("relatch: {}\n", plain(text)));
 }
 
-/// Sends a text to the standard error as it is. Does not wait for a reader.
+/// Writes a text to standard error unchanged. Does not wait for a reader.
 pub(crate) fn say(line: String) {
     let mut writer = writer();
     if writer.is_none() {
@@ -81,12 +81,12 @@ pub(crate) fn say(line: String) {
     }
     let _ = match &*writer {
         Some(writer) => writer.lines.try_send(line).map_err(io::Error::other),
-        // The system cannot start a thread. That is worth a wait.
+        // The system cannot start a thread. Here, waiting is better than losing the line.
         None => io::stderr().write_all(line.as_bytes()),
     };
 }
 
-/// Waits until all that was said is written, but not for long. The last thing that a process does.
+/// Waits briefly until all lines are written. This is the last thing that a process does.
 pub(crate) fn drain() {
     let writer = writer().take();
     if let Some(Writer { lines, ended }) = writer {
@@ -95,7 +95,7 @@ pub(crate) fn drain() {
     }
 }
 
-/// A text for a terminal: characters that cannot be seen are written as `\n` or `\u{202e}`.
+/// A text for a terminal: invisible characters are written as `\n` or `\u{202e}`.
 pub(crate) fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     for c in text.chars() {
@@ -108,10 +108,11 @@ pub(crate) fn plain(text: &str) -> String {
     plain
 }
 
-/// An object in one line. Like [`plain`], as JSON has it.
+/// An object on one line. Escapes the same characters as [`plain`], in JSON's notation.
 pub(crate) fn json_line(object: &Value) -> String {
     let mut line = String::new();
-    // All that is not ASCII stands in a text, where each character may be written as a number.
+    // Anything that is not ASCII is inside a string, where JSON allows each character to be
+    // escaped.
     for c in object.to_string().chars() {
         if is_seen(c) {
             line.push(c);
@@ -136,7 +137,7 @@ mod tests {
     #[test]
     fn what_is_not_seen_is_written_out() {
         assert_eq!(plain("a\\b \"é日\" 'x'"), "a\\b \"é日\" 'x'");
-        // Of terminals, of lines, of directions, of nothing to be seen, of nobody.
+        // Terminal controls, line breaks, direction marks, zero-width and private-use characters.
         for c in [
             '\0',
             '\n',

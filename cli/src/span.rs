@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// A century: a deadline so far away is still a time.
+/// A century: a deadline that far away is still a valid time.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// Reads a span. A bare number is seconds.
+/// Reads a span. A bare number is in seconds.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -25,7 +25,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * factor)
         .ok()
         .filter(|span| *span <= LONGEST)
-        .ok_or_else(|| "this is too long".to_owned())
+        .ok_or_else(|| "too long".to_owned())
 }
 
 /// A span for people: `950ms`, `22.1s`, `5m07s`, `2h05m`, `3d04h`.

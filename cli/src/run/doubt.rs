@@ -1,26 +1,27 @@
-//! Whether the job has got a signal that has come to the wrapper.
+//! Whether the job also received a signal that reached the wrapper.
 
 use std::time::Duration;
 
 use crate::run::family::Scope;
 
-/// A service manager sends a signal to all of a service within this time.
+/// A service manager sends a signal to every process of a service within this time.
 pub(crate) const LONGEST_ROUND: Duration = Duration::from_millis(100);
 
-/// Who has sent a signal to this process.
+/// Who sent a signal to this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sender {
-    /// It sends its signals to the process group in its foreground.
+    /// A terminal sends its signals to its foreground process group.
     Terminal,
-    /// It may send one to this process alone, or to each process of a service.
+    /// A service manager may signal this process alone, or each process of a service.
     Manager,
-    /// It may send one to the group that the job shares. Nobody tells: the guard is elsewhere, so
-    /// that a kill of the group leaves it.
+    /// Any other sender may signal this process, or the process group that the job shares. Which
+    /// one it was cannot be known: the guard is in a different group, so that it survives a kill of
+    /// this one.
     Other,
 }
 
 impl Sender {
-    /// Who has not got it from there.
+    /// Which processes the sender has not signaled itself.
     pub(crate) fn misses(self) -> Scope {
         match self {
             Sender::Terminal => Scope::OtherGroups,
@@ -29,18 +30,18 @@ impl Sender {
     }
 }
 
-/// What a service manager has sent to the wrapper: alone, or to each process of the service. Then
-/// the guard gets it, too. The times are ages of the hold.
+/// Signals from a service manager to the wrapper. It sends each to the wrapper alone, or to every
+/// process of the service, and then the guard gets it too. The times are ages of the hold.
 #[derive(Debug, Default)]
 pub(crate) struct Doubt {
-    /// What has come to the wrapper, and until when the guard may say the same.
+    /// Signals that reached the wrapper, and until when the guard may report the same one.
     sent: Vec<(i32, Duration)>,
-    /// What has come to the guard, and until when it may come to the wrapper.
+    /// Signals that reached the guard, and until when the same one may reach the wrapper.
     got: Vec<(i32, Duration)>,
 }
 
 impl Doubt {
-    /// A manager has sent this to the wrapper.
+    /// A service manager has sent this signal to the wrapper.
     pub(crate) fn sent(&mut self, number: i32, now: Duration) {
         self.got.retain(|(_, until)| *until > now);
         let has_come = take(&mut self.got, number);
@@ -49,7 +50,7 @@ impl Doubt {
         }
     }
 
-    /// This has come to the guard.
+    /// This signal has reached the guard.
     pub(crate) fn got(&mut self, number: i32, now: Duration) {
         let was_sent = take(&mut self.sent, number);
         if !was_sent {
@@ -57,13 +58,13 @@ impl Doubt {
         }
     }
 
-    /// What the job has not got.
+    /// The signals that the job has not received.
     pub(crate) fn resolved(&mut self, now: Duration) -> Vec<i32> {
         let due = self.sent.extract_if(.., |(_, until)| *until <= now);
         due.map(|(number, _)| number).collect()
     }
 
-    /// When there is something to resolve.
+    /// When the next signal is to be resolved.
     pub(crate) fn until(&self) -> Option<Duration> {
         self.sent.iter().map(|(_, until)| *until).min()
     }

@@ -1,11 +1,11 @@
 //! The processes of a job: those that descend from one process, on Linux.
 //!
-//! A process cannot leave its family: the root is a child subreaper, to which each orphan of the
-//! family comes. It can leave the session (`setsid`), and once its parent has ended by itself, that
-//! is how a daemon says that it is not of the job any more. So there are two [scopes](Scope).
+//! A process cannot leave its family: the root is a child subreaper, which adopts each orphan of
+//! the family. A process can leave the session (`setsid`). Once its parent has ended by itself,
+//! such a process is a daemon, and no longer part of the job. So there are two [scopes](Scope).
 //!
-//! Elsewhere the system does not tell who descends from whom, and the job is its process group.
-//! That is also so where `/proc` is that of another container.
+//! Other systems do not show which process descends from which, so there the job is its process
+//! group. The same holds where `/proc` belongs to a different container.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -20,8 +20,9 @@ use signal_hook::consts::{SIGCONT, SIGKILL, SIGSTOP};
 use crate::run::guard;
 use crate::run::process::{Name, Process, descendants, own_group, own_session, processes, raw};
 
-/// How long to wait before the next look at a family. It grows, since a look reads all of `/proc`.
-/// The first is so long that usually no look is needed: the last child was waited for by then.
+/// How long to wait before the next look at a family. The pause grows, since a look reads all of
+/// `/proc`. The first pause is long enough that usually no look is needed: by then, the last child
+/// has been waited for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pause(Duration);
 
@@ -36,42 +37,44 @@ impl Pause {
     }
 }
 
-/// Who of a family is meant.
+/// Which processes of a family are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// The job: those in the session in which it was started, and what these wait for in others.
+    /// The job: the processes in the session in which it was started, and their descendants in
+    /// other sessions whose parents still live.
     Job,
-    /// Those of the job that are not in the process group of this process.
+    /// The processes of the job that are not in this process's group.
     OtherGroups,
-    /// Those in other sessions, too.
+    /// The whole family, including daemons in other sessions.
     All,
 }
 
 #[derive(Debug)]
 pub(crate) struct Family {
     root: Pid,
-    /// Zero, if it began outside of this process's container. `None`: the system does not tell who
-    /// descends from whom.
+    /// Zero if the session began outside this process's container. `None` if the system does not
+    /// show which process descends from which.
     session: Option<i32>,
-    /// They descend from the root, and are not of the job. The number of a process that has ended
-    /// is given to another one day, so the time of its start belongs to its name.
+    /// Processes that descend from the root, but are not part of the job. The number of a process
+    /// that has ended is eventually reused, so a name includes the start time.
     spared: Vec<Name>,
-    /// They are of the job in other sessions, also when their parents have ended by a signal.
+    /// Processes in other sessions that stay part of the job, even when a signal has ended their
+    /// parents.
     kept: HashSet<Name>,
-    /// It is not of the job, and the job descends from it. `None` once it was waited for: its
-    /// number may be another's then.
+    /// The job descends from the guard, which is not part of it. `None` once the guard was waited
+    /// for: its number may be reused from then on.
     guard: Option<Pid>,
     /// The first process of the job.
     leader: Option<Pid>,
-    /// It has ended, and was waited for.
+    /// The leader has ended, and was waited for.
     leader_has_ended: bool,
-    /// The leader's number is that of a process group. All processes of the group are of the job.
+    /// The leader's number is also that of a process group, which belongs to the job as a whole.
     has_group: bool,
 }
 
 impl Family {
-    /// The family of this process. Those who are in it now are not of the job: a shell may have
-    /// had children before it executed this program in its place.
+    /// The family of this process. Its present members are not part of the job: a shell may have
+    /// had children before it replaced itself with this program.
     pub(crate) fn new(has_group: bool) -> Family {
         let root = getpid();
         let session = own_session();
@@ -105,7 +108,7 @@ impl Family {
         self.kept.insert(name);
     }
 
-    /// Those of the job that are of it only as long as their parents live.
+    /// The processes that are part of the job only as long as their parents live.
     pub(crate) fn in_other_sessions(&self) -> Vec<Name> {
         let members = self.members(Scope::Job).unwrap_or_default();
         let others = members
@@ -122,28 +125,31 @@ impl Family {
         self.leader_has_ended = true;
     }
 
-    /// This process has waited for a child.
+    /// Called after this process has waited for a child.
     pub(crate) fn reaped(&mut self, pid: Pid) {
         self.guard = self.guard.filter(|guard| *guard != pid);
         self.leader_has_ended |= self.is_leader(pid);
     }
 
-    /// Sends a signal: to all of the job's group at once, and then to each other process.
+    /// Sends a signal to the job's whole process group at once, and then to each process outside
+    /// it.
     ///
-    /// The group is asked for among the living. So nothing is sent to the leader's number when it
-    /// may be another's: a number is given to nobody as long as a process has it as its group. (A
-    /// process may end between the look and the signal. Its number would have to be given away in
-    /// these microseconds, after all other numbers of the system.)
+    /// The group is signaled only if a living process is in it. So nothing is sent to the leader's
+    /// number when it may have been reused: the system does not reuse a number while it names a
+    /// group. (A process may end between the look and the signal. For its number to be reused in
+    /// these microseconds, the system would have to go through all other numbers first.)
     ///
-    /// What fails has ended, or is another user's, and then nothing can be done.
+    /// If a signal cannot be sent, the process has ended or belongs to another user. Nothing can be
+    /// done about either.
     ///
-    /// A run inside of the job passes on what it gets. So it gets it, and nobody below its guard.
+    /// A run inside the job passes on the signals that it gets. So that run gets the signal, and
+    /// the processes below its guard do not.
     pub(crate) fn signal(&self, number: i32, scope: Scope) {
         let Some(signal) = Signal::from_named_raw(number) else {
             return;
         };
         let Some(mut members) = self.members(scope) else {
-            // Who is at the terminal has its signals.
+            // The terminal has already signaled its foreground group.
             if scope != Scope::OtherGroups {
                 self.signal_unseen(signal);
             }
@@ -169,7 +175,7 @@ impl Family {
         }
     }
 
-    /// The same where nobody can be seen, or just now.
+    /// Sends a signal where processes cannot be listed, or not at the moment.
     fn signal_unseen(&self, signal: Signal) {
         let _ = match self.leader {
             Some(group) if self.has_group => kill_process_group(group, signal),
@@ -178,17 +184,17 @@ impl Family {
         };
     }
 
-    /// True if nobody is left. To be asked when the leader has ended, or the guard.
+    /// True if no process is left. Call this only after the leader or the guard has ended.
     ///
-    /// A look at `/proc` is no snapshot. Say that a process is read that has a child; then it ends,
-    /// and its child is read, or has a child of its own and ends, too. All of them are seen as long
-    /// as numbers grow, since a child is read after its parent. But they begin anew at 300 one day:
-    /// then a child that is read before its parent, and whose parent ends between the two, belongs
-    /// to nobody. So this looks twice: it would have to happen twice in a row. The lock would be
-    /// given back too early, by the life of that child. (Nobody asks if the process has no child:
-    /// then there is no doubt.)
+    /// A look at `/proc` is not a snapshot: processes start and end while it is read. As long as
+    /// process numbers grow, a child is read after its parent, so none is missed. But at some point
+    /// the numbers wrap around to 300. Then a child may be read before its parent, and if the
+    /// parent ends in between, the child seems to belong to nobody. So this looks twice, and the
+    /// same thing would have to happen twice in a row. The lock would then be released while that
+    /// child still lives. (If this process has no children, there is no doubt, and nobody calls
+    /// this.)
     ///
-    /// A look that fails has not seen that nobody is left.
+    /// If a look fails, the family does not count as empty.
     pub(crate) fn is_empty(&self, scope: Scope) -> bool {
         if self.session.is_none() {
             return self.is_empty_unseen();
@@ -208,11 +214,11 @@ impl Family {
         test == Err(Errno::SRCH) // `EPERM` is the answer for a living process of another user.
     }
 
-    /// All that descend from the guard or from this process, a parent before its children, if the
-    /// system tells.
+    /// All descendants of the guard or of this process, each parent before its children. `None` if
+    /// the system does not show them.
     ///
-    /// As long as the guard has children, only they and theirs are of the job: who was here before
-    /// may go on to leave processes to this one.
+    /// As long as the guard has descendants, only these are part of the job: earlier children of
+    /// this process may still leave orphans to it.
     fn descendants(&self) -> Option<Vec<Process>> {
         let all = processes()?;
         let below_guard = self.guard.map(|guard| descendants(&all, guard, &[]));
@@ -220,16 +226,16 @@ impl Family {
         Some(below_guard.unwrap_or_else(|| descendants(&all, self.root, &self.spared)))
     }
 
-    /// Those who live, if the system tells.
+    /// The living members. `None` if the system does not show them.
     fn members(&self, scope: Scope) -> Option<Vec<Process>> {
         let session = self.session?;
         let mut found = self.descendants()?;
         let mut of_job = HashSet::new();
         for process in &found {
-            // (A guard has adopted what has left the job of an inner run.)
+            // (A child of an inner run's guard may be a daemon that left that run's job.)
             let is_waited_for =
                 || of_job.contains(&process.parent) && !guard::is_guard(process.parent);
-            // (The first process may have left with `setsid`, and is the job all the same.)
+            // (The first process is part of the job even if it has called `setsid`.)
             if process.session == session
                 || self.is_leader(process.pid)
                 || self.kept.contains(&process.name())
@@ -251,8 +257,8 @@ impl Family {
         Some(found)
     }
 
-    /// The guards of runs inside of the job, and all that they look after. With [`Scope::All`], not
-    /// what has left the session: no run passes anything on to it.
+    /// The guards of runs inside the job, and all their descendants. With [`Scope::All`], this
+    /// excludes anything that has left the session, since no inner run passes signals on to it.
     fn below_inner_guards(&self, scope: Scope) -> Option<Vec<Name>> {
         let mut inside = HashSet::new();
         let mut found = self.descendants()?;
@@ -269,7 +275,7 @@ impl Family {
     }
 }
 
-/// True if this process has no child, so that nobody descends from it.
+/// True if this process has no children, and so no descendants.
 fn has_no_child() -> bool {
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     waitid(WaitId::All, look).is_err_and(|error| error == Errno::CHILD)
@@ -302,7 +308,7 @@ mod tests {
             found.iter().any(|process| process.pid == pid)
         };
         assert!(has(&of_job, &later) && !has(&of_job, &before));
-        // (The child of another test could be there, too.)
+        // (Other tests' children may be there too.)
         assert!(has(&of_others, &other) && !has(&of_others, &later));
     }
 }

@@ -1,16 +1,16 @@
 //! The guard: the process between the wrapper and the job. It is this program, run again.
 //!
-//! The wrapper may be killed, and then nobody renews the lock. The guard sees the end of the socket
-//! that leads to the wrapper, and ends the job: the signal, the time that it has, and the kill,
-//! until no process is left. If the wrapper is stopped instead, the time passes until which the
-//! lock is known to be good, and the guard kills the job then.
+//! If the wrapper is killed, nobody renews the lock. The guard then sees that the socket to the
+//! wrapper is closed, and ends the job: it sends the signal, waits for the grace period, and kills
+//! until no process is left. If the wrapper is stopped instead, the guard kills the job when the
+//! lock is no longer known to be valid.
 //!
-//! The guard is the job's parent, and on Linux adopts what the job leaves behind: so all of the job
-//! descend from it. It ends when no process of the job is left, and that is how the wrapper learns
-//! of it. If the guard itself is killed, the wrapper adopts the job.
+//! The guard is the job's parent, and on Linux adopts the job's orphans, so the whole job descends
+//! from it. The guard ends when no process of the job is left, and that tells the wrapper so. If
+//! the guard itself is killed, the wrapper adopts the job.
 //!
-//! The socket is the guard's standard input. The job's comes over the socket as a descriptor: so
-//! the job has no descriptor that it would not have without us.
+//! The socket is the guard's standard input. The job's standard input comes over the socket as a
+//! descriptor, so the job has no descriptor that it would not have without relatch.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSliceMut};
@@ -37,18 +37,18 @@ use crate::run::{signals, spawn};
 /// The first argument of the process.
 pub(crate) const COMMAND: &str = "__guard";
 
-/// The longest sleep: the clock of sleeps may stand still while the machine is suspended.
+/// The longest sleep: the clock for sleeping may stand still while the machine is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// What the wrapper tells it at the start, as arguments.
+/// What the wrapper tells the guard at the start, as arguments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Orders {
     pub(crate) signal: i32,
     pub(crate) kill_after: Duration,
-    /// The lock is good until then. So the guard knows that from the beginning: the wrapper may be
+    /// How long the lock is valid. The guard knows this from the start, because the wrapper may be
     /// stopped as soon as it has started the guard.
     pub(crate) until: Until,
-    /// The group of the job. Zero: one of its own.
+    /// The job's process group. Zero means a new one.
     pub(crate) group: i32,
 }
 
@@ -79,23 +79,23 @@ enum Event {
     /// The wrapper has ended.
     Alone,
     LeaderEnded,
-    /// No child is left, and so no process that descends from this one.
+    /// No child is left, and so no descendant.
     Childless,
 }
 
-/// Runs the guard. `arguments` are those behind its name.
+/// Runs the guard. `arguments` are those after its name.
 pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
     let orders = Orders::read(arguments).ok_or_else(invalid)?;
     let (command, rest) = arguments[4..].split_first().ok_or_else(invalid)?;
-    // Handlers that the job does not inherit.
+    // The job does not inherit these handlers.
     let numbers = signals::FOR_THE_JOB.iter().copied();
     let witness = Signals::new(numbers.filter(|number| !signals::is_ignored(*number)))?;
     adopt_orphans();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let stdin = receive(&socket)?;
     let mut family = Family::new(orders.group == 0);
-    // What cannot be said now, the end of this process says.
+    // If this cannot be sent, the end of this process tells the wrapper.
     if orders.until.0 <= now() {
         return say(&socket, &FromGuard::Late.word());
     }
@@ -112,18 +112,18 @@ pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
             return say(&socket, &FromGuard::Failed(number).word());
         }
     };
-    // From here on nothing fails.
+    // Nothing can fail from here on.
     drop(stdin);
     let _ = say(&socket, &FromGuard::Started(leader).word());
     let _ = reaper.send(leader);
     family.set_leader(leader);
     watch(&events, family, &orders);
-    drop(sender); // Until here, so that the events do not end.
+    drop(sender); // Kept until here, so that the channel stays open.
     Ok(())
 }
 
-/// Starts the threads before there is a job that could miss them. One waits for the job once it is
-/// told who that is.
+/// Starts the threads before the job, which needs them. One of them waits for the job, once it has
+/// been sent the job's process number.
 fn start_threads(
     socket: &UnixStream,
     mut witness: Signals,
@@ -147,10 +147,10 @@ fn start_threads(
     Ok(reaper)
 }
 
-/// What the job leaves behind comes to this process.
+/// Makes this process adopt the job's orphans.
 pub(crate) fn adopt_orphans() {
     #[cfg(target_os = "linux")]
-    let _ = rustix::process::set_child_subreaper(Some(getpid())); // Every Linux since 3.4 can.
+    let _ = rustix::process::set_child_subreaper(Some(getpid())); // Supported since Linux 3.4.
 }
 
 /// Receives the job's standard input.
@@ -164,14 +164,14 @@ fn receive(socket: &UnixStream) -> io::Result<OwnedFd> {
         if let RecvAncillaryMessage::ScmRights(mut descriptors) = message
             && let Some(descriptor) = descriptors.next()
         {
-            fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?; // macOS receives none with that.
+            fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?; // macOS cannot set it on receipt.
             return Ok(descriptor);
         }
     }
     Err(io::ErrorKind::UnexpectedEof.into()) // The wrapper has ended.
 }
 
-/// Starts the job in its group.
+/// Starts the job in its process group.
 fn start(command: &OsStr, rest: &[OsString], stdin: &OwnedFd, group: i32) -> io::Result<Pid> {
     let environment = spawn::environment();
     let spawn = |program: &OsStr, before: &[&OsStr]| {
@@ -180,7 +180,7 @@ fn start(command: &OsStr, rest: &[OsString], stdin: &OwnedFd, group: i32) -> io:
         spawn::spawn(program, &arguments, &environment, stdin, group)
     };
     match spawn(command, &[command]) {
-        // A script that does not name its shell.
+        // A script without a `#!` line.
         Err(error) if error.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()) => {
             let shell = "/bin/sh".as_ref();
             spawn(shell, &[shell, found(command).as_os_str()])
@@ -194,7 +194,7 @@ fn is_executable(file: &PathBuf) -> bool {
     about.is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
 }
 
-/// The file of a command.
+/// The executable file for a command.
 fn found(command: &OsStr) -> OsString {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path);
@@ -215,8 +215,8 @@ fn listen(socket: &UnixStream, sender: &Sender<Event>) {
     let _ = sender.send(Event::Alone);
 }
 
-/// Waits for every child: the job, and what it has left behind. Tells the wrapper how the job has
-/// ended.
+/// Waits for every child: the job's first process, and the job's orphans. Tells the wrapper how the
+/// first process ended.
 fn reap(leader: Pid, socket: &UnixStream, sender: &Sender<Event>) {
     loop {
         match rustix::process::wait(WaitOptions::empty()) {
@@ -241,14 +241,14 @@ pub(crate) fn ended(status: WaitStatus) -> Ended {
     }
 }
 
-/// Ends the job if the wrapper does not look after it any more. Returns when nobody is left to
+/// Ends the job if the wrapper no longer looks after it. Returns when there is nothing left to
 /// guard.
 ///
-/// | the wrapper | what is done | until |
+/// | the wrapper | what the guard does | until |
 /// |---|---|---|
-/// | renews the lock | nothing | the leader has ended, and nobody is left in its session |
-/// | says nothing, and the time is over | kills all, again and again | the same |
-/// | has ended | the signal to all; then kills all, again and again | nobody is left at all |
+/// | renews the lock | nothing | the leader has ended, and no process is left in its session |
+/// | says nothing, and the time is over | kills the whole family repeatedly | the same |
+/// | has ended | signals the whole family, then kills it repeatedly | no process is left at all |
 fn watch(events: &Receiver<Event>, mut family: Family, orders: &Orders) {
     let mut kill_at = orders.until.0;
     let mut scope = Scope::Job;
@@ -277,10 +277,11 @@ fn watch(events: &Receiver<Event>, mut family: Family, orders: &Orders) {
             Ok(Event::LeaderEnded) => {
                 has_ended = true;
                 family.leader_ended();
-                // Usually it was the last one. Then the next event says so, and nobody has to look.
+                // Usually the leader was the last process. Then the next event says so, and no look
+                // is needed.
                 continue;
             }
-            // (Elsewhere than on Linux, others than our children may be in the group.)
+            // (On other systems, processes that are not our children may be in the group.)
             Ok(Event::Childless) if cfg!(target_os = "linux") => return,
             Err(RecvTimeoutError::Disconnected) => return,
             Ok(_) | Err(RecvTimeoutError::Timeout) => {}
@@ -291,13 +292,13 @@ fn watch(events: &Receiver<Event>, mut family: Family, orders: &Orders) {
     }
 }
 
-/// When the job is killed whose wrapper ends now: after its time, but before the lease ends. The
-/// wrapper may have been stopped for long.
+/// When to kill a job whose wrapper has just ended: after the grace period, but before the lease
+/// ends. The wrapper may have been stopped for a long time before.
 fn kill_without_wrapper(good_until: Duration, now: Duration, kill_after: Duration) -> Duration {
     good_until.min(now + kill_after)
 }
 
-/// Whether a process is the guard of a run: `relatch __guard ...`.
+/// Whether a process is a run's guard: `relatch __guard ...`.
 pub(crate) fn is_guard(pid: i32) -> bool {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     line.split(|byte| *byte == 0).nth(1) == Some(COMMAND.as_bytes())

@@ -1,4 +1,5 @@
-//! The locks of a run, as its first thread sees them. [`taking`](crate::run::taking) has them.
+//! The locks of a run, as its first thread sees them. The thread in [`taking`](crate::run::taking)
+//! owns them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -21,19 +22,20 @@ use crate::run::wanted::Wanted;
 use crate::span;
 use crate::whose;
 
-/// How long a lock is good that is another's to look after: longer than anything.
+/// The validity of a lock that this run does not look after: longer than anything.
 const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// How often a wait looks for who has the lock, until it knows.
+/// How often a wait checks who holds the lock, until it knows.
 const TICK: Duration = Duration::from_millis(250);
 
-/// After so long, a wait says who has the lock. With `--verbose`, at the first look.
+/// After this long, a waiting run prints who holds the lock. With `--verbose`, it does so at the
+/// first look.
 const LONG_WAIT: Duration = Duration::from_secs(5);
 
-/// How long a signal lets the thread come back: it may have got a lock just then.
+/// How long to wait for the thread after a signal: it may have just taken a lock.
 const GRACE: Duration = Duration::from_millis(1500);
 
-/// The library gives back within 2 s, unless a name server does not answer.
+/// The library releases within 2 s, unless a name server does not answer.
 const LONGEST_RETURN: Duration = Duration::from_secs(3);
 
 pub(crate) struct Held {
@@ -45,8 +47,8 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Takes the locks: all, or none. (There are none to take if the runs around this one have
-    /// them.) A signal ends that.
+    /// Takes the locks: all, or none. (There is nothing to take if the outer runs hold them all.) A
+    /// signal ends the attempt.
     pub(crate) fn take(
         taking: Taking,
         events: &Receiver<Event>,
@@ -83,8 +85,9 @@ impl Held {
         Ok(held)
     }
 
-    /// How long the locks are held, and how long they are good. The clock is read first: if this
-    /// process is stopped between the two, the end of validity seems to be nearer than it is.
+    /// How long the locks have been held, and how long they are still valid. The clock is read
+    /// first: if this process is stopped in between, the validity seems to end earlier than it
+    /// does, never later.
     pub(crate) fn at(&self) -> At {
         let held_for = now().saturating_sub(self.since);
         let left = self.taken.iter().map(|taken| taken.watch.remaining());
@@ -94,7 +97,7 @@ impl Held {
         }
     }
 
-    /// Until when the job may run, if no renewal comes through.
+    /// Until when the job may run if no renewal succeeds.
     pub(crate) fn good_until(&self, plan: &Plan) -> Until {
         let At { held_for, left } = self.at();
         let left = if plan.only_warn { FOR_EVER } else { left };
@@ -111,13 +114,13 @@ impl Held {
         self.cause.get().cloned()
     }
 
-    /// Gives back what no job has used, so that another machine may have it at once. (What fails
-    /// here ends with its lease.)
+    /// Releases locks that no job has used, so that another machine can take them at once. (If that
+    /// fails, they end with their lease.)
     pub(crate) fn unlock_unused(self) {
         let _ = self.give_back(Back::Unused);
     }
 
-    /// Gives all locks back. `None` if that takes too long.
+    /// Releases all locks. `None` if that takes too long.
     pub(crate) fn give_back(self, back: Back) -> Option<Result<(), Error>> {
         self.orders.send(back).ok()?;
         match self.words.recv_timeout(LONGEST_RETURN) {
@@ -130,12 +133,12 @@ impl Held {
 /// The wait for the locks.
 struct Wait {
     wanted: Wanted,
-    /// Since Redis has answered, and since when.
+    /// Set once Redis has answered: the manager, and the time.
     began: Option<(Weak<LockManager>, Duration)>,
-    /// When to say who has the lock. `None` once it is said.
+    /// When to print who holds the lock. `None` once that is done.
     say_after: Option<Duration>,
     answered: Arc<AtomicBool>,
-    /// The signal that has ended it, and until when the thread may come back.
+    /// The signal that ended the wait, and until when to wait for the thread.
     ends: Option<(i32, Duration)>,
 }
 
@@ -176,7 +179,7 @@ impl Wait {
                     return Err(Failure::new(code::SOFTWARE, message).into());
                 }
             }
-            // Who has not begun to wait has no lock.
+            // A thread that has not begun to wait has no lock.
             if let Some((number, until)) = self.ends
                 && (self.began.is_none() || until <= now())
             {
@@ -185,7 +188,7 @@ impl Wait {
         }
     }
 
-    /// Waits for the next event, but not for long.
+    /// Waits for the next event, or briefly if there is something to check.
     fn next(&mut self, events: &Receiver<Event>) {
         let is_known = self.say_after.is_none() && self.answered.load(Ordering::Relaxed);
         let event = if is_known && self.ends.is_none() {
@@ -208,7 +211,7 @@ impl Wait {
         }
     }
 
-    /// The signal that has ended the wait. Nothing has been started by then.
+    /// The signal that ended the wait. No job has been started by then.
     fn ended_by(&mut self, events: &Receiver<Event>) -> Option<i32> {
         while let Ok(event) = events.try_recv() {
             self.on(event);
@@ -216,7 +219,7 @@ impl Wait {
         Some(self.ends?.0)
     }
 
-    /// Looks for what Redis has said about the lock. Asks nobody: a question of its own could not
+    /// Checks what Redis has said about the lock, without a request of its own, which could not
     /// wait as patiently.
     fn look(&mut self) {
         let locks = self.began.as_ref().and_then(|(locks, _)| locks.upgrade());

@@ -1,4 +1,4 @@
-//! The job, as the wrapper sees it: below the guard process, and without it.
+//! The job, as the wrapper sees it: with the guard process, and without it.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -25,16 +25,17 @@ pub(crate) struct Job {
     socket: UnixStream,
     family: Family,
     is_childless: bool,
-    /// The guard has said what has become of the start.
+    /// The guard has said whether the job was started.
     has_heard: bool,
-    /// All that the guard had to say has come.
+    /// Everything that the guard had to say has arrived.
     has_heard_all: bool,
-    /// The code of a guard that has ended by itself. Zero: nobody of the job is left.
+    /// The exit code of a guard that ended by itself. Zero means that no process of the job is
+    /// left.
     guard_code: Option<i32>,
 }
 
 impl Job {
-    /// Starts the guard, which starts the job. What happens to them becomes events.
+    /// Starts the guard, which starts the job. Everything that happens to them becomes an event.
     pub(crate) fn start(
         command: &[OsString],
         environment: &BTreeMap<&str, OsString>,
@@ -44,7 +45,7 @@ impl Job {
         adopt_orphans();
         let mut family = Family::new(orders.group == 0);
         let (socket, theirs) = UnixStream::pair()?;
-        // The threads are there before there is a job that could miss them.
+        // Start the threads before the job, which needs them.
         let (listening, telling) = (socket.try_clone()?, events.clone());
         thread::Builder::new().spawn(move || listen(&listening, &telling))?;
         let (reaper, started) = channel();
@@ -59,7 +60,7 @@ impl Job {
         arguments.extend(orders.iter().map(OsStr::new));
         arguments.extend(command.iter().map(|argument| &**argument));
         let mut variables = spawn::environment();
-        // These may be those of a run around this one.
+        // These may come from an outer run.
         variables.remove(OsStr::new("RELATCH_FENCE"));
         variables.remove(OsStr::new("RELATCH_SLOT"));
         variables.remove(OsStr::new("RELATCH_REDIS_FILE"));
@@ -78,12 +79,12 @@ impl Job {
             guard_code: None,
         };
         if pass_stdin(&job.socket).is_err() {
-            job.kill_guard(); // It has nothing to start the job with.
+            job.kill_guard(); // The guard has no standard input for the job.
         }
         Ok(job)
     }
 
-    /// Takes in what has happened, and returns what that means for the life of the run.
+    /// Processes an event, and returns what it means for the life of the run.
     pub(crate) fn on(&mut self, event: Event) -> Event {
         match event {
             Event::Started(leader) => {
@@ -109,8 +110,8 @@ impl Job {
                         self.guard_code = Some(code);
                         return self.without_a_word().unwrap_or(event);
                     }
-                    // It takes these from before it starts the job. (A signal to all of a service
-                    // may come sooner.)
+                    // The guard handles these signals before it starts the job. (A signal to a
+                    // whole service may arrive even earlier.)
                     Ended::Signal(number) if is_guard && signals::FOR_THE_JOB.contains(&number) => {
                         return Event::NotStarted(NotStarted::Interrupted(number));
                     }
@@ -122,15 +123,16 @@ impl Job {
         event
     }
 
-    /// A guard that ends by itself and with an error, and has said nothing, did not start the job:
-    /// from then on it cannot fail.
+    /// A guard that ends by itself with an error, and has said nothing, did not start the job: once
+    /// it has, it cannot fail.
     fn without_a_word(&self) -> Option<Event> {
         let code = self.guard_code.filter(|code| *code != 0)?;
         let is_silent = self.has_heard_all && !self.has_heard;
         is_silent.then_some(Event::NotStarted(NotStarted::Guard(code)))
     }
 
-    /// Who is of the job because its parent is stays so, if the signal ends the parent first.
+    /// A process that is part of the job because of its parent stays so, even if the signal ends
+    /// the parent first.
     pub(crate) fn signal(&mut self, number: i32, scope: Scope) {
         let others = self.family.in_other_sessions();
         for name in others.into_iter().filter(|_| ENDS.contains(&number)) {
@@ -140,8 +142,8 @@ impl Job {
         self.family.signal(number, scope);
     }
 
-    /// Kills all in the scope, and the guard, which could be about to start the job. Others may
-    /// come up meanwhile: this is repeated until nobody is left.
+    /// Kills every process in the scope, and the guard, which might be about to start the job. New
+    /// processes may appear in the meantime, so this is repeated until none is left.
     pub(crate) fn kill(&self, scope: Scope) {
         self.family.signal(SIGKILL, scope);
         self.kill_guard();
@@ -153,18 +155,18 @@ impl Job {
         }
     }
 
-    /// True once the guard has ended, and it is known how. (That and its last words come from two
-    /// threads. Without either, it would not be known whether the job ever ran.)
+    /// True once the guard has ended and its exit status and its last words are known. (These come
+    /// from two threads. Without both, there is no telling whether the job ever ran.)
     pub(crate) fn is_alone(&self) -> bool {
         self.has_heard_all && self.family.guard().is_none()
     }
 
-    /// True if nobody in the scope is left: that is certain, and costs no look.
+    /// True if nothing in the scope is left. This is certain, and needs no scan of the processes.
     pub(crate) fn is_gone(&self, scope: Scope) -> bool {
         self.is_childless || (self.guard_code == Some(0) && scope == Scope::Job)
     }
 
-    /// Looks whether a process in the scope is left. For when there is no guard.
+    /// Checks whether a process in the scope is left. Used when there is no guard.
     pub(crate) fn look(&self, scope: Scope) -> Event {
         if self.is_gone(scope) || self.family.is_empty(scope) {
             Event::Empty
@@ -173,8 +175,8 @@ impl Job {
         }
     }
 
-    /// Tells the guard until when the lock is good. A guard that does not listen is as good as
-    /// none, and so is made to be none: its end becomes an event.
+    /// Tells the guard until when the lock is valid. A guard that does not listen is useless, so it
+    /// is killed: its end becomes an event.
     pub(crate) fn good_until(&self, until: Until) {
         if say(&self.socket, &ToGuard::Until(until).word()).is_err() {
             self.kill_guard();
@@ -182,7 +184,7 @@ impl Job {
     }
 }
 
-/// This program's file, also if it was replaced since.
+/// This program's file, even if it has been replaced since.
 pub(crate) fn this_program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") {
         Ok(PathBuf::from("/proc/self/exe"))
@@ -191,7 +193,7 @@ pub(crate) fn this_program() -> io::Result<PathBuf> {
     }
 }
 
-/// Sends the guard the standard input, which is the job's.
+/// Sends the guard this process's standard input, for the job.
 fn pass_stdin(socket: &UnixStream) -> io::Result<()> {
     let stdin = io::stdin();
     let descriptors = [stdin.as_fd()];
@@ -219,11 +221,11 @@ fn listen(socket: &UnixStream, events: &Sender<Event>) {
     let _ = events.send(Event::GuardEnded);
 }
 
-/// Waits for every child: the guard, and on Linux what comes to this process after the guard's end.
-/// (As process 1 of a container, this process also gets the orphans of others.)
+/// Waits for every child: the guard, and on Linux the processes that this one adopts after the
+/// guard's end. (As process 1 of a container, this process also adopts other orphans.)
 ///
-/// A guard that somebody has stopped would not say that the job is over, and this process would
-/// renew the lock for ever. So it is continued at once.
+/// A stopped guard could not say that the job is over, and this process would renew the lock
+/// forever. So the guard is continued at once.
 fn reap(guard: Pid, events: &Sender<Event>) {
     loop {
         let event = match rustix::process::wait(WaitOptions::UNTRACED) {

@@ -1,21 +1,20 @@
-//! The life of a run, from the start of the guard to the release: what is done when something
-//! happens.
+//! The life of a run, from the start of the guard to the release: how the run reacts to each event.
 //!
-//! Nothing here knows a process or a clock: an event comes with the time, and actions come back.
-//! The rules, in this order:
+//! Nothing here knows a process or a clock: each event comes with its time, and the reaction is a
+//! list of actions. The rules, in this order:
 //!
 //! | what | when | what is done |
 //! |---|---|---|
-//! | lost | Redis says so, or the lease is over | the job gets the signal at once, and is killed a second later at most; at once if it is stopped |
-//! | at risk | so little of the lease is left that the job has to be asked now | the signal, and the kill before the lease ends |
+//! | lost | Redis says so, or the lease is over | the job gets the signal at once, and is killed at most a second later; at once if it is stopped |
+//! | at risk | so little of the lease is left that the job has to be asked to end now | the signal, and the kill before the lease ends |
 //! | too long | `--max-hold` | the signal, and the kill after `--kill-after` |
 //! | orphaned | the guard process has ended, and the job has not | the same |
-//! | a signal | somebody sends one to the wrapper, and not to all of a service | the job gets it |
-//! | killed | until nobody is left | the kill again, and again |
+//! | a signal | somebody sends one to the wrapper, and not to a whole service | the job gets it |
+//! | killed | until no process is left | the kill, repeatedly |
 //!
-//! The lock is given back when the guard has ended and nobody of the job is left, and not before.
-//! There is no other end: not if the job cannot be started, nor if the guard ends before it could
-//! say whether it has started the job.
+//! The lock is released when the guard has ended and no process of the job is left, and not before.
+//! There is no other end, even if the job cannot be started, or if the guard ends before it can say
+//! whether it has started the job.
 
 use std::time::Duration;
 
@@ -26,10 +25,10 @@ use crate::run::doubt::Doubt;
 pub(crate) use crate::run::doubt::Sender;
 use crate::run::family::{Pause, Scope};
 
-/// How much later than it should be a kill may be on a busy machine.
+/// How late a kill may be on a busy machine.
 const LONGEST_LAG: Duration = Duration::from_millis(500);
 
-/// How long a job may go on after its lock was lost.
+/// How long a job may continue after its lock was lost.
 const LONGEST_FAREWELL: Duration = Duration::from_secs(1);
 
 /// Signals that ask a run to end.
@@ -42,50 +41,50 @@ pub(crate) struct Plan {
     /// From the signal to the kill.
     pub(crate) kill_after: Duration,
     pub(crate) max_hold: Option<Duration>,
-    /// A job that has lost its lock goes on.
+    /// A job whose lock is lost may continue.
     pub(crate) only_warn: bool,
     /// The job is in the group of this process: a terminal sends its signals to both.
     pub(crate) shares_group: bool,
-    /// Somebody would let this process go on if it stopped itself.
+    /// If this process stopped itself, something could continue it.
     pub(crate) can_stop: bool,
 }
 
 impl Plan {
-    /// The kill comes so long before the lease ends.
+    /// How long before the end of the lease the kill comes.
     pub(crate) fn margin(&self) -> Duration {
         (self.lease / 10).min(LONGEST_LAG)
     }
 }
 
-/// What has happened.
+/// An event in the life of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// Nothing, but time has passed.
+    /// Nothing but the passage of time.
     Time,
     /// A signal for the job.
     Signal(i32, Sender),
-    /// That signal has come to the guard, too.
+    /// The guard has received that signal too.
     Got(i32),
     /// The terminal or somebody else stops the run.
     Stop(Sender),
-    /// And lets it go on.
+    /// Somebody continues the run.
     Continue,
-    /// Redis says that somebody else has the lock, or nobody.
+    /// Redis says that somebody else, or nobody, holds the lock.
     Lost,
     /// The first process of the job, the leader, runs.
     Started(Pid),
     NotStarted(NotStarted),
     /// The leader has ended.
     LeaderEnded(Ended),
-    /// This process has waited for one that came to it when the guard had ended.
+    /// This process has waited for a child: the guard, or one that it adopted.
     Reaped(Pid, Ended),
     /// The guard process has ended. It has said all that it had to say.
     GuardEnded,
     /// No process descends from this one.
     Childless,
-    /// There is no guard, and nobody of the job is left.
+    /// There is no guard, and no process of the job is left.
     Empty,
-    /// There is no guard, and somebody is left.
+    /// There is no guard, but a process of the job is left.
     Orphaned,
 }
 
@@ -101,41 +100,42 @@ pub(crate) enum Ended {
 pub(crate) enum NotStarted {
     /// The system's error.
     Failed(i32),
-    /// The lock was not good any more.
+    /// The lock was no longer valid.
     Late,
-    /// A signal has ended it before it could take signals.
+    /// A signal ended the guard before it could handle signals.
     Interrupted(i32),
-    /// It has ended by itself, with this code, before it got to the job.
+    /// The guard ended by itself, with this code, before it started the job.
     Guard(i32),
 }
 
-/// When it has happened.
+/// When an event happened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At {
     /// Since the lock was taken.
     pub(crate) held_for: Duration,
-    /// For how long the lock is still ours.
+    /// How long the lock is still ours.
     pub(crate) left: Duration,
 }
 
-/// What is to be done.
+/// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Passes a signal on to these of the job.
+    /// Forwards a signal to these processes of the job.
     Forward(i32, Scope),
-    /// Asks all in the scope to end: `--signal`.
+    /// Asks every process in the scope to end: `--signal`.
     Ask,
-    /// Kills all in the scope, and the guard.
+    /// Kills every process in the scope, and the guard.
     Kill,
-    /// Stops these of the job, and then this process.
+    /// Stops these processes of the job, and then this process.
     StopAll(Scope),
-    /// Lets the job go on.
+    /// Continues the job.
     Resume,
-    /// Lets all go on that the terminal has stopped. (A shell around this run may be among them.)
+    /// Continues everything that the terminal has stopped. (That may include a shell around this
+    /// run.)
     ResumeGroup,
 }
 
-/// Why a job does not run to its own end.
+/// Why a job was ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     Lost,
@@ -147,7 +147,7 @@ pub(crate) enum Reason {
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Runs,
-    /// It was asked to end.
+    /// The job was asked to end.
     Asked {
         kill_at: Duration,
     },
@@ -163,7 +163,7 @@ enum Stage {
 pub(crate) struct Life {
     plan: Plan,
     stage: Stage,
-    /// What is to be passed on to a job that has not started yet. `None` once it has.
+    /// Events to pass on to the job once it starts. `None` once it has started.
     early: Option<Vec<Event>>,
     doubt: Doubt,
     is_stopped: bool,
@@ -190,12 +190,12 @@ impl Life {
         }
     }
 
-    /// Takes in what has happened, and says what to do.
+    /// Processes an event, and returns what to do.
     pub(crate) fn on(&mut self, event: Event, at: At) -> Vec<Action> {
         let mut actions = Vec::new();
         self.is_lost |= event == Event::Lost || at.left.is_zero();
         match event {
-            // It was asked to end before it was there.
+            // The job was asked to end before it had started.
             Event::Started(_) if matches!(self.stage, Stage::Asked { .. }) => {
                 actions.push(Action::Ask);
             }
@@ -210,7 +210,7 @@ impl Life {
         self.look(event, at, &mut actions);
         match event {
             Event::Started(_) => {
-                // Nobody of the job was there when the terminal sent its own.
+                // The job had no processes yet when the terminal sent its signals.
                 for early in self.early.take().into_iter().flatten() {
                     self.pass_on(early, Some(Scope::Job), &mut actions);
                 }
@@ -231,7 +231,7 @@ impl Life {
         actions
     }
 
-    /// Takes in what somebody has sent. A manager may have sent it to the job, too.
+    /// Takes a signal from outside. A service manager may have sent it to the job too.
     fn take(&mut self, event: Event, at: At, actions: &mut Vec<Action>) {
         match event {
             Event::Signal(number, Sender::Manager) => self.doubt.sent(number, at.held_for),
@@ -239,7 +239,7 @@ impl Life {
         }
     }
 
-    /// Passes on what somebody has sent to this process, to those who have not got it.
+    /// Passes on a signal to the processes of the job that have not received it.
     fn pass_on(&mut self, event: Event, to: Option<Scope>, actions: &mut Vec<Action>) {
         match event {
             Event::Signal(number, from) => {
@@ -248,7 +248,7 @@ impl Life {
                     _ => Scope::Job,
                 };
                 actions.push(Action::Forward(number, to));
-                // A job that has stopped itself, or that a terminal stopped, would not end.
+                // A job that is stopped would not end.
                 if ENDS.contains(&number) {
                     actions.push(Action::Resume);
                 }
@@ -257,8 +257,9 @@ impl Life {
                 self.is_stopped = true;
                 actions.push(Action::StopAll(to.unwrap_or(from.misses())));
             }
-            // A job that is about to end is not held up, nor one that nobody would continue: a
-            // terminal has stopped it already.
+            // Nothing stops or continues a job that is being killed. A job that was asked to end,
+            // or that nobody would continue, is continued instead of stopped: a terminal may have
+            // stopped it already.
             _ if matches!(self.stage, Stage::Killed { .. }) => {}
             Event::Stop(_) if self.plan.shares_group => actions.push(Action::ResumeGroup),
             _ => {
@@ -268,11 +269,11 @@ impl Life {
         }
     }
 
-    /// What the time and the lock ask for.
+    /// Acts on the time and the state of the lock.
     fn look(&mut self, event: Event, at: At, actions: &mut Vec<Action>) {
         let now = at.held_for;
         if let Some((reason, kill_at)) = self.end_of_job(event, at) {
-            // A daemon has gone its own way. It may be out of time, but not out of the lock.
+            // Daemons are not part of the job. They may outlive `--max-hold`, but not the lock.
             if reason != Reason::TooLong {
                 self.scope = Scope::All;
             }
@@ -298,7 +299,7 @@ impl Life {
         self.stage = Stage::Killed { again_at, pause };
     }
 
-    /// Why the job has to end, if it has to, and when it is killed.
+    /// Why the job has to end and when to kill it, if it has to end.
     fn end_of_job(&self, event: Event, at: At) -> Option<(Reason, Duration)> {
         let Plan {
             kill_after,
@@ -327,10 +328,10 @@ impl Life {
         }
     }
 
-    /// When to look again at the latest, as an age of the hold.
+    /// The latest time for the next look, as an age of the hold.
     pub(crate) fn next_look(&self, at: At) -> Duration {
         let now = at.held_for;
-        // A renewal may come at any time, and makes the end of the lease later.
+        // A renewal may come at any time, and extends the lease.
         let mut next = now + LONGEST_FAREWELL.min(self.plan.lease / 10);
         match self.stage {
             Stage::Runs => {
@@ -352,7 +353,7 @@ impl Life {
         next.max(now + Duration::from_millis(1))
     }
 
-    /// True once the lock can be given back.
+    /// True once the lock can be released.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over)
     }
@@ -362,7 +363,7 @@ impl Life {
         self.is_lost
     }
 
-    /// Who has to be gone before the lock is given back.
+    /// Which processes have to be gone before the lock is released.
     pub(crate) fn scope(&self) -> Scope {
         self.scope
     }
@@ -413,8 +414,8 @@ mod tests {
         }
     }
 
-    /// An event, when it comes (for how long the lock is held, and how long its lease lasts), and
-    /// what follows.
+    /// An event, its time (how long the lock has been held, and how long its lease still lasts),
+    /// and the resulting actions.
     type Row<'a> = (Event, At, &'a [Action]);
 
     #[track_caller]
@@ -438,7 +439,7 @@ mod tests {
         Plan { max_hold, ..plan() }
     }
 
-    /// The events of the run, the reason of its end, and whether the lock is lost.
+    /// The events of a run, the reason for its end, and whether the lock is lost.
     #[test]
     fn a_job_is_asked_to_end_and_killed_before_its_lock_is_somebody_elses() {
         let half = At {
@@ -450,7 +451,7 @@ mod tests {
             ..plan()
         };
         let table: [(Plan, Option<Reason>, bool, &[Row<'_>]); 6] = [
-            // Its lease nears its end: the lock is ours until the job is gone.
+            // The lease nears its end: the lock is ours until the job is gone.
             (
                 plan(),
                 Some(Reason::AtRisk),
@@ -462,7 +463,7 @@ mod tests {
                     (Event::Time, half, &[Action::Kill]),
                 ],
             ),
-            // After a loss, it has a second.
+            // After a loss, the job has a second.
             (
                 plan(),
                 Some(Reason::Lost),
@@ -474,7 +475,7 @@ mod tests {
                     (Event::Time, at(12, 0), &[Action::Kill]),
                 ],
             ),
-            // Also if it was asked before.
+            // Even if it was asked before.
             (
                 with_max_hold(60),
                 Some(Reason::TooLong),
@@ -495,7 +496,7 @@ mod tests {
                     (Event::Signal(TERM, Sender::Other), at(3, 0), &PASSED_ON),
                 ],
             ),
-            // Without its guard, it ends.
+            // Without its guard, the job ends.
             (
                 plan(),
                 Some(Reason::Orphaned),
@@ -507,7 +508,7 @@ mod tests {
                     (Event::Time, at(7, 29), &[Action::Kill]),
                 ],
             ),
-            // Ended by itself; a process of the group lives for a second.
+            // The job ended by itself; a process of its group lives for another second.
             (
                 plan(),
                 None,
@@ -532,8 +533,8 @@ mod tests {
         }
     }
 
-    /// As long as it is not known to run, nothing could be stopped. Then this process would stop
-    /// itself, and the job would begin.
+    /// As long as the job is not known to run, there is nothing to stop. This process would stop
+    /// itself, and the job would start.
     #[test]
     fn what_comes_before_the_job_has_started_waits_for_it() {
         let started = Event::Started(rustix::process::getpid());
@@ -542,7 +543,7 @@ mod tests {
             shares_group: true,
             ..plan()
         };
-        // It may have stopped itself before it is known that it runs.
+        // The job may have stopped itself before it is known to run.
         let interrupted = [Action::Forward(SIGINT, Scope::Job), Action::Resume];
         let to_others = [Action::Forward(SIGINT, Scope::OtherGroups), Action::Resume];
         let table: [(Plan, &[Row<'_>]); 4] = [
@@ -562,7 +563,7 @@ mod tests {
                     (started, at(0, 29), &[Action::StopAll(Scope::Job)]),
                 ],
             ),
-            // It is to go on.
+            // The job is to continue.
             (
                 plan(),
                 &[
@@ -595,12 +596,12 @@ mod tests {
         let alone = plays(life(plan()), &[(signal, now, &[])]);
         assert_eq!(alone.next_look(now), LATER.held_for);
         plays(alone, &[(Event::Time, LATER, &PASSED_ON)]);
-        // Whoever sends it to the run and its guard by name does not mean a service.
+        // A sender that signals the run and its guard by name does not mean a service.
         let by_name = Event::Signal(TERM, Sender::Other);
         plays(life(plan()), &[(got, now, &[]), (by_name, now, &PASSED_ON)]);
     }
 
-    /// The terminal has stopped the job's group by itself, and nobody else would continue it.
+    /// The terminal has stopped the job's group itself, and nothing else would continue it.
     #[test]
     fn a_job_is_stopped_and_continued_unless_it_is_about_to_end() {
         let stops = &[Action::StopAll(Scope::Job)];
@@ -629,7 +630,8 @@ mod tests {
         );
     }
 
-    /// From any state, whatever happens: nothing is killed twice in a moment, and a look comes.
+    /// In any state, whatever happens, there is no second kill at the same moment, and there is a
+    /// next look.
     #[test]
     fn there_is_always_a_next_look_and_it_is_later() {
         let events = [

@@ -1,5 +1,5 @@
-//! What the wrapper and its guard process say to each other: words of a fixed length over a socket.
-//! Neither ever waits for the other: a word that the socket does not take is an error.
+//! What the wrapper and its guard process say to each other: words of a fixed length, over a
+//! socket. Neither ever waits for the other: if the socket does not take a word, that is an error.
 
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use rustix::process::Pid;
 use crate::run::life::Ended;
 use crate::run::process::Name;
 
-/// The lock is good until this time of the machine's clock. If no later time comes, the job is
+/// The lock is valid until this time on the machine's clock. If no later time arrives, the job is
 /// killed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Until(pub(crate) Duration);
@@ -20,7 +20,7 @@ pub(crate) struct Until(pub(crate) Duration);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToGuard {
     Until(Until),
-    /// This process stays of the job.
+    /// This process remains part of the job.
     Keep(Name),
 }
 
@@ -28,12 +28,12 @@ pub(crate) enum ToGuard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FromGuard {
     Started(Pid),
-    /// The system could not start the job, with this error.
+    /// The system could not start the job; this is the error.
     Failed(i32),
-    /// The lock was not good any more when the job was to be started.
+    /// The lock was no longer valid when the job was about to start.
     Late,
     Ended(Ended),
-    /// A signal has come to it, too.
+    /// The guard has received this signal too.
     Got(i32),
 }
 
@@ -98,7 +98,7 @@ impl FromGuard {
 
 /// Says a word, at once or not at all.
 pub(crate) fn say(socket: &UnixStream, word: &[u8]) -> io::Result<()> {
-    // (If the other one has ended, the answer is an error, too: this program ignores `SIGPIPE`.)
+    // (If the other process has ended, that is an error too: this program ignores `SIGPIPE`.)
     if send(socket, word, SendFlags::DONTWAIT)? == word.len() {
         Ok(())
     } else {
@@ -106,15 +106,15 @@ pub(crate) fn say(socket: &UnixStream, word: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Waits for the next word. `None` if the other one has ended.
+/// Waits for the next word. `None` if the other process has ended.
 pub(crate) fn hear<const LENGTH: usize>(mut socket: &UnixStream) -> Option<[u8; LENGTH]> {
     let mut word = [0; LENGTH];
     socket.read_exact(&mut word).ok()?;
     Some(word)
 }
 
-/// The time on a clock that all processes of this machine share, and that counts while the machine
-/// is suspended, where there is one.
+/// The time on a clock that all processes on this machine share. Where possible, the clock keeps
+/// running while the machine is suspended.
 pub(crate) fn now() -> Duration {
     #[cfg(target_os = "linux")]
     let clock = rustix::time::ClockId::Boottime;

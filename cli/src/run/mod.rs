@@ -1,36 +1,38 @@
 //! `relatch run`: a command under a lock.
 //!
-//! [`life`] decides what is done when something happens, and [`doubt`] who has got a signal
-//! already; both know no process. [`job`] has the processes, [`guard`] is the one that stays if
-//! this one is killed, [`family`] finds and kills by what [`process`] reads, [`line`] is what the
-//! two say to each other, [`signals`] what others send, and [`spawn`] starts a process as this one
-//! was started. [`taking`] has the locks, in the [`mode`] that was asked for, and [`held`] is what
-//! the first thread knows of them, [`nested`] those of the runs around this one, [`outcome`] what a
-//! run comes to, and [`report`] what is said of it in the end.
+//! [`life`] decides how the run reacts to each event, and [`doubt`] which processes already got a
+//! signal; neither knows a process. [`job`] has the processes. [`guard`] is the process that
+//! survives if this one is killed. [`family`] finds and kills processes by what [`process`] reads.
+//! [`line`] has the words between the wrapper and the guard, [`signals`] receives signals, and
+//! [`spawn`] starts a process the way this one was started. [`taking`] takes the locks in the
+//! requested [`mode`], and [`held`] is the first thread's view of them. [`nested`] has the locks of
+//! outer runs, [`outcome`] the result of a run, and [`report`] the report about it.
 //!
-//! The first thread waits for events and for nothing else: not for Redis, a name server, or who
-//! reads what is said.
+//! The first thread waits for events and for nothing else: not for Redis, a name server, or a
+//! reader of its messages.
 //!
-//! No process of a job shall live while another holder runs. What does not keep that promise, and
-//! cannot:
+//! No process of a job should live while another holder runs. In these cases, relatch cannot keep
+//! that promise:
 //!
 //! - The wrapper and the guard are both killed, or both stopped, before one has done the other's
-//!   part. (The wrapper is the guard's parent, and continues it. Nobody continues the wrapper.) So
-//!   are those of a run inside of a run that is stopped.
-//! - All of the machine stands still for longer than the lease. When it goes on, the job may act
-//!   before the guard does. (So does a process that the kernel does not let die, in an
-//!   uninterruptible sleep.) A fence is for that.
-//! - The lock is deleted or taken by force. Another may have it before Redis has said so and the
-//!   job's farewell is over.
-//! - A process that this one may not signal (`sudo`), when the lock is lost. As long as the lock
-//!   is ours, such a process keeps it. It is not seen if `/proc` hides the processes of others
-//!   (`hidepid`).
-//! - A process that left the session, when the job just ends: it is not of the job any more. And
-//!   what others have started for the job (`at`, `systemd-run`, a container): it never was.
-//! - A look at `/proc` that misses a process twice in a row ([`family::Family::is_empty`]). And as
-//!   long as `/proc` cannot be read, for lack of files or memory, what has left the job's group.
-//! - Where the system does not tell who descends from whom (macOS), what leaves the job's group;
-//!   with `--foreground`, all but the first process.
+//!   part. (The wrapper is the guard's parent, and continues it. Nothing continues the wrapper.) If
+//!   a run is stopped, so are the wrapper and the guard of a run inside it.
+//! - The whole machine is suspended for longer than the lease. When it resumes, the job may act
+//!   before the guard does. (The same goes for a process in an uninterruptible sleep, which the
+//!   kernel does not let die.) A fence protects against that.
+//! - The lock is deleted or taken by force. Another holder may have it before Redis reports the
+//!   loss and the job's time to end is over.
+//! - The lock is lost, and this process may not signal one of the job's processes (`sudo`). As long
+//!   as the lock is ours, such a process keeps it. relatch does not see it if `/proc` hides other
+//!   users' processes (`hidepid`).
+//! - The job ends normally, and a process has left its session: that process is no longer part of
+//!   the job. A process that another program starts for the job (`at`, `systemd-run`, a container)
+//!   never was.
+//! - A look at `/proc` misses a process twice in a row ([`family::Family::is_empty`]). Or `/proc`
+//!   cannot be read, for lack of file descriptors or memory, and a process has left the job's
+//!   group.
+//! - A process leaves the job's group where the system does not show which process descends from
+//!   which (macOS). With `--foreground`, that is every process but the first.
 
 mod doubt;
 mod family;
@@ -79,7 +81,8 @@ use crate::run::report::{Outcome, Report, To};
 use crate::run::taking::Taking;
 use crate::run::wanted::Wanted;
 
-/// Runs the command, and returns the exit code, if no signal has ended the job.
+/// Runs the command and returns the exit code, unless this process ends by the signal that ended
+/// the job.
 pub(crate) fn run(common: &Common, options: &Run) -> u8 {
     let to = match options.report.as_deref().map(To::read).transpose() {
         Ok(to) => to,
@@ -114,13 +117,14 @@ pub(crate) fn run(common: &Common, options: &Run) -> u8 {
 }
 
 fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report) -> (Outcome, u8) {
-    // A panic would give the lock back on its way out, and the job would live on.
+    // A panic would release the lock while unwinding, and the job would continue.
     panic::set_hook(Box::new(|panic| {
         tell(&panic.to_string());
         drain();
         std::process::exit(code::SOFTWARE.into());
     }));
-    // This may read a pipe that nobody writes to. Signals have their defaults until then.
+    // This may block on a pipe that nobody writes to. Until it returns, signals keep their default
+    // actions.
     let outer = Outer::from_env(common);
     let stop = StopHandle::new();
     let (sender, events) = channel();
@@ -171,8 +175,8 @@ fn attempt(common: &Common, options: &Run, wanted: &Wanted, report: &mut Report)
     over(&life, held, options, wanted, report)
 }
 
-/// Turns a write that would make a file larger than `ulimit -f` allows into an error. By default it
-/// ends the process. (The job has the default: a handler does not outlive the start of a program.)
+/// Turns a write that would exceed the file size limit (`ulimit -f`) into an error. By default,
+/// such a write ends the process. (The job has the default again: handlers do not survive `exec`.)
 fn survive_full_files() -> io::Result<()> {
     if !signals::is_ignored(SIGXFSZ) {
         signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
@@ -185,7 +189,7 @@ fn without_signals(error: &io::Error) -> (Outcome, u8) {
     (Outcome::NotStarted, code::SOFTWARE)
 }
 
-/// The first lock of the command line, as the job is told of it.
+/// The first lock on the command line, as reported to the job.
 struct First {
     /// The name, or the key of a slot or a gate.
     key: String,
@@ -195,7 +199,7 @@ struct First {
 }
 
 impl First {
-    /// It is this run's, or that of a run around it.
+    /// The lock belongs to this run or to an outer one.
     fn of(common: &Common, options: &Run, wanted: &Wanted, held: &Held, outer: &Outer) -> First {
         let (name, prefix) = (&wanted.keys[0], &common.prefix);
         let taken = held.taken().find(|taken| taken.name == name);
@@ -213,7 +217,7 @@ impl First {
     }
 }
 
-/// What the job's environment has besides this process's.
+/// The variables that the job gets in addition to this process's environment.
 fn environment(
     common: &Common,
     held: &Held,
@@ -238,8 +242,8 @@ fn environment(
     all
 }
 
-/// Looks after the job until nobody of it is left. The guard was told that the lock is good until
-/// `told`.
+/// Looks after the job until none of its processes is left. The guard has been told that the lock
+/// is valid until `told`.
 fn live(
     mut job: Job,
     held: &Held,
@@ -251,8 +255,8 @@ fn live(
     let plan = &wanted.plan;
     let mut life = Life::new(plan.clone());
     let mut event = Event::Time;
-    // Once the guard has ended, this process looks for the job. Usually nobody is left, and the
-    // next events say just that.
+    // Once the guard has ended, this process looks for the job's processes. Usually none is left,
+    // and the next events say so.
     let mut look_at = None;
     let mut pause = Pause::SHORTEST;
     loop {
@@ -295,7 +299,8 @@ fn act(action: Action, job: &mut Job, scope: Scope, options: &Run) {
         Action::Kill => job.kill(scope),
         Action::StopAll(whom) => {
             job.signal(SIGSTOP, whom);
-            // Only this process: what stopped it has stopped the others that it meant.
+            // Stop only this process: whatever sent the stop has stopped any others that it meant
+            // to.
             let _ = kill_process(getpid(), Signal::STOP);
         }
         Action::Resume => job.signal(SIGCONT, Scope::Job),

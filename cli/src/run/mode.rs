@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use crate::args::Run;
 
-/// The most readers at a time: as many as the library has.
+/// The most readers at a time: the library's maximum.
 const READERS: usize = 64;
 
-/// How the command line wants the lock.
+/// How the command line asks for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Alone,
-    /// In one of so many slots.
+    /// In one of this many slots.
     Slots(u8),
     Shared,
     Exclusive,
@@ -30,7 +30,7 @@ impl Mode {
         }
     }
 
-    /// The lock that this takes. `None`: the one that has the name itself.
+    /// The lock that a run in this mode takes. `None` means the plain lock of that name.
     pub(crate) fn lock(self, locks: &LockManager, name: &str) -> Option<Lock> {
         match self {
             Mode::Alone => None,
@@ -40,7 +40,7 @@ impl Mode {
         }
     }
 
-    /// The part of a lock that a run in this mode has. (The slot is that of its guard.)
+    /// The part of a lock that a run in this mode has. (`slot` comes from its lock guard.)
     pub(crate) fn part(self, slot: Option<u32>) -> Part {
         match (self, slot) {
             (Mode::Slots(_), Some(number)) => Part::Slot(number),
@@ -82,7 +82,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// Whether a run inside has what it wants of the same name. (A writer may read.)
+    /// Whether this part is what an inner run wants of the same name. (A writer may read.)
     pub(crate) fn is_enough(self, wanted: Mode) -> bool {
         match wanted {
             Mode::Alone => self == Part::Whole,
@@ -92,8 +92,8 @@ impl Part {
         }
     }
 
-    /// Whether a writer inside would wait for the run around it. (The slots of both kinds are the
-    /// same keys.)
+    /// Whether an inner writer would wait for its outer run. (Readers and `--slots` use the same
+    /// keys.)
     pub(crate) fn keeps_writers_out(self) -> bool {
         matches!(self, Part::Reader | Part::Slot(_))
     }

@@ -1,7 +1,7 @@
-//! A run inside of a run: what the outer one tells its job, and how the inner one uses that.
+//! A run inside a run: what the outer run tells its job, and how the inner run uses that.
 //!
-//! The inner run of a lock that the outer one has is a run as any other, but for the lock: it takes
-//! none, renews none, loses none and gives none back.
+//! If the outer run already has the lock, the inner run is like any other, except that it does not
+//! take, renew, lose or release a lock.
 
 use std::env;
 
@@ -15,10 +15,10 @@ use crate::run::mode::{Mode, Part};
 use crate::run::process::own_session;
 use crate::whose;
 
-/// The locks of the runs around this process.
+/// The variable that lists the locks of the outer runs.
 const VARIABLE: &str = "RELATCH_KEYS";
 
-/// The locks of the runs around this process, the outermost first.
+/// The locks of the outer runs of this process, the outermost first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outer {
     /// The Redis of this process.
@@ -26,26 +26,26 @@ pub(crate) struct Outer {
     locks: Vec<Has>,
 }
 
-/// A lock of a run around this process.
+/// A lock of an outer run.
 #[derive(Clone, Debug)]
 pub(crate) struct Has {
-    /// Its Redis, without the login.
+    /// The URL of its Redis, without the login.
     pub(crate) place: String,
-    /// Its name on the command line of the run.
+    /// The prefix and the name from that run's command line.
     prefix: String,
     name: String,
-    /// What the run has of it.
+    /// Which part of the lock the run has.
     pub(crate) part: Part,
-    /// Where that is, with the prefix: the name, or the key of a slot.
+    /// The key of that part, with the prefix: the name, or the key of a slot.
     pub(crate) redis_key: String,
     pub(crate) token: String,
-    /// With `--fence`.
+    /// The fence, with `--fence`.
     pub(crate) fence: Option<u64>,
-    /// The run keeps the lock for those in this session.
+    /// The run keeps the lock for processes in this session.
     session: Option<i32>,
 }
 
-/// A lock of the run of this process.
+/// A lock that this process's own run has taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inner<'a> {
     /// What the command line calls it.
@@ -58,13 +58,13 @@ pub(crate) struct Inner<'a> {
 }
 
 impl Has {
-    /// Its key, without this prefix if it begins so.
+    /// Its key, without this prefix if the key begins with it.
     pub(crate) fn key(&self, prefix: &str) -> &str {
         let key = self.redis_key.strip_prefix(prefix);
         key.unwrap_or(&self.redis_key)
     }
 
-    /// (With another prefix, the slots of one name may have other keys.)
+    /// (With a different prefix, the slots of the same name may have different keys.)
     fn is_named(&self, prefix: &str, name: &str) -> bool {
         (&*self.prefix, &*self.name) == (prefix, name)
     }
@@ -103,14 +103,14 @@ impl Outer {
             Some(_) => env::var(VARIABLE).unwrap_or_default(),
             None => String::new(),
         };
-        // If the place cannot be read, nothing connects.
+        // If the URL cannot be read, nothing connects.
         Outer::read(connect::place(common).unwrap_or_default(), &text)
     }
 
     fn read(place: String, text: &str) -> Outer {
         let locks = match serde_json::from_str(text) {
             Ok(Value::Array(locks)) => locks.iter().filter_map(Has::read).collect(),
-            _ => Vec::new(), // Nothing that a run has written.
+            _ => Vec::new(), // No run wrote this.
         };
         Outer { place, locks }
     }
@@ -119,13 +119,13 @@ impl Outer {
         self.locks.iter()
     }
 
-    /// Whether that lock is known to be in this process's Redis. (One Redis may have several
-    /// names.)
+    /// Whether that lock is known to be in this process's Redis. (A Redis may have several
+    /// addresses.)
     pub(crate) fn is_here(&self, has: &Has) -> bool {
         has.place == self.place
     }
 
-    /// What a run around this process has got for a key, preferably in this process's Redis.
+    /// What an outer run holds for a key, preferably in this process's Redis.
     pub(crate) fn get(&self, prefix: &str, key: &str, mode: Mode) -> Option<&Has> {
         let redis_key = format!("{prefix}{key}");
         self.find(|has| match mode {
@@ -134,8 +134,8 @@ impl Outer {
         })
     }
 
-    /// All that the runs around this process have got under this name: the lock, slots, what a
-    /// reader or a writer has.
+    /// Everything that the outer runs hold under this name: the plain lock, slots, and the locks of
+    /// readers and writers.
     pub(crate) fn called(&self, prefix: &str, name: &str) -> Vec<&Has> {
         let whole = self.get(prefix, name, Mode::Alone);
         let parts = self.all().filter(|has| has.part != Part::Whole);
@@ -148,12 +148,12 @@ impl Outer {
         locks.max_by_key(|has| self.is_here(has))
     }
 
-    /// Whether a run around this process has the lock, and keeps it as long as this process lives.
-    /// It would not do so for a process that has left its session: it could give the lock back at
-    /// any time, and the command would run on beside the next holder.
+    /// Whether an outer run has the lock, and keeps it as long as this process lives. It would not
+    /// keep it for a process that has left the session: it could release the lock at any time, and
+    /// the command would continue alongside the next holder.
     ///
-    /// An error if that run has lost the lock: the job around this process is about to end, and
-    /// takes nothing anew. An error, too, if this process would wait for that run.
+    /// Fails if the outer run has lost the lock: its job is about to end, and should not take the
+    /// lock again. Also fails if this process would wait for the outer run itself.
     pub(crate) fn has(
         &self,
         locks: &LockManager,
@@ -179,8 +179,8 @@ impl Outer {
         Err(Failure::new(code::LOST, message))
     }
 
-    /// An error if a run around this process reads, or has a slot, and this one is to write: it
-    /// would wait for ever. (In another session, it may outlive that run.)
+    /// Fails if an outer run is a reader or has a slot, and this run is to be a writer: it would
+    /// wait forever. (In a different session, this run may outlive the outer one.)
     fn lets_in(&self, prefix: &str, key: &str, mode: Mode) -> Result<(), Failure> {
         let keeps_out = |has: &Has| {
             let is_of_lock = has.is_named(prefix, key) && has.part.keeps_writers_out();
@@ -191,12 +191,12 @@ impl Outer {
         }
         let message = format!(
             "an outer run holds lock {key:?} with --shared or --slots: {mode} would wait \
-             for it for ever"
+             for it forever"
         );
         Err(Failure::new(code::USAGE, message))
     }
 
-    /// The variable for a job that has these locks, too.
+    /// The variable for a job that also has these locks.
     pub(crate) fn with<'a>(
         &self,
         prefix: &str,
@@ -214,7 +214,7 @@ impl Outer {
                 session: own_session(),
             })
             .collect();
-        // In another session, a run takes a lock anew that one around it had.
+        // In a different session, a run takes a lock itself, even if an outer run had it.
         let is_old = |has: &&Has| {
             let mut taken = taken.iter();
             !taken.any(|new| (&new.place, &new.redis_key) == (&has.place, &has.redis_key))

@@ -1,4 +1,4 @@
-//! What a run comes to: the exit code, and what is said about it.
+//! The result of a run: the exit code and the messages.
 
 use std::error::Error as _;
 use std::ffi::OsStr;
@@ -19,17 +19,17 @@ use crate::run::wanted::Wanted;
 use crate::span;
 use crate::whose;
 
-/// Why there is no lock.
+/// Why the lock was not taken.
 pub(crate) enum Failed {
     Busy(String),
     Lock(Box<Error>),
     Other(Failure),
-    /// By a signal.
+    /// A signal ended the wait.
     Interrupted(i32),
 }
 
 impl Failed {
-    /// What is wrong, if Redis was away.
+    /// The error message, if Redis was unavailable.
     pub(crate) fn outage(&self) -> Option<String> {
         let (code, message) = match self {
             Failed::Lock(error) => (exit::code_of(error), error.to_string()),
@@ -76,7 +76,7 @@ pub(crate) fn not_taken(
                     ..
                 } => {
                     let (message, advice) = if options.nonblock {
-                        let advice = ". To wait, use --wait in place of -n; to treat a busy lock as success, add -x";
+                        let advice = ". To wait, use --wait instead of -n; to treat a busy lock as success, add -x";
                         (is_busy(wanted, &key, "", holder.as_deref()), advice)
                     } else {
                         let advice = ": to wait longer, raise --wait; to treat a busy lock as success, add -x";
@@ -101,7 +101,7 @@ pub(crate) fn not_taken(
     (outcome, failure.code)
 }
 
-/// The outcome if another has the lock.
+/// The outcome if somebody else holds the lock.
 fn busy(
     common: &Common,
     options: &Run,
@@ -121,7 +121,7 @@ fn busy(
     (Outcome::Busy, code)
 }
 
-/// What is said of a lock that another has.
+/// The message about a lock that somebody else holds.
 fn is_busy(wanted: &Wanted, key: &str, after: &str, holder: Option<&Holder>) -> String {
     let has_it = holder.map_or_else(String::new, |holder| {
         format!(": {} {}", whose::shown(holder), wanted.has_it())
@@ -135,10 +135,11 @@ fn interrupted(number: i32, report: &mut Report) -> (Outcome, u8) {
     (Outcome::Interrupted, exit::of_signal(number))
 }
 
-/// Gives the locks back. An error if one was lost. Otherwise, why Redis may not have heard of it,
-/// if so.
+/// Releases the locks. Fails if one was lost. Otherwise returns the reason if the release may not
+/// have reached Redis.
 fn give_back(life: &Life, held: Held) -> Result<Option<String>, Error> {
-    // A job that never ran keeps nothing: another machine may have the command.
+    // A job that never ran keeps nothing: another machine may have the command that is missing
+    // here.
     let back = if life.not_started().is_some() {
         Back::Unused
     } else {
@@ -146,12 +147,12 @@ fn give_back(life: &Life, held: Held) -> Result<Option<String>, Error> {
     };
     match held.give_back(back) {
         None => {
-            let why = "the release takes too long: the lock ends with its lease";
+            let why = "the release took too long: the lock ends with its lease";
             tell(why);
             Ok(Some(why.to_owned()))
         }
         Some(Err(error)) if !error.is_lost() => {
-            // The job was protected; the key goes when its lease ends.
+            // The job was protected; the key expires with its lease.
             let source = error.source().map(ToString::to_string);
             let why = source.iter().map(|why| format!(" ({why})"));
             tell(&format!("{error}{}", why.collect::<String>()));
@@ -161,7 +162,7 @@ fn give_back(life: &Life, held: Held) -> Result<Option<String>, Error> {
     }
 }
 
-/// Gives the locks back, and says what the exit code is.
+/// Releases the locks, and returns the exit code.
 pub(crate) fn over(
     life: &Life,
     held: Held,
@@ -184,9 +185,8 @@ pub(crate) fn over(
         }
         Some(NotStarted::Interrupted(number)) => return interrupted(number, report),
         Some(NotStarted::Guard(number)) => {
-            let message = format!(
-                "the job was not started: its guard process ended with {number} before it could"
-            );
+            let message =
+                format!("the job was not started: its guard process exited with {number} first");
             tell(&message);
             report.cause = Some(message);
             return (Outcome::NotStarted, code::SOFTWARE);
@@ -195,9 +195,9 @@ pub(crate) fn over(
     }
     let why = match (life.reason(), life.not_started()) {
         (Some(Reason::AtRisk), _) => {
-            Some("no renewal came through; the job was ended before the lease was")
+            Some("no renewal succeeded; the job was terminated before the lease ended")
         }
-        (_, Some(_)) => Some("too little of the lease was left when the job was to be started"),
+        (_, Some(_)) => Some("too little of the lease was left to start the job"),
         _ if is_lost => Some("the lease ran out"),
         _ => None,
     };
@@ -215,23 +215,24 @@ pub(crate) fn over(
         tell(&format!("the lock was held for {held}"));
     }
     if life.reason() == Some(Reason::TooLong) {
-        tell("the job was ended: it ran for longer than --max-hold");
+        tell("the job was terminated: it ran longer than --max-hold");
         return (Outcome::MaxHold, code::MAX_HOLD);
     }
     (Outcome::Ended, code_of_job(life, report))
 }
 
-/// The exit code of a job that has ended by itself, or with its guard.
+/// The exit code of a job that ended by itself, or because its guard did.
 fn code_of_job(life: &Life, report: &mut Report) -> u8 {
     if life.reason().is_some() || life.ended().is_none() {
         let cause = "its guard process was killed";
-        tell(&format!("the job was ended: {cause}"));
+        tell(&format!("the job was terminated: {cause}"));
         report.cause = Some(cause.to_owned());
     }
     match life.ended() {
         Some(Ended::Code(code)) => u8::try_from(code).unwrap_or(code::SOFTWARE),
         Some(Ended::Signal(number)) => exit::of_signal(number),
-        // The guard was killed before it could say so, and the job after it.
+        // The guard was killed before it could report how the job ended, and then the job was
+        // killed.
         None => exit::of_signal(SIGKILL),
     }
 }
@@ -244,7 +245,7 @@ fn not_started(command: &OsStr, number: i32, report: &mut Report) -> (Outcome, u
     report.cause = Some(message);
     let code = match Errno::from_raw_os_error(number) {
         Errno::NOENT => code::NOT_FOUND,
-        // Another time, the system would start it.
+        // At another time, the system might start it.
         Errno::AGAIN | Errno::NOMEM | Errno::MFILE | Errno::NFILE => code::SOFTWARE,
         _ => code::NOT_EXECUTABLE,
     };

@@ -4,14 +4,14 @@
 use rustix::io::Errno;
 use rustix::process::{Pid, getpgrp, getpid};
 
-/// The number of this process's session. Zero, if it began outside of this process's container.
-/// `None`: the system does not tell.
+/// The number of this process's session. Zero if the session began outside this process's
+/// container. `None` if the system does not show it.
 pub(crate) fn own_session() -> Option<i32> {
     this_process().map(|process| process.session)
 }
 
-/// Whether a process has started this one, or one that has, from another session: a service
-/// manager, which may have sent the same signal to all of the service.
+/// Whether a process is an ancestor of this one in a different session: a service manager, which
+/// may have sent the same signal to the whole service.
 pub(crate) fn is_manager(pid: i32) -> bool {
     let Some(own) = this_process() else {
         return false;
@@ -29,13 +29,13 @@ pub(crate) fn is_manager(pid: i32) -> bool {
     false
 }
 
-/// The number of this process's group. Zero, if it began outside of this process's container.
+/// The number of this process's group. Zero if the group began outside this process's container.
 pub(crate) fn own_group() -> i32 {
     this_process().map_or_else(|| raw(getpgrp()), |process| process.group)
 }
 
-/// This process, as others see it. `None` also if `/proc` is that of another container: its numbers
-/// are not those of our signals.
+/// This process, as `/proc` shows it. `None` also if `/proc` belongs to a different container,
+/// whose process numbers are not the ones that our signals use.
 #[cfg(target_os = "linux")]
 fn this_process() -> Option<Process> {
     let pid = raw(getpid());
@@ -65,7 +65,7 @@ pub(crate) fn raw(pid: Pid) -> i32 {
     pid.as_raw_nonzero().get()
 }
 
-/// The number of a process and the time of its start: another process may have the number one day.
+/// The number of a process and its start time, since the number may be reused.
 pub(crate) type Name = (Pid, u64);
 
 /// A process of the system that has not ended.
@@ -75,7 +75,7 @@ pub(crate) struct Process {
     pub(crate) parent: i32,
     pub(crate) group: i32,
     pub(crate) session: i32,
-    /// The time of its start, in ticks of the system.
+    /// The start time, in the system's ticks.
     since: u64,
 }
 
@@ -84,8 +84,8 @@ impl Process {
         (self.pid, self.since)
     }
 
-    /// Reads `/proc/N/stat`: `N (name) state parent group session ...`. The name may have anything
-    /// in it. `None` if the process has ended.
+    /// Reads `/proc/N/stat`: `N (name) state parent group session ...`. The name may contain any
+    /// character. `None` if the process has ended.
     #[cfg(target_os = "linux")]
     fn read(pid: i32, stat: &[u8]) -> Option<Process> {
         let name_ends = stat.iter().rposition(|byte| *byte == b')')?;
@@ -93,7 +93,7 @@ impl Process {
         let fields: Vec<_> = rest.split_whitespace().collect();
         let number = |at: usize| fields.get(at)?.parse::<i32>().ok();
         let threads = number(17)?;
-        // A zombie whose other threads live is one only by name: `pthread_exit` in `main`.
+        // A zombie with other living threads has not ended: `main` called `pthread_exit`.
         if matches!(*fields.first()?, "Z" | "X") && threads <= 1 {
             return None;
         }
@@ -107,11 +107,11 @@ impl Process {
     }
 }
 
-/// All processes that can be seen. `None` if the system does not tell, or is short of memory or of
-/// files just now: one that is left out could be one of the job.
+/// All visible processes. `None` if the system does not show them, or is short of memory or file
+/// descriptors at the moment: a process left out could be part of the job.
 #[cfg(target_os = "linux")]
 pub(crate) fn processes() -> Option<Vec<Process>> {
-    // It has ended, or is hidden from us.
+    // The process has ended, or is hidden from us.
     const GONE: [Errno; 4] = [Errno::NOENT, Errno::SRCH, Errno::PERM, Errno::ACCESS];
     let mut all = Vec::new();
     for entry in std::fs::read_dir("/proc").ok()? {
@@ -134,7 +134,7 @@ pub(crate) fn processes() -> Option<Vec<Process>> {
     None
 }
 
-/// Those that descend from one, and not by one that is spared.
+/// The descendants of one process, except those that descend through a spared one.
 pub(crate) fn descendants(all: &[Process], root: Pid, spared: &[Name]) -> Vec<Process> {
     let mut family: Vec<Process> = Vec::new();
     let mut parents = vec![raw(root)];

@@ -16,7 +16,7 @@ use crate::json;
 use crate::run::life::Ended;
 use crate::span::millis;
 
-/// How a run came out.
+/// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Ended,
@@ -44,16 +44,16 @@ impl Outcome {
     }
 }
 
-/// What is known of a run when it is over.
+/// What is known about a run when it is over.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) keys: Vec<String>,
     pub(crate) waited: Duration,
     pub(crate) held: Duration,
     pub(crate) fence: Option<u64>,
-    /// With `--slots`.
+    /// The slot, with `--slots`.
     pub(crate) slot: Option<u32>,
-    /// Who had the lock, if it was busy.
+    /// Who held the lock, if it was busy.
     pub(crate) holder: Option<Holder>,
     /// How the lock was lost, or why it was not taken.
     pub(crate) cause: Option<String>,
@@ -61,7 +61,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// The signal that has ended the job, or the wait.
+    /// The signal that ended the job or the wait.
     pub(crate) fn signal(&self) -> Option<i32> {
         match self.ended {
             Some(Ended::Signal(number)) => Some(number),
@@ -90,7 +90,7 @@ impl Report {
         })
     }
 
-    /// Writes the report, if that does not take too long.
+    /// Writes the report. Gives up if that takes too long.
     pub(crate) fn write(&self, to: To, outcome: Outcome, exit: u8) -> io::Result<()> {
         let line = format!("{}\n", self.object(outcome, exit));
         let (done, is_done) = sync_channel(1);
@@ -110,22 +110,23 @@ impl Report {
 /// How long the end of a run waits for the reader of a pipe.
 const LONGEST_WRITE: Duration = Duration::from_secs(1);
 
-/// Where a report goes to.
+/// Where a report goes.
 pub(crate) enum To {
     File(PathBuf),
-    /// One that the caller has opened. It may be a socket, or a file that this user cannot open.
+    /// A descriptor that the caller has opened. It may be a socket, or a file that this user cannot
+    /// open.
     Descriptor(FileDescriptor),
 }
 
 impl To {
-    /// Finds the descriptor that is meant, before this process opens others.
+    /// Finds the descriptor before this process opens any others.
     pub(crate) fn read(text: &str) -> Result<To, Failure> {
         let Some(number) = text.strip_prefix("fd:") else {
             return Ok(To::File(text.into()));
         };
         let usage = |why: &str| Failure::new(code::USAGE, format!("--report {text}: {why}"));
         let number = number.parse::<i32>();
-        let number = number.map_err(|_| usage("not the number of a descriptor"))?;
+        let number = number.map_err(|_| usage("not a descriptor number"))?;
         let copy = FileDescriptor::dup(&number);
         copy.map(To::Descriptor)
             .map_err(|_| usage("this descriptor is not open"))
@@ -144,7 +145,7 @@ impl To {
     }
 }
 
-/// True if a file breaks off in the middle of a line: its disk was full.
+/// True if a file ends in the middle of a line, because its disk was full.
 fn ends_in_a_line(path: &Path) -> bool {
     let is_file = path.metadata().is_ok_and(|it| it.is_file());
     let last = || {

@@ -17,22 +17,22 @@ use signal_hook::low_level::siginfo::{Cause, Origin};
 use crate::run::life::{ENDS, Event, Sender as From};
 use crate::run::process;
 
-/// Those that are passed on to the job.
+/// The signals that are passed on to the job.
 pub(crate) const FOR_THE_JOB: [i32; 7] =
     [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH];
 
-/// Has signals become events from now on. Those that end a wait also end that of `stop`.
+/// Turns signals into events from now on. Signals that end a run also stop a wait, through `stop`.
 ///
-/// The signal that stops a run does what it does to any other process, until there is a job:
+/// The signal that stops a run keeps its default action until there is a job: see
 /// [`listen_for_stops`].
 ///
-/// The program that started this one may have ignored `SIGCHLD`. Then children would vanish without
-/// a word on how they have ended.
+/// The program that started this one may have ignored `SIGCHLD`. Then the exit status of children
+/// would be lost.
 pub(crate) fn listen(stop: &StopHandle, events: &Sender<Event>) -> io::Result<Handle> {
     let mut numbers = FOR_THE_JOB.to_vec();
-    // `nohup` ignores a signal for the job, too.
+    // What `nohup` ignores stays ignored for the job too.
     numbers.retain(|number| !is_ignored(*number));
-    numbers.push(SIGCONT); // It continues this process, and has to continue the job, all the same.
+    numbers.push(SIGCONT); // Even if ignored: it continues this process, and must continue the job.
     signal_hook::flag::register(SIGCHLD, Arc::new(AtomicBool::new(false)))?;
     let mut signals = SignalsInfo::<WithOrigin>::new(numbers)?;
     let handle = signals.handle();
@@ -49,7 +49,7 @@ pub(crate) fn listen(stop: &StopHandle, events: &Sender<Event>) -> io::Result<Ha
             if events.send(event).is_err() {
                 return;
             }
-            // Afterwards, so that who finds the wait ended finds the signal, too.
+            // Only after the event, so that whoever sees the wait end also sees the signal.
             if ENDS.contains(&number) {
                 stop.stop();
             }
@@ -58,18 +58,18 @@ pub(crate) fn listen(stop: &StopHandle, events: &Sender<Event>) -> io::Result<Ha
     Ok(handle)
 }
 
-/// Who has sent a signal. What a terminal sends comes from the kernel.
+/// Who sent a signal. A terminal's signals come from the kernel.
 fn sender_of(origin: &Origin) -> From {
     match (origin.cause, origin.process) {
         (Cause::Sent(_), Some(sender)) if process::is_manager(sender.pid) => From::Manager,
         (Cause::Sent(_), _) => From::Other,
-        // (macOS does not say who it was, but has a number for a process.)
+        // (macOS does not report the cause, but does report the sender's pid.)
         (_, Some(process)) if process.pid != 0 => From::Other,
         _ => From::Terminal,
     }
 }
 
-/// Has the signal that stops a run become an event, too.
+/// Turns the signal that stops a run into an event too.
 pub(crate) fn listen_for_stops(handle: &Handle) -> io::Result<()> {
     if is_ignored(SIGTSTP) {
         return Ok(());
@@ -77,7 +77,8 @@ pub(crate) fn listen_for_stops(handle: &Handle) -> io::Result<()> {
     handle.add_signal(SIGTSTP)
 }
 
-/// The signals that this process was started with ignored, a bit for each. (Only Linux tells.)
+/// The signals that were ignored when this process started, one bit for each. (Only Linux shows
+/// them.)
 static IGNORED: LazyLock<u64> = LazyLock::new(|| {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mut lines = status.lines();
@@ -86,14 +87,14 @@ static IGNORED: LazyLock<u64> = LazyLock::new(|| {
         .unwrap_or_default()
 });
 
-// Before `main`, ahead of which Rust's runtime ignores `SIGPIPE`.
+// This runs before Rust's runtime, which ignores `SIGPIPE` before `main`.
 ctor_lite::ctor! {
     unsafe fn look_at_ignored() {
         LazyLock::force(&IGNORED);
     }
 }
 
-/// Whether the process was started with this signal ignored.
+/// Whether this signal was ignored when the process started.
 pub(crate) fn is_ignored(number: i32) -> bool {
     *IGNORED >> (number - 1) & 1 == 1
 }

@@ -1,7 +1,8 @@
-//! Starts a process that inherits all that this one was given: ignored signals, the mask, limits.
+//! Starts a process that inherits everything that this one was given: ignored signals, the signal
+//! mask, limits.
 //!
-//! `std::process::Command` does not: it clears the mask, and has `SIGPIPE` end the process. So does
-//! Rust's runtime here, before `main`, with `SIGPIPE` ignored.
+//! `std::process::Command` clears the mask, and restores the default action of `SIGPIPE`. Rust's
+//! runtime ignores `SIGPIPE` before `main`.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
@@ -16,13 +17,13 @@ use signal_hook::consts::SIGPIPE;
 
 use crate::run::signals;
 
-/// This process's environment, which the other gets.
+/// This process's environment, for the new process.
 pub(crate) fn environment() -> BTreeMap<OsString, OsString> {
     std::env::vars_os().collect()
 }
 
-/// Starts a program in a process group: zero is one of its own. A handler of this process is none
-/// of the other's, for which the signal has its default.
+/// Starts a program in a process group; zero means a new one. Signals that this process handles
+/// have their default action in the new process.
 pub(crate) fn spawn(
     program: &OsStr,
     arguments: &[&OsStr],

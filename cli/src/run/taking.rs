@@ -1,7 +1,7 @@
-//! The thread that takes the locks, and gives them back: a hold belongs to the thread that took it.
+//! The thread that takes the locks and releases them: a hold belongs to the thread that took it.
 //!
-//! It may wait for a name server, for Redis or for another holder. The first thread waits for
-//! nothing but events, and hears signals meanwhile: [`held`](crate::run::held).
+//! This thread may wait for a name server, for Redis or for another holder. Meanwhile, the first
+//! thread waits only for events, such as signals: see [`held`](crate::run::held).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
@@ -25,16 +25,16 @@ use crate::run::outcome::Failed;
 use crate::run::wanted::Wanted;
 use crate::whose;
 
-/// From one attempt of `--connect-within` to the next.
+/// The pause between attempts with `--connect-within`.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The look at other locks of the same name. `--connect-within` may begin again and again.
+/// The warning about other locks of the same name comes once, even if `--connect-within` retries.
 static WARNED: Once = Once::new();
 
-/// What the thread says.
+/// What the thread reports.
 pub(crate) enum Word {
-    /// Redis is there. From now on, the thread waits for the locks. (The end of a manager waits for
-    /// its threads. So it is left to this one.)
+    /// Redis is there. From now on, the thread waits for the locks. (Dropping a manager waits for
+    /// its threads. So that is left to this thread.)
     Waits(Weak<LockManager>),
     Taken(Result<Vec<Taken>, Failed>),
     GivenBack(Result<(), Error>),
@@ -64,12 +64,12 @@ impl Taken {
     }
 }
 
-/// How the locks are given back.
+/// How the locks are released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Back {
-    /// They stay taken for as long as `--at-least` says.
+    /// Keep them for as long as `--at-least` says.
     Kept,
-    /// No job has used them: another machine may have them at once.
+    /// No job has used them, so another machine can take them at once.
     Unused,
 }
 
@@ -80,11 +80,11 @@ pub(crate) struct Taking {
     pub(crate) wanted: Wanted,
     pub(crate) outer: Outer,
     pub(crate) stop: StopHandle,
-    /// A loss of a lock becomes one, and each word makes the first thread look.
+    /// A lost lock becomes an event, and each word wakes the first thread with one.
     pub(crate) events: Sender<Event>,
-    /// How a lock was lost, once one was.
+    /// How a lock was lost, once one has been.
     pub(crate) cause: Arc<OnceLock<String>>,
-    /// Redis has said in this wait that another has a lock.
+    /// During this wait, Redis has said that somebody else holds a lock.
     pub(crate) answered: Arc<AtomicBool>,
 }
 
@@ -96,7 +96,7 @@ impl Taking {
             Err(failed) => return self.say(words, Word::Taken(Err(failed))),
         };
         self.say(words, Word::Taken(Ok(guards.taken(&self.wanted))));
-        // If the first thread waits no longer, no job has used the locks.
+        // If the first thread no longer waits, no job has used the locks.
         let back = orders.recv().unwrap_or(Back::Unused);
         self.say(words, Word::GivenBack(guards.give(back)));
     }
@@ -106,7 +106,7 @@ impl Taking {
         let _ = self.events.send(Event::Time);
     }
 
-    /// Takes the locks, as soon as Redis is there.
+    /// Takes the locks as soon as Redis is available.
     fn take(&self, words: &Sender<Word>) -> Result<Guards, Failed> {
         let until = now() + self.options.connect_within;
         let mut is_told = !self.options.verbose;
@@ -127,7 +127,7 @@ impl Taking {
         }
     }
 
-    /// Takes the locks: all, or none. Those that a run around this process has are there already.
+    /// Takes the locks: all, or none. Locks that an outer run has are not taken again.
     fn attempt(&self, words: &Sender<Word>) -> Result<Guards, Failed> {
         let locks = Arc::new(self.manager()?);
         let missing = self.missing(&locks)?;
@@ -156,7 +156,7 @@ impl Taking {
         Ok(Guards { all, each })
     }
 
-    /// The locks that no run around this process has.
+    /// The locks that no outer run has.
     fn missing(&self, locks: &LockManager) -> Result<Vec<&str>, Failed> {
         let Taking {
             common,
@@ -182,14 +182,14 @@ impl Taking {
             || options.at_least.is_some()
             || options.on_lost != OnLost::Kill;
         if missing.is_empty() && has_wishes && !common.quiet {
-            tell("--lease, --at-least and --on-lost of the outer run apply");
+            tell("the outer run's --lease, --at-least and --on-lost apply");
         }
         Ok(missing)
     }
 
-    /// Says if somebody has another lock of the same name now, which keeps nobody out here: the
-    /// plain one or, if this run wants a slot, that of a writer. Costs a question for each. What
-    /// cannot be asked is none of this run's business: the user may lack the right to that key.
+    /// Warns if somebody now holds a different lock of the same name, which does not keep this run
+    /// out: the plain lock or, if this run wants a slot, the writer's lock. Costs one request for
+    /// each. Errors are ignored: the user may lack the right to that key.
     fn warn(&self, locks: &LockManager, name: &str) {
         let mode = self.wanted.mode;
         let mut others = vec![(locks.named(name), format!("without {}", mode.option()))];
@@ -198,21 +198,21 @@ impl Taking {
             others.extend(gate.map(|gate| (gate, "with --exclusive".to_owned())));
         }
         for (lock, how) in others {
-            // (What the runs around this one have is meant.)
+            // (A lock of an outer run is intended.)
             let is_meant = |holder: &Holder| self.outer.all().any(|has| has.token == holder.raw);
             let holder = lock.holder().ok().flatten();
             if let Some(holder) = holder.filter(|holder| !is_meant(holder)) {
                 let by = whose::shown(&holder);
                 tell(&format!(
-                    "warning: {by} has lock {name:?} {how}: that is another lock, and does not \
-                     keep this run out"
+                    "warning: {by} has lock {name:?} {how}: that is a different lock, and does \
+                     not keep this run out"
                 ));
             }
         }
     }
 
-    /// Makes the manager, and asks Redis whether it is there: a wrong address in a
-    /// crontab is found at once. A loss becomes an event.
+    /// Creates the manager, and connects to Redis, so that a wrong address in a crontab is found at
+    /// once. A lost lock becomes an event.
     fn manager(&self) -> Result<LockManager, Failure> {
         let told = Arc::clone(&self.cause);
         let events = self.events.clone();
@@ -223,7 +223,7 @@ impl Taking {
         Ok(builder.build()?)
     }
 
-    /// A lock with the options of this run, for which it waits for so long.
+    /// A lock with the options of this run, which waits for at most `left`.
     fn set(&self, lock: Lock, left: Option<Duration>) -> Lock {
         let wanted = &self.wanted;
         lock.lease(wanted.plan.lease)
@@ -234,7 +234,7 @@ impl Taking {
     }
 
     /// Waits for the locks. The library gives up after an outage of 10 s. Here `--wait` decides,
-    /// once Redis has said that somebody has a lock: until then, the address may be wrong.
+    /// once Redis has said that somebody holds a lock. Until then, the address may be wrong.
     fn patiently<T>(
         &self,
         lock: impl Fn(Option<Duration>) -> Result<T, Error>,
@@ -250,7 +250,7 @@ impl Taking {
                 {
                     if !is_told {
                         is_told = true;
-                        tell(&format!("{error}: the wait goes on"));
+                        tell(&format!("{error}: the wait continues"));
                     }
                 }
                 done => return done,
@@ -263,12 +263,12 @@ impl Taking {
     }
 }
 
-/// There are none if the runs around this one have all locks.
+/// There are none if the outer runs have all locks.
 #[derive(Default)]
 struct Guards {
     /// `None` for a slot, a reader or a writer.
     all: Option<MultiLockGuard>,
-    /// A guard of each, for its token.
+    /// A guard for each lock, for its token.
     each: Vec<LockGuard>,
 }
 

@@ -1,4 +1,4 @@
-//! What a run is to do, from its command line.
+//! What a run should do, according to its command line.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,24 +15,24 @@ use crate::run::mode::Mode;
 use crate::run::process::{own_group, own_session};
 use crate::span;
 
-/// Unless `--lease` says otherwise.
+/// The default for `--lease`.
 const USUAL_LEASE: Duration = Duration::from_secs(30);
 
-/// The library has no longer ones.
+/// The library's maximum.
 const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 
-/// Unless `--kill-after` says otherwise, and a third of the lease is not less.
+/// The default for `--kill-after`, unless a third of the lease is shorter.
 const USUAL_KILL_AFTER: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
-    /// The first is the one that the command line names first.
+    /// The keys, in the order of the command line.
     pub(crate) keys: Vec<String>,
-    /// How they are locked. There is one key, unless each is locked alone.
+    /// How the keys are locked. There is only one key, except in `Mode::Alone`.
     pub(crate) mode: Mode,
     pub(crate) command: Vec<OsString>,
     pub(crate) plan: Plan,
-    /// `None`: for ever.
+    /// `None` means forever.
     pub(crate) wait: Option<Duration>,
     pub(crate) at_least: Duration,
     pub(crate) fenced: bool,
@@ -43,12 +43,12 @@ impl Wanted {
         let mut keys = vec![options.key.clone()];
         keys.extend(options.keys.iter().cloned());
         let at_least = options.at_least.unwrap_or_default();
-        // If this process is killed, the lock shall stay for as long.
+        // If this process is killed, the lock should stay for that long too.
         let lease = options.lease.unwrap_or(USUAL_LEASE.max(at_least));
         for (name, given) in [("--lease", options.lease), ("--at-least", options.at_least)] {
             if let Some(span) = given.filter(|span| *span > LONGEST_LEASE) {
                 let [span, most] = [span, LONGEST_LEASE].map(span::show);
-                let message = format!("{name} is {span}: a lock is kept for {most} at most");
+                let message = format!("{name} is {span}: the maximum is {most}");
                 return Err(Failure::new(code::CONFIG, message));
             }
         }
@@ -59,7 +59,7 @@ impl Wanted {
                  for renewals";
             return Err(Failure::new(code::CONFIG, message));
         }
-        // As below `flock`: in a group of its own, a job could not use the terminal.
+        // As with `flock`: in a group of its own, a job could not use the terminal.
         let shares_group =
             options.foreground || io::stdin().is_terminal() || File::open("/dev/tty").is_ok();
         Ok(Wanted {
@@ -86,7 +86,7 @@ impl Wanted {
 }
 
 impl Wanted {
-    /// A lock for people. The library has names of its own for slots and their gate.
+    /// The lock's name for people. The library has its own names for slots and their gate.
     pub(crate) fn shown(&self, key: &str) -> String {
         match self.mode {
             Mode::Alone => format!("lock {key:?}"),
@@ -94,7 +94,7 @@ impl Wanted {
         }
     }
 
-    /// What a holder has who keeps this run waiting.
+    /// What the holder that keeps this run waiting has.
     pub(crate) fn has_it(&self) -> &'static str {
         match self.mode {
             Mode::Slots(2..) => "has a slot",
@@ -103,11 +103,11 @@ impl Wanted {
     }
 }
 
-/// Whether something in the session may let this process go on after Ctrl-Z, such as a shell with
-/// job control. The first process of a container cannot even stop itself, and nobody would continue
-/// one in the group of the session's leader, as below `ssh -t` or `xterm -e`.
+/// Whether something in the session, such as a shell with job control, may continue this process
+/// after Ctrl-Z. The first process of a container cannot even stop itself, and nothing would
+/// continue a process in the session leader's group, as under `ssh -t` or `xterm -e`.
 fn can_stop() -> bool {
-    // (Zero: both began outside of this container.)
+    // (Zero means that both began outside this container.)
     let leads = own_session().is_some_and(|session| session != 0 && session == own_group());
     getpid() != Pid::INIT && !leads
 }
@@ -121,9 +121,7 @@ fn command(options: &Run) -> Result<Vec<OsString>, Failure> {
             let shell = shell.unwrap_or_else(|| "/bin/sh".into());
             Ok(vec![shell, "-c".into(), line.clone()])
         }
-        (Some(_), _) => Err(usage(
-            "-c needs exactly one line for the shell, and no command",
-        )),
+        (Some(_), _) => Err(usage("-c takes one line for the shell, and no command")),
         (None, []) => Err(usage(
             "a command is missing: relatch run KEY [--] CMD [ARG...]",
         )),
@@ -138,7 +136,7 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Cmd};
 
-    /// The key and the command of a command line behind `relatch run`.
+    /// The key and the command from a command line after `relatch run`.
     fn read(line: &[&str]) -> Result<(String, Vec<OsString>, bool), u8> {
         let whole = ["relatch", "run"].iter().chain(line);
         let cli = Cli::try_parse_from(whole).map_err(|_| code::USAGE)?;

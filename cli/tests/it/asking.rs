@@ -79,7 +79,7 @@ fn all_that_is_in_redis_is_listed_whatever_its_name() {
     assert!(table.contains("foreign token: 9f1c"), "{table}");
     assert!(table.contains("kept (was"), "{table}");
     let said = stderr(&shown);
-    assert!(said.contains("1 key is not shown"), "{said}");
+    assert!(said.contains("1 key is hidden"), "{said}");
     for silent in [&["ls", "-q"][..], &["ls", "--json", "--all"]] {
         assert_eq!(stderr(&place.as_operator(silent)), "", "{silent:?}");
     }
@@ -92,7 +92,7 @@ fn where_it_was_looked_is_told() {
     for name in ["report", "lock:a", "lock:b"] {
         place.set(name, "x");
     }
-    let none = "no locks with prefix \"lock:c\" (--prefix '' looks at all keys)";
+    let none = "no locks with prefix \"lock:c\" (--prefix '' lists all keys)";
     for (arguments, said) in [
         (&["ls"][..], "2 locks with prefix \"lock:\""),
         (&["ls", "a"], "1 lock with prefix \"lock:a\""),
@@ -120,13 +120,13 @@ fn a_wait_goes_on_while_redis_is_away() {
         eventually(LONG, "it has an answer", || place.server.calls("pttl") > 1);
         place.server.kill();
         let line = said.next().unwrap().unwrap();
-        assert!(line.contains("the wait goes on"), "{line}");
+        assert!(line.contains("the wait continues"), "{line}");
         if limit.is_empty() {
             place.server.restart();
         }
         assert_eq!(wait.code(), code);
         let mut more = said.map(Result::unwrap);
-        assert!(!more.any(|it| it.contains("the wait goes on")), "once");
+        assert!(!more.any(|it| it.contains("the wait continues")), "once");
     }
 }
 

@@ -50,11 +50,11 @@ impl<'a> Way<'a> {
             if is_same { "kept" } else { other }.to_owned()
         };
         [
-            same(3, "another"),
-            same(2, "another"),
-            same(4, "another"),
-            same(5, "the lock's, too"),
-            same(1, "another"),
+            same(3, "changed"),
+            same(2, "changed"),
+            same(4, "changed"),
+            same(5, "plus the lock's"),
+            same(1, "changed"),
             same(0, "own"),
             self.code("exit 3"),
             self.code("kill -TERM $$"),

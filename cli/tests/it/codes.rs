@@ -254,7 +254,7 @@ fn a_busy_lock_is_told_with_a_way_out() {
     let holder = place.holds(&["k"]);
     let by = format!("-{}-", holder.id());
     for (options, way) in [
-        (&["-n"][..], "in place of -n"),
+        (&["-n"][..], "instead of -n"),
         (&["-w", "1s"], "raise --wait"),
     ] {
         let output = place.output(&[&["run"], options, &["k", "true"]].concat());

@@ -9,10 +9,14 @@ const SEEN: [(&str, &str, &str); 6] = [
     (
         "lock:report",
         "6+YSg/cvHmSOMSAQKRZrfn1M",
-        "python-redis-lock or alike",
+        "python-redis-lock or similar",
     ),
-    ("report", "Skuh8MexeY8U/Dp3MYDxdQ==", "redsync or alike"),
-    ("report", "dZtcTpAwSNCjs-LSF8f_SQ", "bsm/redislock or alike"),
+    ("report", "Skuh8MexeY8U/Dp3MYDxdQ==", "redsync or similar"),
+    (
+        "report",
+        "dZtcTpAwSNCjs-LSF8f_SQ",
+        "bsm/redislock or similar",
+    ),
     (
         "job-lock:env:report",
         "ADDED:2026-11-26T05:00:12.105Z@web-3",
@@ -21,7 +25,7 @@ const SEEN: [(&str, &str, &str); 6] = [
     (
         "registry:report",
         "7b6c1a54-13f6-4d0c-9a40-6c5b6f0c2f7e",
-        "Spring's RedisLockRegistry or alike",
+        "Spring's RedisLockRegistry or similar",
     ),
 ];
 

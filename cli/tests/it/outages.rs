@@ -148,7 +148,7 @@ fn a_wait_bridges_a_long_outage() {
     place.server.restart();
     assert_eq!(run.code(), 3);
     let said = run.said();
-    assert!(said.contains("the wait goes on"), "{said}");
+    assert!(said.contains("the wait continues"), "{said}");
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn a_report_may_go_to_a_descriptor() {
     assert_eq!(report["outcome"], "ended");
     for (to, why) in [
         ("fd:99", "this descriptor is not open"),
-        ("fd:x", "not the number of a descriptor"),
+        ("fd:x", "not a descriptor number"),
     ] {
         let output = place.output(&["run", "--report", to, "k", "-c", "echo > f"]);
         assert_eq!(output.status.code(), Some(64));

@@ -151,7 +151,7 @@ fn a_run_beside_the_plain_lock_of_its_name_says_so() {
     let mut plain = place.holds(&["mail"]);
     for mode in modes {
         let way = format!(
-            "has lock \"mail\" without {}: that is another lock",
+            "has lock \"mail\" without {}: that is a different lock",
             mode[0]
         );
         let warning = said(mode);
@@ -161,7 +161,7 @@ fn a_run_beside_the_plain_lock_of_its_name_says_so() {
     plain.end("TERM");
     let _writer = place.holds(&["-e", "mail"]);
     let said = said(&["--slots", "2"]);
-    let warning = "has lock \"mail\" with --exclusive: that is another lock";
+    let warning = "has lock \"mail\" with --exclusive: that is a different lock";
     assert!(said.contains(warning), "{said}");
 }
 
@@ -212,7 +212,7 @@ fn a_writer_may_read_and_a_reader_must_not_write() {
     assert_eq!(stdout(&output), "again\n64\n75\n");
     let said = stderr(&output);
     let why = "an outer run holds lock \"cache\" with --shared or --slots: --exclusive \
-               would wait for it for ever";
+               would wait for it forever";
     assert!(said.contains(why), "{said}");
     assert!(!place.file("wrote").exists());
 }
