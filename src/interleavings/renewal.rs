@@ -287,7 +287,7 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
 
 #[test]
 fn row_32_nothing_is_renewed_after_the_release_has_returned_nor_lost_by_it() {
-    keeps(800, true, false);
+    keeps(12_000, true, false);
 }
 
 #[test]
