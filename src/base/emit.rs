@@ -9,7 +9,7 @@
 //! holds would be lost. Whatever such a thread has to say goes to a thread of the process, the
 //! outlet.
 //!
-//! A panic of the program's code ends here, after the program's panic hook has reported it. It
+//! A panic in the program's code is caught here, after the program's panic hook has reported it. It
 //! could come at any step of a lock. If it went on, a key could stay taken, a thread could wait for
 //! a turn that never comes, and the drop of a guard could abort the process.
 

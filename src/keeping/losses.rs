@@ -79,7 +79,7 @@ impl LossNotifier {
             }
         };
         if let Err(error) = self.calls.run(call) {
-            error!(target: "relatch::lost", "cannot start a thread that calls on_lost yet: {error}");
+            error!(target: "relatch::lost", "cannot yet start a thread to call on_lost: {error}");
         }
     }
 

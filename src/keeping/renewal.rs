@@ -169,7 +169,7 @@ fn renew<'h>(
 
 /// Renews the leases of keys that another node has. Returns the refusals that remain.
 ///
-/// This ends at the first silence. The rest is due again soon. By then, the map may name the other
+/// Stops at the first command that gets no answer. The rest is due again soon. By then, the map may name the other
 /// node, whose thread then renews it.
 fn renew_elsewhere(
     keeper: &Keeper,

@@ -7,7 +7,7 @@ use crate::lock::Lock;
 use crate::session::looking::Looking;
 
 impl Lock {
-    /// The process and thread that hold the lock now, as Redis says. `None` if it is free.
+    /// The process and thread that hold the lock now, according to Redis. `None` if it is free.
     ///
     /// Sends a script that reads the key and its TTL (`GET` and `PTTL`). For a
     /// [`fenced`](Lock::fenced) lock, it also reads the counter, so that the answer has the
@@ -33,7 +33,7 @@ impl Lock {
         self.looking()?.holder(self.options.fenced)
     }
 
-    /// Who holds the [slots](crate::LockManager::slots) now, as Redis says: the number of each slot
+    /// Who holds the [slots](crate::LockManager::slots) now, according to Redis: the number of each slot
     /// that is taken, and its holder. A lock that is no set of slots counts as one with one slot.
     ///
     /// Asks about one slot after another, as [`holder`](Lock::holder) does. So two of the answers

@@ -23,7 +23,7 @@ use crate::session::Session;
 /// A thread that reads may read again, even while a writer waits. A thread that writes may write
 /// again, and may read. A reader that wants to write gets [`Error::WouldDeadlock`] at once.
 ///
-/// This is not promised: that Redis knows the limit. Each caller states its own number of readers.
+/// Redis does not know the limit. Each caller states its own number of readers.
 /// There is no order between processes. Deadlocks that involve readers are not detected. The lock
 /// named `cfg` is a different lock, and excludes nobody here. The slots named `cfg` have the same
 /// keys, and no gate: use a name for one of them.

@@ -75,7 +75,7 @@ impl<'a> Upkeep<'a> {
             self.session.trust(hold)?;
             let now = Moment::now();
             if span > hold.lease().valid_until(now).since(now) {
-                let reason = "it is longer than the lease can be trusted: call `set_lease` first";
+                let reason = "the lease cannot be trusted for that long: call `set_lease` first";
                 return Err(invalid_option(method, span, reason));
             }
             Ok(())

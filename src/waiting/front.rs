@@ -17,7 +17,7 @@ use crate::waiting::waiter::Waiter;
 /// The thread that has the turn: it talks to Redis, or holds the lock.
 #[derive(Debug)]
 pub(super) struct Front {
-    /// Distinguishes turns. A turn that was passed over must not end its successor.
+    /// Distinguishes turns. A turn that was passed over must not end the turn that replaced it.
     pub(super) number: u64,
     pub(super) started: Moment,
     /// The thread, while it waits: its turn has come, or it sleeps, and it has no hold yet.

@@ -9,7 +9,7 @@ use crate::base::clock::Moment;
 use crate::base::options::Lease;
 use crate::store::{Goal, Wanted};
 
-/// A request that Redis store a waiting thread's token for the time of a lease. The thread in front
+/// A request that Redis store a waiting thread's token for the duration of a lease. The thread in front
 /// may send this claim after its own release. `counter` is the key of the lock's counter, if the
 /// hold is to have a fencing token.
 #[derive(Clone, Debug)]
@@ -156,7 +156,7 @@ mod tests {
         // A budget, when the lock is next taken, and when a release that begins finds the budget
         // spent.
         for (budget, acquired, spent) in [
-            // The time during which it asked does not count.
+            // The time it spent asking does not count.
             (HandoffBudget::new(at(0)), Some(1), 21),
             // It was not free in between.
             (held_until(11).handed_off(), None, 21),

@@ -170,7 +170,7 @@ pub(crate) mod tests {
         assert_eq!(
             woken(),
             [false, true, false],
-            "what was forgotten wakes nobody"
+            "a forgotten entry wakes nobody"
         );
         wakeups.wake(b"one");
         assert_eq!(woken(), [true, false, false]);

@@ -95,7 +95,7 @@ pub(crate) fn main(arguments: &[OsString]) -> io::Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let stdin = receive(&socket)?;
     let mut family = Family::new(orders.group == 0);
-    // If this cannot be sent, the end of this process tells the wrapper.
+    // If this cannot be sent, the wrapper finds out when this process exits.
     if orders.until.0 <= now() {
         return say(&socket, &FromGuard::Late.word());
     }

@@ -85,7 +85,7 @@ pub enum SystemCause {
     #[error("a thread that the lock manager needs cannot be started")]
     NoThread,
     /// The system gave no random bits for a token. Nothing was sent.
-    #[error("the system gave no random bits, which the lock's token needs to be unique")]
+    #[error("the system returned no random bits, which the lock's token needs to be unique")]
     NoRandomness,
 }
 

@@ -108,7 +108,7 @@ pub enum Error {
     },
 
     /// Redis could not be reached, did not answer in time, or cannot serve clients for now: [it
-    /// answered](crate::guide::errors#which-errors-of-redis-pass) `LOADING` or the like.
+    /// answered](crate::guide::errors#which-redis-errors-are-transient) `LOADING` or the like.
     ///
     /// A thread that waits for a lock tries again until its [`wait`](crate::Lock::wait) is over,
     /// for [`tolerate_outage`](crate::Builder::tolerate_outage) at most. With this error, it does

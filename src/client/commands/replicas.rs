@@ -118,7 +118,7 @@ impl ReplicaWait {
             return Failure::unknown(refusal);
         }
         if !refusal.did_nothing() {
-            // Redis gives no such error, so the next try may have more luck.
+            // Redis never returns such an error, so the next try may succeed.
             let told = format!("whether replicas acknowledged the {what} is unknown: {refusal}");
             return Failure::Refused(too_few(&told));
         }

@@ -2,7 +2,7 @@
 
 use crate::client::wire::endpoint::{Login, Place};
 
-/// The servers that a program names, as far as a URL says.
+/// The servers that a program names, as given by a URL.
 #[derive(Debug)]
 pub(crate) struct Address {
     pub(crate) servers: Servers,

@@ -55,7 +55,7 @@ pub(super) fn one(url: &str) -> Result<Address, Error> {
         _ => None,
     };
     if plain.is_some() && !cfg!(feature = "tls-no-provider") {
-        return Err(bad("TLS needs the feature `tls` of the crate relatch"));
+        return Err(bad("TLS needs relatch's `tls` feature"));
     }
     if plain.is_some_and(|scheme| parsed.set_scheme(scheme).is_err()) {
         return Err(bad("its scheme cannot be read"));

@@ -414,7 +414,7 @@ mod tests {
         assert!(told_by(&list(["server", "redis", "version", &"7".repeat(10_000)])).len() < 1000);
     }
 
-    /// The sentinels may have named a master that no longer is one.
+    /// The sentinels may have named a master that is no longer one.
     #[test]
     fn only_a_master_that_sentinels_name_must_be_no_replica() {
         let greeting = list(["server", "redis", "mode", "standalone", "role", "replica"]);

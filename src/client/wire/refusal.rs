@@ -313,9 +313,9 @@ mod tests {
     fn the_page_on_errors_names_those_that_pass() {
         let page = include_str!("../../../docs/errors.md");
         let (_, part) = page
-            .split_once("## Which errors of Redis pass")
+            .split_once("## Which Redis errors are transient")
             .expect("the part");
-        let (pass, _) = part.split_once("are tried again").expect("their list");
+        let (pass, _) = part.split_once("relatch tries again").expect("their list");
         for code in DID_NOTHING.split_ascii_whitespace() {
             let can_pass = Refusal::new(&format!("{code} so"), "").can_pass();
             assert_eq!(can_pass, pass.contains(&format!("`{code}`")), "{code}");

@@ -1,6 +1,6 @@
 //! Sends and receives the bytes of a connection by a deadline, over TCP, a Unix socket, or TLS.
 //!
-//! If a reply is not whole by the deadline, or is too long, the result is an error.
+//! If a reply is not complete by the deadline, or is too long, the result is an error.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;

@@ -372,7 +372,7 @@ fn settings_that_cannot_work_are_refused() {
         ),
         (
             trusting().client_certificate(certificate, theirs.key.as_str()),
-            "does not fit",
+            "does not match",
         ),
         (trusting().server_name("no name"), "`server_name`"),
         (other().roots(authority.pem()), "`from_config`"),

@@ -168,7 +168,7 @@ pub(crate) fn has_failed(why: impl Into<String>) {
     });
 }
 
-/// Ends the run when the first thread returns, whatever threads are left.
+/// Ends the run when the first thread returns, even if other threads are still running.
 pub(crate) fn end() {
     world(|world| world.is_over = true);
 }

@@ -28,7 +28,7 @@ pub(crate) struct Ended {
     pub(crate) hash: u64,
     pub(crate) text: Option<String>,
     pub(crate) steps: u64,
-    /// How much time passed inside.
+    /// How much simulated time passed during the run.
     pub(crate) took: Duration,
 }
 

@@ -4,7 +4,7 @@ use crate::client::wire::endpoint::{Endpoint, Place};
 use crate::client::wire::failure::{Failure, accept};
 use crate::client::wire::resp::Reply;
 
-/// Where a server is, as a sentinel says.
+/// The address of a server, according to a sentinel.
 pub(super) fn place(host: &str, port: &str) -> Option<Place> {
     Place::announced(host, port.parse().ok()?)
 }

@@ -17,7 +17,7 @@ impl Tls {
         tls.ok_or(Error::InvalidOption {
             option,
             value: None,
-            reason: "it needs the feature `tls` of the crate relatch",
+            reason: "it needs relatch's `tls` feature",
         })
     }
 

@@ -143,7 +143,7 @@ impl Tls {
     /// the other settings.
     fn client(self) -> Result<Client, Bad> {
         let name = self.server_name.as_ref().map(|name| {
-            let reason = "`server_name` has to be the name of a host, or an address";
+            let reason = "`server_name` must be a host name or an IP address";
             ServerName::try_from(name.clone()).map_err(|_| (Some(format!("{name:?}")), reason))
         });
         let name = name.transpose()?;
