@@ -242,20 +242,20 @@ impl Call<'_> {
             let hold = judge.hold(*number);
             as_process(hold.who.process, || hold.watch.remaining()) + spent < LATE * 5
         };
+        let is_changed = |number: &usize| judge.hold(*number).is_changed;
         let excuses = match error {
             // Nobody can be asked any more.
             Error::Unavailable { .. } | Error::Refused { .. } if !is_release => {
-                self.trouble() | Excuse::LastMoments.when(numbers.iter().any(is_at_its_end))
+                // A shorter lease may be hardly longer than the span that is to be confirmed.
+                let is_short = self.what.starts_with("confirm") && numbers.iter().any(is_changed);
+                let is_at_its_end = is_short || numbers.iter().any(is_at_its_end);
+                self.trouble() | Excuse::LastMoments.when(is_at_its_end)
             }
             Error::Lost { .. } => loss(),
             Error::OuterLost { .. } if is_release => return self.has_lost(error),
             Error::Unconfirmed { .. } if is_release => loss() | self.trouble(),
             // Its lease may be too short by now.
-            Error::InvalidOption { .. }
-                if !is_release && numbers.iter().any(|it| judge.hold(*it).is_changed) =>
-            {
-                return;
-            }
+            Error::InvalidOption { .. } if !is_release && numbers.iter().any(is_changed) => return,
             Error::InvalidOption { .. } if !is_release => {
                 let caps = numbers.iter().map(|number| judge.hold(*number).terms.ends);
                 caps.collect::<Excuses>() & Excuse::Capped.when(true)
