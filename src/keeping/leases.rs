@@ -168,20 +168,21 @@ impl Tokens {
         entry.next()
     }
 
-    /// Redis has sent an invalidation of this key. If it is the key of a valid hold that was renewed
-    /// before, the hold is due soon, and this returns when. `None`: no renewal will show what became
-    /// of the key. (A lost hold stays in the table as long as its guard lives, while others take and
-    /// release the lock.)
-    pub(crate) fn invalidated(&mut self, redis_key: &[u8], now: Moment) -> Option<Moment> {
+    /// Redis has sent an invalidation of this key. If it is the key of a hold that was renewed
+    /// before, the hold is due soon. Returns when, and whether that renewal will show what became of
+    /// the key: not if the hold is lost. (It stays in the table as long as its guard lives, while
+    /// others take and release the lock.)
+    pub(crate) fn invalidated(&mut self, redis_key: &[u8], now: Moment) -> (Moment, bool) {
         let meant = self.leases_mut().filter(|it| it.has_key(redis_key));
         let due = meant.filter_map(|entry| {
             let is_tracked = mem::take(&mut entry.is_tracked);
             let is_due = is_tracked || entry.invalidated; // By an invalidation before this one.
-            let hold = &entry.hold;
-            let is_renewed = hold.renews_every().is_some() && hold.is_valid(now);
-            (is_due && is_renewed).then(|| entry.renew_soon(now))
+            let is_renewed = is_due && entry.hold.renews_every().is_some();
+            is_renewed.then(|| (entry.renew_soon(now), entry.hold.is_valid(now)))
         });
-        due.min()
+        due.fold((Moment::NEVER, false), |(due, shows), it| {
+            (due.min(it.0), shows || it.1)
+        })
     }
 
     /// Any of these keys may have changed, or invalidations of them may have been missed. Every
@@ -440,7 +441,7 @@ pub(crate) mod tests {
         let key = hold.key.in_redis().as_bytes();
         let mut tokens = entered(&hold);
         let first = tokens.invalidated(key, after(1));
-        assert_eq!(first, None, "it is not tracked yet");
+        assert_eq!(first, (Moment::NEVER, false), "it is not tracked yet");
         let any = tokens.invalidated_those(|_| true, after(2));
         assert_eq!(
             any,
@@ -449,11 +450,12 @@ pub(crate) mod tests {
         );
         tokens.sending(&hold, true, after(100));
         is_renewed(&mut tokens, &hold, 100);
-        assert_eq!(tokens.invalidated(b"lock:other", after(110)), None);
-        assert_eq!(tokens.invalidated(key, after(110)), Some(after(110)));
+        let other = tokens.invalidated(b"lock:other", after(110));
+        assert_eq!(other, (Moment::NEVER, false));
+        assert_eq!(tokens.invalidated(key, after(110)), (after(110), true));
         assert_eq!(tokens.take(after(110)).renew.len(), 1);
         let again = tokens.invalidated(key, after(111));
-        assert_eq!(again, Some(after(110)), "the same renewal answers both");
+        assert_eq!(again, (after(110), true), "the same renewal answers both");
         assert_eq!(tokens.invalidated_those(|_| true, after(111)), after(110));
         // The invalidation comes before the answer: soon, but not within 10 ms.
         tokens.sending(&hold, true, after(112));
@@ -467,7 +469,11 @@ pub(crate) mod tests {
         tokens.sending(&hold, true, after(131));
         tokens.close(&hold, after(131));
         let released = tokens.invalidated(key, after(132));
-        assert_eq!(released, None, "its release is not a loss");
+        assert_eq!(
+            released,
+            (Moment::NEVER, false),
+            "its release is not a loss"
+        );
     }
 
     #[test]
@@ -477,7 +483,9 @@ pub(crate) mod tests {
         let mut tokens = entered(&hold);
         tokens.sending(&hold, true, after(100));
         hold.lose(crate::LostCause::Deleted);
-        assert_eq!(tokens.invalidated(key, after(110)), None);
+        let (due, shows) = tokens.invalidated(key, after(110));
+        assert!(due < Moment::NEVER, "the keeper finds the loss soon");
+        assert!(!shows);
     }
 
     #[test]

@@ -202,14 +202,14 @@ impl Keeper {
     pub(crate) fn invalidated(&self, redis_key: Option<&[u8]>, node: &Node) -> bool {
         let mut work = self.work.lock();
         let now = Moment::now();
-        let due = if let Some(redis_key) = redis_key {
+        let (due, shows) = if let Some(redis_key) = redis_key {
             work.tokens.invalidated(redis_key, now)
         } else {
             let may_be_here = |key: &[u8]| self.core.store.may_be_at(node, key);
-            Some(work.tokens.invalidated_those(may_be_here, now))
+            (work.tokens.invalidated_those(may_be_here, now), true)
         };
-        self.wake(work, due.unwrap_or(Moment::NEVER));
-        due.is_some()
+        self.wake(work, due);
+        shows
     }
 
     /// Another server has these keys now. The waiters ask it at once, and the keeper renews each
