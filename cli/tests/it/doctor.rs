@@ -140,7 +140,7 @@ fn the_lines_of_the_page_end_exactly_the_hold_that_was_seen() {
         };
         let mut run = place.holds(&["deploy:prod"]);
         let token: String = place.server.query(&["GET", "lock:deploy:prod"]);
-        let shown = "ci-7-4242-4242-d064397bcd0b946e88b75b59aa94e983";
+        let shown = "ci-7-4242-4243-d064397bcd0b946e88b75b59aa94e983";
         let output = shell(&lines.replace(shown, &token));
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(stdout(&output).contains(&token), "{}", stdout(&output));
