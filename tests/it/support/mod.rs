@@ -181,7 +181,7 @@ pub(crate) fn redis_connection(url: &str) -> Connection {
 /// What an attempt to take a lock returns.
 pub(crate) type Taken = Result<Option<LockGuard>, Error>;
 
-type Take = fn(&LockManager, &str) -> Taken;
+pub(crate) type Take = fn(&LockManager, &str) -> Taken;
 
 /// The ways to take a lock.
 pub(crate) const WAYS: [(&str, Take); 3] = [
