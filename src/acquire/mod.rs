@@ -217,8 +217,8 @@ impl<'a, A: AskRedis> Acquisition<'a, A> {
     fn wait(&mut self, until: Moment, tracked: bool, long: bool) {
         self.register();
         let woken = self.sleeps_until_woken(until);
-        // (For slots, the answer names the holder whose lease ends first. That one changes with each
-        // renewal, of which nobody tells the threads of the same process.)
+        // (For slots, the answer names the holder whose lease ends first. That one changes with
+        // each renewal, of which nobody tells the threads of the same process.)
         let is_plain = self.context.wait.key.slots().is_empty();
         if long && !woken && is_plain && until <= Moment::now() {
             let listener = self.listener();

@@ -169,9 +169,9 @@ impl Tokens {
     }
 
     /// Redis has sent an invalidation of this key. If it is the key of a hold that was renewed
-    /// before, the hold is due soon. Returns when, and whether that renewal will show what became of
-    /// the key: not if the hold is lost. (It stays in the table as long as its guard lives, while
-    /// others take and release the lock.)
+    /// before, the hold is due soon. Returns when, and whether that renewal will show what became
+    /// of the key: not if the hold is lost. (It stays in the table as long as its guard lives,
+    /// while others take and release the lock.)
     pub(crate) fn invalidated(&mut self, redis_key: &[u8], now: Moment) -> (Moment, bool) {
         let meant = self.leases_mut().filter(|it| it.has_key(redis_key));
         let due = meant.filter_map(|entry| {

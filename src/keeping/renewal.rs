@@ -169,8 +169,8 @@ fn renew<'h>(
 
 /// Renews the leases of keys that another node has. Returns the refusals that remain.
 ///
-/// Stops at the first command that gets no answer. The rest is due again soon. By then, the map may name the other
-/// node, whose thread then renews it.
+/// Stops at the first command that gets no answer. The rest is due again soon. By then, the map may
+/// name the other node, whose thread then renews it.
 fn renew_elsewhere(
     keeper: &Keeper,
     redis: &mut impl KeeperCommands,

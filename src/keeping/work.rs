@@ -159,8 +159,8 @@ impl Keeper {
     }
 
     /// Reports a loss, once per hold: to `on_lost`; to the first waiter for the key; to a thread
-    /// that has the hold and waits for another lock; to the statistics; and to the log. The last two
-    /// may hold up the thread.
+    /// that has the hold and waits for another lock; to the statistics; and to the log. The last
+    /// two may hold up the thread.
     pub(crate) fn report_loss(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;

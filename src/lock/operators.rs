@@ -33,8 +33,9 @@ impl Lock {
         self.looking()?.holder(self.options.fenced)
     }
 
-    /// Who holds the [slots](crate::LockManager::slots) now, according to Redis: the number of each slot
-    /// that is taken, and its holder. A lock that is no set of slots counts as one with one slot.
+    /// Who holds the [slots](crate::LockManager::slots) now, according to Redis: the number of each
+    /// slot that is taken, and its holder. A lock that is no set of slots counts as one with one
+    /// slot.
     ///
     /// Asks about one slot after another, as [`holder`](Lock::holder) does. So two of the answers
     /// may name the same thread, if it moved from one slot to another in the meantime.

@@ -186,10 +186,10 @@ impl<'a> Release<'a> {
         self.keeper.report_loss(self.hold);
 
         // 5. Give up the token if Redis may still store it: the keeper deletes it. If this came
-        //    before step 3, the keeper could delete the key first, and the answer to our own release
-        //    would look like a loss. This is done even if the lease has run out by our clock: a
-        //    renewal without an answer may have extended it. A key that was to be kept stays until
-        //    its time.
+        // before step 3, the keeper could delete the key first, and the answer to our own release
+        // would look like a loss. This is done even if the lease has run out by our clock: a
+        // renewal without an answer may have extended it. A key that was to be kept stays until its
+        // time.
         let token = &self.hold.token;
         if let Some(failure) = &self.failed {
             let from = self.kept_until.unwrap_or(Moment::PAST);

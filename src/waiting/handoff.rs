@@ -9,9 +9,9 @@ use crate::base::clock::Moment;
 use crate::base::options::Lease;
 use crate::store::{Goal, Wanted};
 
-/// A request that Redis store a waiting thread's token for the duration of a lease. The thread in front
-/// may send this claim after its own release. `counter` is the key of the lock's counter, if the
-/// hold is to have a fencing token.
+/// A request that Redis store a waiting thread's token for the duration of a lease. The thread in
+/// front may send this claim after its own release. `counter` is the key of the lock's counter, if
+/// the hold is to have a fencing token.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) token: Arc<str>,

@@ -79,7 +79,8 @@ impl Epochs {
 /// A question to one server after another.
 pub(crate) struct Poll<'a> {
     epochs: &'a mut Epochs,
-    /// A master that could not be used. An answer that names it counts for less than one with the same epoch that names another master.
+    /// A master that could not be used. An answer that names it counts for less than one with the
+    /// same epoch that names another master.
     doubted: Option<&'a Place>,
     /// All are asked, and the newest epoch counts.
     asks_all: bool,
